@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every verb has one line of help: `make help`. The first one that runs sets everything up in .venv.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SEEDS ?= 200
+ROUNDS ?= 20
+N ?= 20000
+INPUT ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
+        kill-quorum kill-broker fuzz bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml sdk/pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e './sdk[cli,spark,jre]' -e . --group dev
+	@touch $(INSTALLED)
+
+install: $(INSTALLED) ## Create .venv with everything that development needs
+
+demo: $(INSTALLED) ## Main job: embedded cluster, PySpark ingest, replay, proof of equality (INPUT=file for your own records)
+	$(BIN)/python -m integration_tests.demo $(if $(INPUT),--input '$(INPUT)')
+
+test: $(INSTALLED) ## All tests: unit, property, real processes, Spark, clients in other languages; reports coverage
+	$(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered
+
+verify: format-check lint types imports proto-check unit ## Read-only gate: format, lint, types, contracts, protobuf, unit tests and smoke seeds
+
+format-check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	$(BIN)/pyright
+
+imports: $(INSTALLED)
+	$(BIN)/lint-imports --no-cache
+
+proto-check: $(INSTALLED)
+	$(BIN)/buf lint
+	$(BIN)/buf format -d --exit-code > /dev/null
+	$(BIN)/buf breaking --against proto/baseline.binpb
+	PATH="$(BIN):$$PATH" $(BIN)/python proto/generate.py --check
+
+unit: $(INSTALLED)
+	$(BIN)/python -m pytest -q -m 'not spark and not process and not slow'
+
+fix: $(INSTALLED) ## Format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/buf format -w
+
+gen: $(INSTALLED) ## Generate the Python stubs from proto/
+	PATH="$(BIN):$$PATH" $(BIN)/python proto/generate.py
+
+baseline: $(INSTALLED) ## Make today's proto/ the baseline that `buf breaking` compares with (at a release only)
+	$(BIN)/buf build -o proto/baseline.binpb
+
+clients: $(INSTALLED) ## Go, Java and Node clients, built from proto/ alone, against `lograft dev`; fails where a toolchain is missing
+	$(BIN)/python -m integration_tests.clients.run --require-all
+
+sim: $(INSTALLED) ## Quorum simulation: SEEDS=n seeds with faults, invariants after every event
+	$(BIN)/python -m metaquorum.testing.run --seeds $(SEEDS)
+
+kill-quorum: $(INSTALLED) ## kill -9 of the quorum leader under topic creations, ROUNDS=n times
+	$(BIN)/python -m integration_tests.faults.kill_quorum --rounds $(ROUNDS)
+
+kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all, ROUNDS=n times
+	$(BIN)/python -m integration_tests.faults.kill_broker --rounds $(ROUNDS)
+
+fuzz: $(INSTALLED) ## N=n mutated batches, frames and names through the real gRPC port
+	$(BIN)/python -m integration_tests.faults.fuzz --inputs $(N)
+
+bench: $(INSTALLED) ## Throughput and latency beside their ceilings; writes benchmarks/results/
+	$(BIN)/python -m benchmarks.run
+
+clean: ## Remove the virtual environment and build folders
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .coverage htmlcov

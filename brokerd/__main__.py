@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command line of the broker: `brokerd run` and `brokerd dev`.
+
+Owns the options and their environment variables (`LOGRAFT_` and the option in capitals, dashes as underscores).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from brokerd.dev import dev
+from brokerd.process import run_process
+from brokerd.server import BrokerServer
+from brokerd.settings import BrokerSettings, CombinedSettings
+from metaquorum.settings import SettingsError, parse_address, parse_voters
+
+app = typer.Typer(
+    name="brokerd",
+    help="The Lograft broker: keeps partition logs and serves them over gRPC.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+logger = logging.getLogger("brokerd")
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@app.command()
+def run(
+    data_dir: Annotated[Path, typer.Option(envvar="LOGRAFT_DATA_DIR", help="Directory of logs and metadata.")],
+    node_id: Annotated[int, typer.Option(envvar="LOGRAFT_NODE_ID", help="Id of this broker, from 0.")],
+    listen: Annotated[str, typer.Option(envvar="LOGRAFT_LISTEN", help="host:port to listen on.")] = "127.0.0.1:9640",
+    advertise: Annotated[
+        str, typer.Option(envvar="LOGRAFT_ADVERTISE", help="host:port that clients use; default: as listened on.")
+    ] = "",
+    cluster_id: Annotated[
+        str,
+        typer.Option(envvar="LOGRAFT_CLUSTER_ID", help="Id of the cluster; formats an empty directory."),
+    ] = "",
+    quorum: Annotated[
+        str, typer.Option(envvar="LOGRAFT_QUORUM", help="host:port,... of the metadata quorum; not with --combined.")
+    ] = "",
+    rack: Annotated[str, typer.Option(envvar="LOGRAFT_RACK", help="Rack of this broker.")] = "",
+    combined: Annotated[
+        bool, typer.Option(envvar="LOGRAFT_COMBINED", help="Run a voter of the metadata quorum in this process too.")
+    ] = False,
+    quorum_listen: Annotated[
+        str, typer.Option(envvar="LOGRAFT_QUORUM_LISTEN", help="host:port of the quorum listener (--combined).")
+    ] = "127.0.0.1:9641",
+    quorum_advertise: Annotated[
+        str, typer.Option(envvar="LOGRAFT_QUORUM_ADVERTISE", help="host:port at which voters reach this one.")
+    ] = "",
+    voters: Annotated[
+        str, typer.Option(envvar="LOGRAFT_VOTERS", help="id@host:port,... of all voters (--combined).")
+    ] = "",
+    first_start: Annotated[
+        bool,
+        typer.Option(envvar="LOGRAFT_FIRST_START", help="Format a new directory when the voters agree (--combined)."),
+    ] = False,
+    insecure_plaintext: Annotated[
+        bool,
+        typer.Option(envvar="LOGRAFT_INSECURE_PLAINTEXT", help="Allow plaintext on an address that others can reach."),
+    ] = False,
+    log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
+) -> None:
+    """Run a broker until SIGTERM."""
+    configure_logging(log_level)
+    try:
+        settings = BrokerSettings(
+            data_directory=data_dir,
+            node_id=node_id,
+            listen=parse_address(listen),
+            advertise=parse_address(advertise) if advertise else None,
+            cluster_id=cluster_id or None,
+            quorum_addresses=tuple(address.strip() for address in quorum.split(",") if address.strip()),
+            rack=rack,
+            insecure_plaintext=insecure_plaintext,
+            combined=CombinedSettings(
+                quorum_listen=parse_address(quorum_listen),
+                quorum_advertise=parse_address(quorum_advertise) if quorum_advertise else None,
+                voters=parse_voters(voters),
+                first_start=first_start,
+            )
+            if combined
+            else None,
+        )
+    except SettingsError as error:
+        typer.echo(f"brokerd: error: {error}", err=True)
+        raise typer.Exit(1) from None
+    raise typer.Exit(run_process(settings, on_ready=_announce))
+
+
+app.command(name="dev")(dev)
+
+
+def configure_logging(level: str) -> None:
+    """Write log lines to stderr, from `level` on."""
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise typer.BadParameter(f"log level {level!r} is not one of DEBUG, INFO, WARNING, ERROR")
+    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+
+
+def _announce(server: BrokerServer) -> None:
+    logger.info("ready on %s", server.address)
+
+
+def main() -> None:
+    """Entry point of the `brokerd` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

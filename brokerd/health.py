@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The health service of grpc.health.v1: SERVING only while this broker may serve.
+
+Owns the status of every service name; the status of the empty name is that of the process.
+"""
+
+from __future__ import annotations
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+SERVICE_NAMES = ("lograft.v1.LogService", "lograft.v1.MetadataService", "lograft.v1.AdminService")
+"""Services whose health can be asked for, beside the empty name."""
+
+LIVENESS = "liveness"
+"""Name that is SERVING as long as the process listens, quorum or not: a probe of it restarts only what hangs."""
+
+
+class Health:
+    """Health of one server."""
+
+    def __init__(self) -> None:
+        self._servicer = health_aio.HealthServicer()
+        self._is_serving = False
+
+    @property
+    def is_serving(self) -> bool:
+        """What is answered now."""
+        return self._is_serving
+
+    async def add_to(self, server: grpc.aio.Server) -> None:
+        """Register with a server that has not started; the answer is NOT_SERVING until `set_serving`."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        await self._publish(False)
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Set the answer; watchers hear of it."""
+        if is_serving != self._is_serving:
+            await self._publish(is_serving)
+
+    async def _publish(self, is_serving: bool) -> None:
+        self._is_serving = is_serving
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", *SERVICE_NAMES):
+            await self._servicer.set(name, serving if is_serving else not_serving)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every limit of the broker, by name and unit.
+
+Owns numbers only. Cores and shells import them from here, so that one page shows what a client can make a broker hold.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_PRODUCE_STREAMS: Final = 2_048
+"""Produce streams open at once on one broker; more are refused with OVERLOADED."""
+
+MAX_FETCH_STREAMS: Final = 2_048
+"""Fetch streams open at once on one broker; more are refused with OVERLOADED."""
+
+MAX_WATCH_STREAMS: Final = 4_096
+"""WatchCluster streams open at once on one broker; more are refused with OVERLOADED."""
+
+MAX_CONCURRENT_RPCS_PER_CONNECTION: Final = 256
+"""HTTP/2 streams that one connection may have open; the client's library queues more."""
+
+MAX_CONCURRENT_RPCS: Final = 20_000
+"""Calls and streams that one broker serves at once; more are refused by the transport with RESOURCE_EXHAUSTED."""
+
+MAX_ROUTES_PER_STREAM: Final = 65_536
+"""Routes bound over the life of one stream, ended ones included; one that asks for more ends: LIMIT_EXCEEDED."""
+
+MAX_STREAM_IN_FLIGHT_BYTES: Final = 64 * 1024 * 1024
+"""Unacknowledged bytes on one produce stream; above it the broker stops reading until acknowledgements come."""
+
+MAX_STREAM_OUTBOX_ITEMS: Final = 4_096
+"""Answers of one produce stream that wait to be written; above it the broker stops reading the stream."""
+
+DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
+"""Bytes of one fetch chunk when the client names no other."""
+
+MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""Most bytes of one fetch chunk that a client may ask for; a single larger batch is still sent."""
+
+MAX_CREDIT_BYTES: Final = 1 << 40
+"""Most unspent credit of one fetch stream; more is an invalid request."""
+
+FETCH_MARK_INTERVAL_MS: Final = 3_000
+"""Milliseconds between the marks of an idle fetch route."""
+
+BIND_WAIT_MS: Final = 5_000
+"""Milliseconds that the binding of a route waits for its partition's log to open."""
+
+IDENTITY_WAIT_MS: Final = 10_000
+"""Milliseconds that a produce handshake waits for a producer id from the quorum."""
+
+METADATA_WAIT_MS: Final = 30_000
+"""Most milliseconds that a request waits for a metadata offset, whatever its deadline."""
+
+APPEND_WAIT_MS: Final = 30_000
+"""Most milliseconds that an Append waits for its acknowledgement, whatever its deadline."""
+
+FORWARD_WAIT_MS: Final = 30_000
+"""Most milliseconds that a forwarded call may take, whatever the client's deadline."""
+
+DEADLINE_MARGIN_MS: Final = 100
+"""Milliseconds before a caller's deadline at which a waiting call gives its typed answer."""
+
+DEFAULT_READ_RECORDS: Final = 1_000
+"""Records of one Read when the client names no other number."""
+
+MAX_READ_RECORDS: Final = 100_000
+"""Most records of one Read."""
+
+DEFAULT_READ_BYTES: Final = 1024 * 1024
+"""Bytes of keys and values of one Read when the client names no other number."""
+
+MAX_READ_BYTES: Final = 3 * 1024 * 1024
+"""Most bytes of keys and values of one Read."""
+
+MAX_READ_WAIT_MS: Final = 30_000
+"""Most milliseconds that a Read waits for a record."""
+
+MAX_WAITING_READS: Final = 4_096
+"""Reads that wait at once for a record on one broker; more are refused with OVERLOADED."""
+
+MAX_READ_DECODES: Final = 4
+"""Reads whose batches are inflated and decoded in threads at once (64 MiB each at most)."""
+
+MAX_OFFSET_QUERIES: Final = 10_000
+"""Most queries of one ListOffsets."""
+
+MAX_CLUSTER_TOPICS: Final = 10_000
+"""Most topics in one GetCluster answer and in one request for named topics."""
+
+WATCH_MESSAGE_PARTITIONS: Final = 20_000
+"""Partitions after which a watch goes on in the next message (about 1 MiB)."""
+
+WATCH_HISTORY_CHANGES: Final = 4_096
+"""Metadata changes that a broker remembers, so that a watch can resume by delta; an older one gets a snapshot."""
+
+MAX_PEER_CHANNELS: Final = 256
+"""Channels to other brokers that are kept open; the one used longest ago is closed for a new one."""
+
+LOG_OPEN_TASKS: Final = 4
+"""Partition logs that are opened (recovered) at the same time."""
+
+FLUSH_THREADS: Final = 4
+"""Threads that run fdatasync."""
+
+PRODUCER_ID_LOW_WATER: Final = 100
+"""Producer ids left in the block at which the next block is fetched ahead of need."""
+
+DELETED_PARTITION_KEEP_MS: Final = 60_000
+"""Milliseconds that the directory of a deleted partition is kept before its files are removed."""
+
+UNKNOWN_PARTITION_KEEP_MS: Final = 7 * 24 * 3_600_000
+"""Milliseconds that a partition directory unknown to the metadata is kept before its files are removed."""
+
+SET_ASIDE_CHECK_MS: Final = 30_000
+"""Milliseconds between looks for set-aside directories that are due."""
+
+DRAIN_MS: Final = 2_000
+"""Milliseconds between the GoAway on the streams and the end of the server at an orderly stop."""
+
+SHUTDOWN_HANDOVER_MS: Final = 2_000
+"""Milliseconds that an orderly stop waits for the controller's permission."""
+
+KEEPALIVE_MS: Final = 20_000
+"""Milliseconds between HTTP/2 pings on an idle connection."""
+
+KEEPALIVE_TIMEOUT_MS: Final = 10_000
+"""Milliseconds without an answer to a ping after which a connection is closed."""

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gRPC server of a broker: options, services, binding. Composition only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_reflection.v1alpha import reflection
+from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+
+from brokerd.errors import AddressInUseError
+from brokerd.health import SERVICE_NAMES, Health
+from brokerd.limits import (
+    KEEPALIVE_MS,
+    KEEPALIVE_TIMEOUT_MS,
+    MAX_CONCURRENT_RPCS,
+    MAX_CONCURRENT_RPCS_PER_CONNECTION,
+)
+from metaquorum.settings import Address
+
+OPTIONS: Final = (
+    ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", MAX_CONCURRENT_RPCS_PER_CONNECTION),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients may ping as often as we do; a faster one is disconnected.
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIMEOUT_MS),
+    # Two processes on one port would each get half of the connections.
+    ("grpc.so_reuseport", 0),
+)
+
+
+async def make_server(
+    handlers: Sequence[grpc.GenericRpcHandler], health: Health, listen: Address
+) -> tuple[grpc.aio.Server, Address]:
+    """Make a server, not started yet, and bind it.
+
+    Returns:
+        The server and the address with the real port.
+
+    Raises:
+        AddressInUseError: the port is taken, or the address is not one of this machine.
+    """
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
+    server.add_generic_rpc_handlers(tuple(handlers))
+    await health.add_to(server)
+    names = (*SERVICE_NAMES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    try:
+        port = server.add_insecure_port(str(listen))
+    except RuntimeError as error:
+        port = 0
+        reason: Exception | None = error
+    else:
+        reason = None
+    if port == 0:
+        await server.stop(None)
+        raise AddressInUseError(
+            f"cannot listen on {listen}: the port is in use, or the address is not of this machine"
+        ) from reason
+    return server, Address(host=listen.host, port=port)

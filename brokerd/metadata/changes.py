@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which topics and brokers a metadata record touches, and a bounded memory of it.
+
+Pure. Owns the answer to "what changed since offset N?"; must not hold any state of the cluster itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.records import (
+    BrokerChangeRecord,
+    BrokerRecord,
+    ConfigRecord,
+    ConfigResource,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataChange:
+    """Names and ids that committed records below `metadata_offset` touched; their state stands in the image."""
+
+    metadata_offset: int
+    topics: frozenset[str]
+    topic_ids: frozenset[bytes]
+    broker_ids: frozenset[int]
+
+    @property
+    def is_empty(self) -> bool:
+        """True when only the offset moved."""
+        return not self.topic_ids and not self.broker_ids
+
+
+class ChangeCollector:
+    """Collects what one committed batch touches; one object for one batch."""
+
+    def __init__(self) -> None:
+        self._topics: set[str] = set()
+        self._topic_ids: set[bytes] = set()
+        self._broker_ids: set[int] = set()
+
+    def add(self, record: MetadataRecord, image: MetadataImage) -> None:
+        """Note what a record touches; `image` is the state before it."""
+        match record:
+            case TopicRecord():
+                self._topics.add(record.topic)
+                self._topic_ids.add(record.topic_id)
+            case RemoveTopicRecord() | PartitionRecord() | PartitionChangeRecord():
+                self._add_topic_id(record.topic_id, image)
+            case ConfigRecord():
+                if record.resource is ConfigResource.TOPIC:
+                    self._add_topic_id(bytes.fromhex(record.resource_name), image)
+            case BrokerRecord() | BrokerChangeRecord() | RemoveBrokerRecord():
+                self._broker_ids.add(record.broker_id)
+            case _:
+                pass  # producer ids, feature levels and no-ops are nothing that a client sees
+
+    def _add_topic_id(self, topic_id: bytes, image: MetadataImage) -> None:
+        self._topic_ids.add(topic_id)
+        topic = image.topic_by_id(topic_id)
+        if topic is not None:
+            self._topics.add(topic.topic)
+
+    def finish(self, metadata_offset: int) -> MetadataChange:
+        """Return what was collected, as the change that leads to `metadata_offset` (exclusive)."""
+        return MetadataChange(
+            metadata_offset=metadata_offset,
+            topics=frozenset(self._topics),
+            topic_ids=frozenset(self._topic_ids),
+            broker_ids=frozenset(self._broker_ids),
+        )
+
+
+class ChangeHistory:
+    """The last changes, so that a client can resume where it stopped.
+
+    Args:
+        max_changes: changes kept; older ones are forgotten.
+    """
+
+    def __init__(self, max_changes: int) -> None:
+        self._max_changes = max_changes
+        self._changes: deque[MetadataChange] = deque()
+        # Everything from this offset (inclusive) on is in the history.
+        self._from_offset: int | None = None
+
+    def add(self, change: MetadataChange, *, base_offset: int) -> None:
+        """Remember a change made by the records from `base_offset` (inclusive) on."""
+        if self._from_offset is None:
+            self._from_offset = base_offset
+        if not change.is_empty:
+            self._changes.append(change)
+        while len(self._changes) > self._max_changes:
+            self._from_offset = self._changes.popleft().metadata_offset
+
+    def since(self, metadata_offset: int) -> MetadataChange | None:
+        """Return everything that changed at or after `metadata_offset`, or None when that is not known any more."""
+        if self._from_offset is None or metadata_offset < self._from_offset:
+            return None
+        later = [change for change in reversed(self._changes) if change.metadata_offset > metadata_offset]
+        return MetadataChange(
+            metadata_offset=later[0].metadata_offset if later else metadata_offset,
+            topics=frozenset[str]().union(*(change.topics for change in later)),
+            topic_ids=frozenset[bytes]().union(*(change.topic_ids for change in later)),
+            broker_ids=frozenset[int]().union(*(change.broker_ids for change in later)),
+        )

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls to the active controller, wherever it is at the moment.
+
+Owns the search: the leader that the quorum node knows, then the hint of the last refusal, then the configured
+addresses in turn. Must not know what is called. Everything runs on the event loop thread. Law: a call that changes
+something is sent again only when it is known not to have been carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import grpc
+import grpc.aio
+from lograft.wire.codes import ErrorCode
+from lograft.wire.status import parse_rpc_error
+
+from brokerd.failure import Failure, RefusedError
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.metadata.peer_channels import PeerChannels, is_ready_within, unary_method
+
+CONNECT_MS: Final = 1_000
+"""Milliseconds that one attempt to connect may take."""
+
+RETRY_MS: Final = 25
+"""First pause between attempts; doubles up to `RETRY_MS_MAX`."""
+
+RETRY_MS_MAX: Final = 250
+"""Longest pause between attempts."""
+
+
+class ControllerCalls:
+    """Unary calls to the active controller, and the address of it.
+
+    Args:
+        observer: knows the quorum leader.
+        peers: channels.
+        bootstrap_addresses: quorum listeners, to start with.
+        own_voter: node id and quorum address of the voter in this process, if there is one. It is reached there even
+            when the address in the voters' record is an older one.
+    """
+
+    def __init__(
+        self,
+        observer: MetadataObserver,
+        peers: PeerChannels,
+        bootstrap_addresses: Sequence[str],
+        *,
+        own_voter: tuple[int, str] | None = None,
+    ) -> None:
+        self._own_voter = own_voter
+        self._observer = observer
+        self._peers = peers
+        self._bootstrap = tuple(bootstrap_addresses)
+        self._hint: str | None = None
+        self._failure_count = 0
+        observer.on_leader_change(self._forget_hint)
+
+    @property
+    def peers(self) -> PeerChannels:
+        """The channels that the calls go over."""
+        return self._peers
+
+    def address(self) -> str | None:
+        """Return where to try now, or None when nothing is known."""
+        if self._hint is not None:
+            return self._hint
+        leader = self._observer.leader
+        if self._own_voter is not None and leader.leader_id == self._own_voter[0]:
+            return self._own_voter[1]
+        leader_address = leader.address
+        # The known leader may have died, or its address be out of date: every second failure asks elsewhere.
+        if self._bootstrap and (leader_address is None or self._failure_count % 2 == 1):
+            return self._bootstrap[self._failure_count // 2 % len(self._bootstrap)]
+        return leader_address
+
+    def note_failure(self, hint: str | None) -> None:
+        """Learn that the address did not serve; `hint` is where to go instead, if it said so."""
+        self._hint = hint
+        self._failure_count += 1
+
+    def note_success(self) -> None:
+        """Learn that the address is that of the active controller."""
+        self._failure_count = 0
+
+    def _forget_hint(self) -> None:
+        self._hint = None
+        self._failure_count = 0
+
+    async def call(self, method: str, request: bytes, *, timeout_ms: int, is_read_only: bool = False) -> bytes:
+        """Call a unary method with a serialized request.
+
+        Args:
+            method: full name, as in `/lograft.v1.AdminService/CreateTopic`.
+            request: serialized request.
+            timeout_ms: milliseconds for all attempts together.
+            is_read_only: True: the call may be sent again whatever became of it.
+
+        Returns:
+            The serialized response.
+
+        Raises:
+            RefusedError: QUORUM_UNAVAILABLE, no controller took the call in time; OUTCOME_UNKNOWN, the answer was lost.
+            grpc.aio.AioRpcError: the controller refused; its status is meant for the caller.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        pause_ms = RETRY_MS
+        while True:
+            left_ms = int((deadline - time.monotonic()) * 1000)
+            if left_ms <= 0:
+                raise _no_controller()
+            answer = await self._attempt(method, request, left_ms, is_read_only)
+            if answer is not None:
+                return answer
+            await asyncio.sleep(min(pause_ms, max(left_ms, 0)) / 1000)
+            pause_ms = min(pause_ms * 2, RETRY_MS_MAX)
+
+    async def _attempt(self, method: str, request: bytes, left_ms: int, is_read_only: bool) -> bytes | None:
+        address = self.address()
+        if address is None:
+            return None
+        async with self._peers.use(address) as channel:
+            if not await is_ready_within(channel, min(CONNECT_MS, left_ms)):
+                self.note_failure(None)
+                return None
+            try:
+                answer = await unary_method(channel, method)(request, timeout=left_ms / 1000)
+                self.note_success()
+                return answer
+            except grpc.aio.AioRpcError as error:
+                status = parse_rpc_error(error)
+                if status.code is ErrorCode.NOT_CONTROLLER:
+                    hint = status.leader
+                    self.note_failure(f"{hint.host}:{hint.port}" if hint is not None and hint.host else None)
+                    return None
+                if status.code is not None or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                # The connection broke under the call.
+                self.note_failure(None)
+                if is_read_only:
+                    return None
+                raise RefusedError(
+                    Failure(
+                        code=ErrorCode.OUTCOME_UNKNOWN,
+                        message="the controller was lost before it answered: look whether the change was made",
+                    )
+                ) from error
+
+
+def _no_controller() -> RefusedError:
+    return RefusedError(
+        Failure(
+            code=ErrorCode.QUORUM_UNAVAILABLE,
+            message="no active controller answered in time: the metadata quorum has no leader or cannot be reached",
+            retry_after_ms=500,
+        )
+    )

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of this broker in the cluster: registration, heartbeats, fencing, orderly shutdown.
+
+Owns the registration and the heartbeat stream. Must not start or stop anything else: it tells `on_state` and the
+server acts.
+
+Theory of operation. Register with the active controller (a fresh incarnation id for each process) and get a broker
+epoch; then one heartbeat stream to the controller, one request an interval and at once when something is to be
+said. The controller unfences the broker when it has applied its own registration and no longer asks to stay fenced.
+When the stream breaks, dial again, at the new controller if the quorum has moved. A controller that does not know the
+epoch any more makes the broker register again, under the same incarnation.
+Source: architecture section 7; KIP-631.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, cast
+
+import grpc
+import grpc.aio
+from lograft.internal.v1 import controller_pb2
+from lograft.wire.codes import ErrorCode
+from lograft.wire.status import parse_rpc_error
+
+from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
+from brokerd.failure import RefusedError, refused
+from brokerd.metadata.controller_calls import CONNECT_MS, RETRY_MS, RETRY_MS_MAX, ControllerCalls
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.metadata.peer_channels import is_ready_within
+from metaquorum.rpc.controller_service import is_gone
+
+logger = logging.getLogger(__name__)
+
+REGISTER_METHOD: Final = "/lograft.internal.v1.ControllerService/RegisterBroker"
+HEARTBEAT_METHOD: Final = "/lograft.internal.v1.ControllerService/Heartbeat"
+
+HeartbeatCall = grpc.aio.StreamStreamCall[bytes, bytes]
+"""A heartbeat stream; messages are serialized."""
+
+REGISTER_ATTEMPT_MS: Final = 2_000
+"""Milliseconds that one attempt to register may take."""
+
+DUPLICATE_WAIT_MS: Final = 30_000
+"""Milliseconds that a broker waits for an earlier process of the same id to be given up by the controller."""
+
+SHUTDOWN_BEAT_MS: Final = 25
+"""Milliseconds between heartbeats while the broker waits for leave to stop."""
+
+FEATURE_LEVEL: Final = 1
+"""Feature level of this build."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerIdentity:
+    """What the broker says of itself when it registers, besides its address."""
+
+    cluster_id: str
+    broker_id: int
+    rack: str
+    log_directory_ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerState:
+    """Where the broker stands; `broker_epoch` None: not registered yet."""
+
+    broker_epoch: int | None
+    is_fenced: bool
+    may_stop: bool
+
+
+class _StaleRegistrationError(Exception):
+    """The controller does not know the registration any more."""
+
+
+class BrokerLifecycle:
+    """See the module docstring.
+
+    Args:
+        identity: what to register.
+        observer: gives the metadata offset for the heartbeats.
+        calls: way to the controller.
+        on_state: called after every change of state; must not block.
+    """
+
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        observer: MetadataObserver,
+        calls: ControllerCalls,
+        *,
+        on_state: Callable[[BrokerState], None],
+    ) -> None:
+        self._identity = identity
+        self._observer = observer
+        self._calls = calls
+        self._on_state = on_state
+        self._host = ""
+        self._port = 0
+        self._incarnation_id = os.urandom(16)
+        self._state = BrokerState(broker_epoch=None, is_fenced=True, may_stop=False)
+        self._registered = asyncio.Event()
+        self._may_stop = asyncio.Event()
+        self._nudged = asyncio.Event()
+        self._want_fence = True
+        self._want_shutdown = False
+        self._heartbeat_interval_ms = 500
+        self._session_timeout_ms = 3_000
+        self._task: asyncio.Task[None] | None = None
+        self._stop_watching: Callable[[], None] | None = None
+
+    @property
+    def cluster_id(self) -> str:
+        """Cluster id."""
+        return self._identity.cluster_id
+
+    @property
+    def broker_id(self) -> int:
+        """Node id of this broker."""
+        return self._identity.broker_id
+
+    @property
+    def broker_epoch(self) -> int | None:
+        """Epoch of the registration, or None before the first."""
+        return self._state.broker_epoch
+
+    @property
+    def state(self) -> BrokerState:
+        """Where the broker stands."""
+        return self._state
+
+    def start(self, *, host: str, port: int) -> asyncio.Task[None]:
+        """Start to register and to beat; the task ends only with an error that no retry can mend.
+
+        Args:
+            host: host name or address that clients use.
+            port: TCP port that clients use.
+        """
+        assert self._task is None, "started twice"
+        self._host, self._port = host, port
+        self._stop_watching = self._observer.on_leader_change(self._nudged.set)
+        self._task = asyncio.create_task(self._run(), name="broker-lifecycle")
+        return self._task
+
+    def set_ready(self) -> None:
+        """Stop to ask for fencing: the logs are open and requests can be served."""
+        self._want_fence = False
+        self._nudged.set()
+
+    async def registered(self) -> int:
+        """Return the broker epoch once there is one, however long that takes."""
+        await self._registered.wait()
+        assert self._state.broker_epoch is not None, "registered without an epoch"
+        return self._state.broker_epoch
+
+    async def wait_registered(self, *, timeout_ms: int) -> int:
+        """Return the broker epoch, waiting for the registration.
+
+        Raises:
+            RefusedError: not registered in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.registered()
+        except TimeoutError:
+            raise refused(ErrorCode.BROKER_FENCED, "the broker is not registered yet", retry_after_ms=500) from None
+
+    async def shut_down(self, *, timeout_ms: int) -> bool:
+        """Ask the controller for leave to stop; False when it was not given in time."""
+        if self._task is None or self._task.done() or self._state.broker_epoch is None:
+            return False
+        self._want_shutdown = True
+        self._nudged.set()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._may_stop.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Stop to beat; the controller will fence the broker. Idempotent."""
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause_ms = RETRY_MS
+        while True:
+            try:
+                if self._state.broker_epoch is None:
+                    await self._register()
+                answered = await self._beat()
+            except _StaleRegistrationError:
+                logger.warning("the controller does not know broker epoch %s any more", self._state.broker_epoch)
+                self._registered.clear()
+                self._set_state(BrokerState(broker_epoch=None, is_fenced=True, may_stop=False))
+                continue
+            pause_ms = RETRY_MS if answered else min(pause_ms * 2, RETRY_MS_MAX)
+            await asyncio.sleep(pause_ms / 1000)
+
+    async def _register(self) -> None:
+        identity = self._identity
+        request = controller_pb2.RegisterBrokerRequest(
+            cluster_id=identity.cluster_id,
+            broker_id=identity.broker_id,
+            incarnation_id=self._incarnation_id,
+            host=self._host,
+            port=self._port,
+            rack=identity.rack,
+            log_directory_ids=identity.log_directory_ids,
+            feature_level=controller_pb2.FeatureRange(min_level=FEATURE_LEVEL, max_level=FEATURE_LEVEL),
+        ).SerializeToString()
+        give_up_at = time.monotonic() + DUPLICATE_WAIT_MS / 1000
+        pause_ms = RETRY_MS
+        while True:
+            try:
+                # Sent again without harm: the incarnation id makes it the same registration.
+                answer = await self._calls.call(
+                    REGISTER_METHOD, request, timeout_ms=REGISTER_ATTEMPT_MS, is_read_only=True
+                )
+            except RefusedError as error:
+                logger.warning("not registered yet: %s", error)
+                continue
+            except grpc.aio.AioRpcError as error:
+                self._check_retriable(error, give_up_at)
+                if await self._fence_predecessor():
+                    continue
+                await asyncio.sleep(pause_ms / 1000)
+                pause_ms = min(pause_ms * 2, RETRY_MS_MAX)
+                continue
+            response = controller_pb2.RegisterBrokerResponse.FromString(answer)
+            self._heartbeat_interval_ms = max(response.heartbeat_interval_ms, 10)
+            self._session_timeout_ms = max(response.session_timeout_ms, 100)
+            logger.info("registered: broker_id=%d broker_epoch=%d", identity.broker_id, response.broker_epoch)
+            self._set_state(BrokerState(broker_epoch=response.broker_epoch, is_fenced=True, may_stop=False))
+            self._registered.set()
+            return
+
+    def _check_retriable(self, error: grpc.aio.AioRpcError, give_up_at: float) -> None:
+        status = parse_rpc_error(error)
+        if status.code is ErrorCode.WRONG_CLUSTER:
+            raise ClusterMismatchError(status.message) from error
+        if status.code is ErrorCode.DUPLICATE_BROKER and time.monotonic() >= give_up_at:
+            raise RegistrationRefusedError(
+                f"another process is registered as broker {self._identity.broker_id} and lives: {status.message}"
+            ) from error
+        if status.code is not None and not status.code.retriable and status.code is not ErrorCode.INTERNAL:
+            raise RegistrationRefusedError(f"the controller refuses this broker: {status.message}") from error
+        logger.info("registration refused, trying again: %s", status.message)
+
+    async def _fence_predecessor(self) -> bool:
+        """Fence the registration of the process that had this log directory before, if it is surely gone.
+
+        After a crash the controller waits a whole session for the old process. This one knows better: it holds the lock
+        of the log directory that the old one registered, and either holds its port too or finds it refused. A copied
+        directory on another machine fails the second test while its twin lives.
+
+        Returns:
+            True when the old registration is fenced now.
+        """
+        old = self._observer.image.brokers.get(self._identity.broker_id)
+        if old is None or not old.can_lead or old.incarnation_id == self._incarnation_id:
+            return False
+        if not old.log_directory_ids or old.log_directory_ids != self._identity.log_directory_ids:
+            return False
+        if (old.host, old.port) != (self._host, self._port) and not await is_gone(old.host, old.port):
+            return False
+        address = self._calls.address()
+        if address is None:
+            return False
+        logger.info("fencing the registration of the process before: broker_epoch=%d", old.broker_epoch)
+        async with self._calls.peers.use(address) as channel:
+            call = cast("HeartbeatCall", channel.stream_stream(HEARTBEAT_METHOD)())
+            try:
+                answer = await self._exchange(call, broker_epoch=old.broker_epoch, want_fence=True)
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                logger.info("not fenced: %s", error)
+                return False
+            finally:
+                call.cancel()
+        return answer is not None and answer.fenced
+
+    async def _beat(self) -> bool:
+        """Run one heartbeat stream until it breaks; True when the controller answered on it."""
+        address = self._calls.address()
+        if address is None:
+            return False
+        answered = False
+        async with self._calls.peers.use(address) as channel:
+            if not await is_ready_within(channel, CONNECT_MS):
+                self._calls.note_failure(None)
+                return False
+            call = cast("HeartbeatCall", channel.stream_stream(HEARTBEAT_METHOD)())
+            try:
+                while await self._beat_once(call):
+                    answered = True
+                    await self._wait_for_beat()
+            except grpc.aio.AioRpcError as error:
+                self._on_stream_broken(error)
+            except TimeoutError:
+                logger.warning("the controller at %s does not answer heartbeats", address)
+                self._calls.note_failure(None)
+            except asyncio.InvalidStateError:
+                pass  # the call ended between two beats; its status was seen by the read
+            finally:
+                call.cancel()
+        return answered
+
+    async def _beat_once(self, call: HeartbeatCall) -> bool:
+        epoch = self._state.broker_epoch
+        assert epoch is not None, "heartbeat without a registration"
+        self._nudged.clear()
+        response = await self._exchange(call, broker_epoch=epoch, want_fence=self._want_fence)
+        if response is None:
+            return False
+        state = BrokerState(broker_epoch=epoch, is_fenced=response.fenced, may_stop=response.should_shutdown)
+        if state.is_fenced != self._state.is_fenced:
+            logger.info("broker is %s by the controller", "fenced" if state.is_fenced else "unfenced")
+        self._calls.note_success()
+        self._set_state(state)
+        if state.may_stop:
+            self._may_stop.set()
+        return True
+
+    async def _exchange(
+        self, call: HeartbeatCall, *, broker_epoch: int, want_fence: bool
+    ) -> controller_pb2.HeartbeatResponse | None:
+        """Send one heartbeat and return its answer; None at the end of the stream."""
+        request = controller_pb2.HeartbeatRequest(
+            cluster_id=self._identity.cluster_id,
+            broker_id=self._identity.broker_id,
+            broker_epoch=broker_epoch,
+            metadata_offset=self._observer.metadata_offset,
+            want_fence=want_fence,
+            want_shutdown=self._want_shutdown,
+        )
+        async with asyncio.timeout(self._session_timeout_ms / 2 / 1000):
+            await call.write(request.SerializeToString())
+            answer = await call.read()
+        return controller_pb2.HeartbeatResponse.FromString(answer) if isinstance(answer, bytes) else None
+
+    async def _wait_for_beat(self) -> None:
+        try:
+            interval_ms = SHUTDOWN_BEAT_MS if self._want_shutdown else self._heartbeat_interval_ms
+            async with asyncio.timeout(interval_ms / 1000):
+                await self._nudged.wait()
+        except TimeoutError:
+            pass  # an interval has passed, which is the usual reason for the next beat
+
+    def _on_stream_broken(self, error: grpc.aio.AioRpcError) -> None:
+        status = parse_rpc_error(error)
+        if status.code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_FENCED, ErrorCode.DUPLICATE_BROKER):
+            raise _StaleRegistrationError from error
+        hint = status.leader
+        self._calls.note_failure(f"{hint.host}:{hint.port}" if hint is not None and hint.host else None)
+        logger.info("heartbeat stream ended: %s %s", (status.code or status.grpc_code).name, status.message)
+
+    def _set_state(self, state: BrokerState) -> None:
+        if state != self._state:
+            self._state = state
+            self._on_state(state)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The broker's copy of the cluster metadata, kept by the quorum node of this process.
+
+Owns the image, the wait for an offset, and the calls to those who follow changes. Must not decide anything about them.
+Law: the image holds committed records only, in offset order; `metadata_offset` never goes back.
+Everything runs on the event loop thread.
+Source: architecture section 7, "Brokers are observers".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from brokerd.limits import WATCH_HISTORY_CHANGES
+from brokerd.metadata.changes import ChangeCollector, ChangeHistory, MetadataChange
+from metaquorum.controller.image import MetadataImage
+from metaquorum.runtime import record_codec
+from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
+
+logger = logging.getLogger(__name__)
+
+ChangeCallback = Callable[[MetadataChange], None]
+
+
+class MetadataObserver:
+    """Listener of a quorum node; see the module docstring."""
+
+    def __init__(self) -> None:
+        self.image = MetadataImage()
+        self.history = ChangeHistory(WATCH_HISTORY_CHANGES)
+        self._leader = QuorumLeader(leader_id=None, quorum_epoch=0, address=None)
+        self._metadata_offset = 0
+        self._change_callbacks: list[ChangeCallback] = []
+        self._leader_callbacks: list[Callable[[], None]] = []
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiter_count = 0
+
+    @property
+    def applied_offset(self) -> int:
+        """Offset (exclusive) of the applied records; the image is rebuilt from the log at every start."""
+        return self._metadata_offset
+
+    @property
+    def metadata_offset(self) -> int:
+        """End (exclusive) of the committed metadata that the image holds."""
+        return self._metadata_offset
+
+    @property
+    def leader(self) -> QuorumLeader:
+        """Who leads the quorum, as far as this node knows; that node is the active controller."""
+        return self._leader
+
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        """Call `callback` after every change of the image; returns the way to stop that. It must not block."""
+        self._change_callbacks.append(callback)
+        return lambda: self._change_callbacks.remove(callback)
+
+    def on_leader_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when another quorum leader is known; returns the way to stop that. It must not block."""
+        self._leader_callbacks.append(callback)
+        return lambda: self._leader_callbacks.remove(callback)
+
+    async def wait_for(self, metadata_offset: int, *, timeout_ms: int) -> bool:
+        """Wait until the image holds everything below `metadata_offset`.
+
+        Args:
+            metadata_offset: offset wanted, exclusive.
+            timeout_ms: most milliseconds to wait.
+
+        Returns:
+            False when it did not come in time.
+        """
+        if self._metadata_offset >= metadata_offset:
+            return True
+        if timeout_ms <= 0:
+            return False
+        reached = asyncio.get_running_loop().create_future()
+        self._waiter_count += 1
+        heappush(self._waiters, (metadata_offset, self._waiter_count, reached))
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await reached
+        except TimeoutError:
+            # An offset that never comes must not leave its waiter behind.
+            self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
+            self._waiters.sort(key=lambda waiter: waiter[:2])
+            return False
+        return True
+
+    def on_commit(self, batch: CommittedBatch) -> None:
+        """Apply a committed batch and tell those who follow."""
+        collector = ChangeCollector()
+        if not batch.is_control:
+            for position, data in enumerate(batch.records):
+                record = record_codec.decode(data)
+                collector.add(record, self.image)
+                self.image.replay(record, batch.base_offset + position)
+        self.image.advance(batch.next_offset)
+        self._metadata_offset = batch.next_offset
+        change = collector.finish(batch.next_offset)
+        self.history.add(change, base_offset=batch.base_offset)
+        if not change.is_empty:
+            for callback in tuple(self._change_callbacks):
+                callback(change)
+        while self._waiters and self._waiters[0][0] <= self._metadata_offset:
+            reached = heappop(self._waiters)[2]
+            if not reached.done():
+                reached.set_result(None)
+
+    def on_leader(self, leader: QuorumLeader) -> None:
+        """Note who leads the quorum."""
+        if leader == self._leader:
+            return
+        logger.info(
+            "quorum leader: leader_id=%s quorum_epoch=%d address=%s",
+            leader.leader_id,
+            leader.quorum_epoch,
+            leader.address,
+        )
+        self._leader = leader
+        for callback in tuple(self._leader_callbacks):
+            callback()
+
+    def on_activate(self, quorum_epoch: int) -> None:
+        """Nothing to do: the controller of this process, if any, has a listener of its own."""
+
+    def on_deactivate(self) -> None:
+        """Nothing to do, as for `on_activate`."""

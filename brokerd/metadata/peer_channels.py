@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gRPC channels to other servers of the cluster: opened at first use, shared, bounded in number.
+
+Owns the channels. Must not know what is called over them.
+Everything runs on the event loop thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Final, cast
+
+import grpc
+import grpc.aio
+from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+
+from brokerd.limits import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS, MAX_PEER_CHANNELS
+
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # A restarted peer must be found again in well under a second; the defaults wait for one to 120 seconds.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # Calls inside the cluster never go through a proxy of the environment.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class _Peer:
+    """One channel and how many calls use it now."""
+
+    __slots__ = ("channel", "use_count")
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.use_count = 0
+
+
+class PeerChannels:
+    """Channels by `host:port`."""
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+
+    @asynccontextmanager
+    async def use(self, address: str) -> AsyncGenerator[grpc.aio.Channel]:
+        """Lend the channel to `address`; it stays open while it is lent."""
+        peer = self._peers.get(address)
+        if peer is None:
+            await self._make_room()
+            peer = self._peers.get(address)
+        if peer is None:
+            peer = _Peer(grpc.aio.insecure_channel(address, options=_OPTIONS))
+            self._peers[address] = peer
+        self._peers.move_to_end(address)
+        peer.use_count += 1
+        try:
+            yield peer.channel
+        finally:
+            peer.use_count -= 1
+
+    async def close(self) -> None:
+        """Close every channel; calls under way fail."""
+        peers = list(self._peers.values())
+        self._peers.clear()
+        for peer in peers:
+            await peer.channel.close()
+
+    async def _make_room(self) -> None:
+        while len(self._peers) >= MAX_PEER_CHANNELS:
+            idle = next((address for address, peer in self._peers.items() if peer.use_count == 0), None)
+            if idle is None:
+                return  # every channel is in use; the number of calls is bounded by the server's own limit
+            await self._peers.pop(idle).channel.close()
+
+
+async def is_ready_within(channel: grpc.aio.Channel, timeout_ms: int) -> bool:
+    """Connect if need be; False when that fails or takes longer.
+
+    A call on a channel that was ready is known to have left; one that was refused before is known not to have.
+    """
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            state = channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.READY:
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+                if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                    return False
+    except TimeoutError:
+        return False
+    return True
+
+
+def unary_method(channel: grpc.aio.Channel, method: str) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:
+    """Return a unary method that takes and gives serialized messages."""
+    return cast("grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]", channel.unary_unary(method))

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This process as a member of the metadata quorum: an observer of its own, or the voter of a combined node.
+
+Owns the data directory and the quorum node of the process. Composition only: it decides which of the two it is, and
+whether an empty directory may be formatted.
+Law: a directory that holds anything is never formatted; an empty one only when the operator names the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from brokerd.settings import BrokerSettings, CombinedSettings
+from metaquorum.runtime.first_start import format_observer, is_formatted
+from metaquorum.runtime.listener import MetadataListener
+from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
+from metaquorum.server import QuorumServer
+from metaquorum.settings import QuorumServerSettings, SettingsError
+from storage.data_directory import DataDirectory
+from storage.env_posix import PosixDisk
+from storage.errors import UnformattedDirectoryError
+
+
+class QuorumMember(Protocol):
+    """What a broker needs of its quorum node."""
+
+    @property
+    def data_directory(self) -> DataDirectory:
+        """The open, locked data directory."""
+        ...
+
+    @property
+    def bootstrap_addresses(self) -> Sequence[str]:
+        """Quorum listeners to start the search for the controller with."""
+        ...
+
+    @property
+    def own_voter(self) -> tuple[int, str] | None:
+        """Node id and quorum address of the voter in this process, or None."""
+        ...
+
+    async def wait_stopped(self) -> None:
+        """Wait until the node has stopped; raises what stopped it when that was a failure."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop the node and close the directory. Idempotent."""
+        ...
+
+
+async def open_quorum_member(settings: BrokerSettings, listener: MetadataListener) -> QuorumMember:
+    """Open the data directory and start the quorum node of this process.
+
+    Raises:
+        SettingsError, StorageError, QuorumError, ServerError: why not.
+    """
+    if settings.combined is None:
+        return await _Observer.open(settings, listener)
+    return await _Voter.open(settings, settings.combined, listener)
+
+
+class _Observer:
+    """A node that follows the quorum of other processes."""
+
+    own_voter = None
+
+    def __init__(self, settings: BrokerSettings, data_directory: DataDirectory, listener: MetadataListener) -> None:
+        self.data_directory = data_directory
+        self.bootstrap_addresses = settings.quorum_addresses
+        self._node = QuorumNode(
+            QuorumSettings(
+                node_id=settings.node_id,
+                cluster_id=data_directory.cluster_id,
+                bootstrap_addresses=settings.quorum_addresses,
+            ),
+            data_directory,
+            listeners=(listener,),
+        )
+
+    @classmethod
+    async def open(cls, settings: BrokerSettings, listener: MetadataListener) -> _Observer:
+        path = settings.data_directory
+        if not is_formatted(path):
+            if settings.cluster_id is None:
+                raise UnformattedDirectoryError(
+                    str(path),
+                    "not formatted: pass --cluster-id once, and the directory is formatted if it is empty",
+                )
+            if path.is_dir() and any(path.iterdir()):
+                raise UnformattedDirectoryError(
+                    str(path), "holds files and is not a data directory of Lograft: name an empty one"
+                )
+            format_observer(path, node_id=settings.node_id, cluster_id=settings.cluster_id)
+        data_directory = _open_directory(settings)
+        member = cls(settings, data_directory, listener)
+        try:
+            await member._node.start()
+        except BaseException:
+            data_directory.close()
+            raise
+        return member
+
+    async def wait_stopped(self) -> None:
+        await self._node.wait_stopped()
+
+    async def stop(self) -> None:
+        await self._node.stop()
+        self.data_directory.close()
+
+
+class _Voter:
+    """A voter, with its controller and its quorum listener."""
+
+    def __init__(
+        self, server: QuorumServer, opened: DataDirectory | None, settings: BrokerSettings, combined: CombinedSettings
+    ) -> None:
+        self._server = server
+        self._opened = opened
+        self.data_directory = server.data_directory
+        self.own_voter = (settings.node_id, str(server.address))
+        self.bootstrap_addresses = tuple(combined.voters.values()) or (str(server.address),)
+
+    @classmethod
+    async def open(cls, settings: BrokerSettings, combined: CombinedSettings, listener: MetadataListener) -> _Voter:
+        opened: DataDirectory | None = None
+        if not combined.first_start or is_formatted(settings.data_directory):
+            opened = _open_directory(settings)
+        elif settings.cluster_id is None:
+            raise SettingsError("--first-start needs --cluster-id until the data directory is formatted")
+        server = QuorumServer(
+            QuorumServerSettings(
+                node_id=settings.node_id,
+                cluster_id=opened.cluster_id if opened is not None else settings.cluster_id or "",
+                listen=combined.quorum_listen,
+                advertise=combined.quorum_advertise,
+                voters=combined.voters,
+                first_start=combined.first_start,
+                insecure_plaintext=settings.insecure_plaintext,
+            ),
+            settings.data_directory if opened is None else opened,
+            listeners=(listener,),
+        )
+        try:
+            await server.start()
+        except BaseException:
+            if opened is not None:
+                opened.close()
+            raise
+        return cls(server, opened, settings, combined)
+
+    async def wait_stopped(self) -> None:
+        await self._server.wait_stopped()
+
+    async def stop(self) -> None:
+        await self._server.stop()
+        if self._opened is not None:
+            self._opened.close()
+
+
+def _open_directory(settings: BrokerSettings) -> DataDirectory:
+    path = str(settings.data_directory.absolute())
+    return DataDirectory.open(PosixDisk(), path, cluster_id=settings.cluster_id, node_id=settings.node_id)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AdminService on a broker: passes every request on to the active controller and its answer back.
+
+Owns the read-your-writes of a change: it answers once this broker has applied it, so that the client's next question to
+the same broker sees it. Must not understand more of a request than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+import grpc
+import grpc.aio
+from lograft.v1 import admin_pb2
+from lograft.wire.status import DETAILS_KEY, RichStatus
+
+from brokerd.limits import FORWARD_WAIT_MS
+from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.rpc.calls import ServicerContext, left_ms, raw_unary
+
+SERVICE: Final = "lograft.v1.AdminService"
+
+APPLY_WAIT_MS: Final = 2_000
+"""Most milliseconds that the answer to a change waits for this broker to apply it."""
+
+READ_METHODS: Final = ("ListTopics", "DescribeTopic", "DescribeQuorum")
+
+CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
+    "CreateTopic": lambda data: admin_pb2.CreateTopicResponse.FromString(data).metadata_offset,
+    "DeleteTopic": lambda data: admin_pb2.DeleteTopicResponse.FromString(data).metadata_offset,
+}
+"""Methods that change something, each with the way to the metadata offset in its answer."""
+
+
+class AdminService:
+    """The service of one broker."""
+
+    def __init__(self, calls: ControllerCalls, observer: MetadataObserver) -> None:
+        self._calls = calls
+        self._observer = observer
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what a gRPC server needs."""
+        methods = {name: raw_unary(self._behaviour(name)) for name in (*READ_METHODS, *CHANGE_METHODS)}
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _behaviour(self, name: str) -> Callable[[bytes, ServicerContext], Coroutine[None, None, bytes]]:
+        read_offset = CHANGE_METHODS.get(name)
+
+        async def forward(request: bytes, context: ServicerContext) -> bytes:
+            try:
+                answer = await self._calls.call(
+                    f"/{SERVICE}/{name}",
+                    request,
+                    timeout_ms=left_ms(context, at_most_ms=FORWARD_WAIT_MS),
+                    is_read_only=read_offset is None,
+                )
+            except grpc.aio.AioRpcError as error:
+                await context.abort_with_status(_same_status(error))
+                raise AssertionError("abort returned") from error
+            if read_offset is not None:
+                # Not reached in time: the change is made all the same, and the answer says at which offset.
+                wait_ms = left_ms(context, at_most_ms=APPLY_WAIT_MS)
+                await self._observer.wait_for(read_offset(answer), timeout_ms=wait_ms)
+            return answer
+
+        return forward
+
+
+def _same_status(error: grpc.aio.AioRpcError) -> RichStatus:
+    details = tuple((key, value) for key, value in error.trailing_metadata() or () if key == DETAILS_KEY)
+    return RichStatus(error.code(), error.details() or "", details)

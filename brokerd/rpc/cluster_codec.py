@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata images -> protobuf, as clients see the cluster. Pure translation."""
+
+from __future__ import annotations
+
+from lograft.v1 import metadata_pb2
+
+from metaquorum.controller.image import BrokerImage, TopicImage
+
+
+def broker_message(broker: BrokerImage) -> metadata_pb2.Broker:
+    """Turn a broker into the message."""
+    return metadata_pb2.Broker(
+        broker_id=broker.broker_id,
+        host=broker.host,
+        port=broker.port,
+        rack=broker.rack or "",
+        fenced=not broker.can_lead,
+        broker_epoch=broker.broker_epoch,
+    )
+
+
+def topic_message(topic: TopicImage) -> metadata_pb2.Topic:
+    """Turn a topic into the message, with all its partitions."""
+    return metadata_pb2.Topic(
+        topic=topic.topic,
+        topic_id=topic.topic_id,
+        partitions=[
+            metadata_pb2.Partition(
+                partition=partition.partition,
+                leader_id=partition.leader_id,
+                leader_epoch=partition.leader_epoch,
+                replicas=partition.replicas,
+                isr=partition.isr,
+            )
+            for partition in topic.partitions
+        ],
+    )

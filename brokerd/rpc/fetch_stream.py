@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Fetch stream: reads requests, sends chunks as they become readable.
+
+Owns the bindings from route numbers to replicas and the two loops. Must not decide whose turn it is or what credit is
+left: the session core does. Nothing here polls: a move of a high watermark wakes the writer, which reads the log and
+writes one chunk for one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import assert_never
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+from lograft.v1 import log_pb2
+from lograft.wire.codes import ErrorCode
+from lograft.wire.frames import encode_fetch_frame
+
+from brokerd.clock import monotonic_ms
+from brokerd.failure import Failure, RefusedError, refused
+from brokerd.fetch.events import (
+    AbortFetchStream,
+    ChunkRead,
+    CreditGranted,
+    FetchEffect,
+    FetchEvent,
+    FetchRouteBound,
+    FetchRouteLost,
+    FetchRouteRefused,
+    FetchRoutesResolved,
+    FetchRoutesWanted,
+    FetchRouteWanted,
+    FetchStreamOpened,
+    FetchTick,
+    HighWatermarkMoved,
+    ReadChunk,
+    ReleaseFetchRoute,
+    ResolveFetchRoutes,
+    RoutesUnwanted,
+)
+from brokerd.fetch.session import FetchSession
+from brokerd.limits import BIND_WAIT_MS
+from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.rpc.calls import ServicerContext, check_cluster, undecodable
+from brokerd.rpc.fetch_codec import encode_fetch_answer, encode_fetch_go_away, read_fetch_routes
+from brokerd.rpc.parts import BrokerParts
+from brokerd.rpc.produce_codec import check_formats
+from brokerd.rpc.wake import Wake
+
+
+class _Binding:
+    """A route bound to a replica; hears when more is readable and when the replica stops to serve."""
+
+    __slots__ = ("_stream", "replica", "route")
+
+    def __init__(self, stream: FetchStream, route: int, replica: HostedReplica) -> None:
+        self._stream = stream
+        self.route = route
+        self.replica = replica
+
+    def on_high_watermark(self, high_watermark: int) -> None:
+        self._stream.move_route(self.route, high_watermark, self.replica.log_start_offset)
+
+    def on_service_end(self, failure: Failure) -> None:
+        self._stream.lose_route(self.route, failure)
+
+
+class FetchStream:
+    """See the module docstring."""
+
+    def __init__(self, parts: BrokerParts, context: ServicerContext) -> None:
+        self._parts = parts
+        self._context = context
+        self._session = FetchSession()
+        self._bindings: dict[int, _Binding] = {}
+        self._wake = Wake()
+        self._resume = Wake()
+        self._go_away: bytes | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ms = 0
+
+    async def run(self) -> None:
+        """Serve the stream until the client ends it, or has closed its side and spent its credit."""
+        with self._parts.fetch_streams.entry(self):
+            reader = asyncio.create_task(self._read(), name="fetch-reader")
+            reader.add_done_callback(lambda _: self._wake.set())
+            try:
+                await self._write(reader)
+            finally:
+                reader.cancel()
+                if self._timer is not None:
+                    self._timer.cancel()
+                for binding in self._bindings.values():
+                    binding.replica.remove_listener(binding)
+                self._bindings.clear()
+                await asyncio.wait((reader,))
+
+    def go_away(self, message: str, drain_ms: int) -> None:
+        """Tell the client that the server stops."""
+        self._go_away = encode_fetch_go_away(message, drain_ms)
+        self._wake.set()
+
+    def move_route(self, route: int, high_watermark: int, log_start_offset: int) -> None:
+        """Learn that more of a route is readable."""
+        self._session.step(
+            HighWatermarkMoved(route=route, high_watermark=high_watermark, log_start_offset=log_start_offset), 0
+        )
+        self._wake.set()
+
+    def lose_route(self, route: int, failure: Failure) -> None:
+        """End a route whose replica serves no more."""
+        self._bindings.pop(route, None)
+        self._step(FetchRouteLost(route=route, failure=failure))
+
+    async def _write(self, reader: asyncio.Task[None]) -> None:
+        session, context = self._session, self._context
+        cluster_id, node_id = self._parts.cluster_id, self._parts.node_id
+        while True:
+            for answer in session.take_answers():
+                await context.write(encode_fetch_answer(answer, cluster_id=cluster_id, node_id=node_id))
+            self._resume.set()
+            if self._go_away is not None:
+                message, self._go_away = self._go_away, None
+                await context.write(message)
+            read = session.next_read()
+            if read is not None:
+                chunk = self._read_chunk(read)
+                if chunk is not None:
+                    await context.write(chunk)
+                continue
+            if session.has_work:
+                continue
+            if reader.done():
+                reader.result()
+                if session.credit_bytes <= 0:
+                    return  # the client has closed its side, so no more credit can come
+            self._arm_timer()
+            await self._wake.wait()
+            self._maybe_tick()
+
+    def _read_chunk(self, read: ReadChunk) -> bytes | None:
+        """Read what the session asked for; None when the route ended instead."""
+        binding = self._bindings[read.route]
+        try:
+            found = binding.replica.read(read.offset, read.max_bytes, end_offset=read.end_offset)
+        except RefusedError as error:
+            self._step(FetchRouteLost(route=read.route, failure=error.failure))
+            return None
+        event = ChunkRead(route=read.route, next_offset=found.next_offset, size_bytes=len(found.data))
+        for effect in self._session.step(event, monotonic_ms()):
+            self._carry_out(effect)
+        if not found.data:
+            return None
+        return encode_fetch_frame(read.route, found.next_offset, read.end_offset, found.data)
+
+    async def _read(self) -> None:
+        session, context = self._session, self._context
+        while True:
+            while session.must_pause:
+                await self._resume.wait()
+            data = await context.read()
+            if data is grpc.aio.EOF:
+                return
+            try:
+                request = log_pb2.FetchRequest.FromString(data)
+            except DecodeError:
+                raise undecodable() from None
+            for effect in session.step(self._event(request), monotonic_ms()):
+                if isinstance(effect, ResolveFetchRoutes):
+                    await self._resolve(effect.routes)
+                else:
+                    self._carry_out(effect)
+            self._wake.set()
+
+    def _event(self, request: log_pb2.FetchRequest) -> FetchEvent:
+        match request.WhichOneof("message"):
+            case "credit":
+                return CreditGranted(credit_bytes=request.credit.bytes)
+            case "open":
+                check_cluster(request.open.cluster_id, self._parts.cluster_id)
+                check_formats(request.open.formats)
+                return FetchStreamOpened(
+                    routes=read_fetch_routes(request.open.routes),
+                    credit_bytes=request.open.credit_bytes,
+                    max_chunk_bytes=request.open.max_chunk_bytes,
+                )
+            case "bind":
+                return FetchRoutesWanted(routes=read_fetch_routes(request.bind.routes))
+            case "unbind":
+                return RoutesUnwanted(routes=tuple(request.unbind.routes))
+            case _:
+                message = "a message of a fetch stream must be open, bind, unbind or credit"
+                raise refused(ErrorCode.INVALID_REQUEST, message)
+
+    async def _resolve(self, routes: Sequence[FetchRouteWanted]) -> None:
+        give_up_ms = monotonic_ms() + BIND_WAIT_MS
+        for wanted in routes:
+            left_ms = max(0, give_up_ms - monotonic_ms())
+            try:
+                replica = await self._parts.locator.local_leader(wanted.topic, wanted.partition, timeout_ms=left_ms)
+                check_offset(replica, wanted.offset)
+            except RefusedError as error:
+                self._step(FetchRouteRefused(route=wanted.route, failure=error.failure))
+                continue
+            binding = _Binding(self, wanted.route, replica)
+            self._bindings[wanted.route] = binding
+            replica.add_read_listener(binding)
+            self._step(
+                FetchRouteBound(
+                    route=wanted.route,
+                    topic_id=replica.topic_id,
+                    leader_epoch=replica.leader_epoch,
+                    offset=wanted.offset,
+                    log_start_offset=replica.log_start_offset,
+                    high_watermark=replica.high_watermark,
+                )
+            )
+        self._step(FetchRoutesResolved())
+
+    def _arm_timer(self) -> None:
+        due_ms = self._session.deadline_ms()
+        if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
+            return  # an earlier timer looks again
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due_ms = due_ms
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(due_ms - monotonic_ms(), 0) / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._wake.set()
+
+    def _maybe_tick(self) -> None:
+        due_ms = self._session.deadline_ms()
+        if due_ms is not None:
+            now_ms = monotonic_ms()
+            if due_ms <= now_ms:
+                self._session.step(FetchTick(), now_ms)
+
+    def _step(self, event: FetchEvent) -> None:
+        for effect in self._session.step(event, monotonic_ms()):
+            self._carry_out(effect)
+        self._wake.set()
+
+    def _carry_out(self, effect: FetchEffect) -> None:
+        match effect:
+            case ReleaseFetchRoute():
+                binding = self._bindings.pop(effect.route, None)
+                if binding is not None:
+                    binding.replica.remove_listener(binding)
+            case AbortFetchStream():
+                raise RefusedError(effect.failure)
+            case ResolveFetchRoutes():
+                raise AssertionError(f"{effect} is carried out where it arises")
+            case _:
+                assert_never(effect)
+
+
+def check_offset(replica: HostedReplica, offset: int) -> None:
+    """Refuse an offset that cannot be read now or soon; the log end itself waits for the next record.
+
+    Raises:
+        RefusedError: INVALID_REQUEST, OFFSET_OUT_OF_RANGE.
+    """
+    if offset < 0:
+        raise refused(ErrorCode.INVALID_REQUEST, f"offset {offset} is below 0")
+    if not replica.log_start_offset <= offset <= replica.log_end_offset:
+        raise RefusedError(replica.out_of_range(offset))

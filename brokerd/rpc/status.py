@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures on their way to a client: as a gRPC status for a whole call, as a PartitionError for a part.
+
+Owns both mappings, nothing else.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+from lograft.v1 import errors_pb2
+from lograft.wire.codes import ErrorCode
+from lograft.wire.status import RemoteStatus, RichStatus, abort_status, cut_message
+
+from brokerd.failure import Failure, LeaderPlace, ReadableOffsets
+
+
+def leader_hint(place: LeaderPlace) -> errors_pb2.LeaderHint:
+    """Turn a place into the message."""
+    return errors_pb2.LeaderHint(
+        leader_id=place.leader_id, leader_epoch=place.leader_epoch, host=place.host, port=place.port
+    )
+
+
+def readable_range(offsets: ReadableOffsets) -> errors_pb2.ReadableRange:
+    """Turn readable offsets into the message."""
+    return errors_pb2.ReadableRange(log_start_offset=offsets.log_start_offset, high_watermark=offsets.high_watermark)
+
+
+def partition_error(failure: Failure) -> errors_pb2.PartitionError:
+    """Turn a failure into the error of one partition inside a stream or a list."""
+    error = errors_pb2.PartitionError(
+        code=errors_pb2.ErrorCode.ValueType(int(failure.code)),
+        message=cut_message(failure.message),
+        retry_after_ms=failure.retry_after_ms,
+    )
+    if failure.leader is not None:
+        error.leader.CopyFrom(leader_hint(failure.leader))
+    if failure.readable_range is not None:
+        error.readable_range.CopyFrom(readable_range(failure.readable_range))
+    return error
+
+
+def rich_status(failure: Failure, *, extra_detail: Message | None = None) -> RichStatus:
+    """Turn a failure into the status of a whole call."""
+    return abort_status(
+        failure.code,
+        failure.message,
+        retry_after_ms=failure.retry_after_ms or None,
+        leader=None if failure.leader is None else leader_hint(failure.leader),
+        readable_range=None if failure.readable_range is None else readable_range(failure.readable_range),
+        extra_detail=extra_detail,
+    )
+
+
+def remote_failure(status: RemoteStatus) -> Failure:
+    """Turn what another server of the cluster refused into a failure of this one's call."""
+    leader, offsets = status.leader, status.readable_range
+    return Failure(
+        code=ErrorCode.INTERNAL if status.code is None else status.code,
+        message=status.message,
+        retry_after_ms=status.retry_after_ms or 0,
+        leader=None
+        if leader is None
+        else LeaderPlace(
+            leader_id=leader.leader_id, leader_epoch=leader.leader_epoch, host=leader.host, port=leader.port
+        ),
+        readable_range=None
+        if offsets is None
+        else ReadableOffsets(log_start_offset=offsets.log_start_offset, high_watermark=offsets.high_watermark),
+    )

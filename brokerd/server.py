@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The composition root of a broker: builds the parts, starts and stops them in order.
+
+Owns nothing but the order. Start: data directory, quorum node (own observer, or the voter of the same process),
+listener, registration; then, once the metadata has caught up with the registration, the logs; then the request to
+be unfenced. Health turns SERVING when the controller has done that. Stop: no new streams, GoAway to the open ones,
+leave from the controller, drain, listener, logs clean, quorum node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import NoReturn
+
+import grpc.aio
+
+from brokerd.clock import monotonic_ms, wall_ms
+from brokerd.errors import BrokerError, BrokerFailedError
+from brokerd.health import Health
+from brokerd.limits import (
+    DRAIN_MS,
+    MAX_FETCH_STREAMS,
+    MAX_PRODUCE_STREAMS,
+    MAX_WATCH_STREAMS,
+    SET_ASIDE_CHECK_MS,
+    SHUTDOWN_HANDOVER_MS,
+)
+from brokerd.listener import make_server
+from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.metadata.producer_ids import ProducerIds
+from brokerd.quorum import QuorumMember, open_quorum_member
+from brokerd.replication.locator import Locator
+from brokerd.replication.replica_host import ReplicaHost
+from brokerd.replication.set_aside import SetAside
+from brokerd.rpc.admin_service import AdminService
+from brokerd.rpc.batch_check import ThreadChecks
+from brokerd.rpc.log_service import LogService
+from brokerd.rpc.metadata_service import MetadataService
+from brokerd.rpc.parts import BrokerParts, StreamRegister
+from brokerd.settings import BrokerSettings
+from metaquorum.settings import Address
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+LIFECYCLE_WAIT_MS = 60_000
+"""Milliseconds between the log lines of a broker that waits for the quorum."""
+
+
+ELECTION_WAIT_MS = 2_000
+"""Milliseconds that a broker which was let in waits for the leaders of its partitions before it serves the others."""
+
+
+STOP_GRACE_S = 0.25
+"""Seconds that the last calls get when the listener closes; streams had their time to drain before."""
+
+
+class BrokerServer:
+    """One broker process, or one broker inside another process. Everything runs on one event loop."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._observer = MetadataObserver()
+        self._peers = PeerChannels()
+        self._health = Health()
+        self._serving = asyncio.Event()
+        self._registers = (
+            StreamRegister("produce", MAX_PRODUCE_STREAMS),
+            StreamRegister("fetch", MAX_FETCH_STREAMS),
+            StreamRegister("watch", MAX_WATCH_STREAMS),
+        )
+        self._quorum: QuorumMember | None = None
+        self._host: ReplicaHost | None = None
+        self._set_aside: SetAside | None = None
+        self._lifecycle: BrokerLifecycle | None = None
+        self._producer_ids: ProducerIds | None = None
+        self._server: grpc.aio.Server | None = None
+        self._address: Address | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fatal: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
+        self._is_up = False
+        self._is_stopping = False
+
+    @property
+    def address(self) -> Address:
+        """Address that clients use; known after `start`."""
+        assert self._address is not None, "not started"
+        return self._address
+
+    @property
+    def cluster_id(self) -> str:
+        """Cluster that the broker belongs to; known after `start`."""
+        assert self._quorum is not None, "not started"
+        return self._quorum.data_directory.cluster_id
+
+    @property
+    def quorum_address(self) -> str | None:
+        """`host:port` of the quorum listener of this process; None without a voter in it."""
+        own_voter = None if self._quorum is None else self._quorum.own_voter
+        return None if own_voter is None else own_voter[1]
+
+    @property
+    def replica_host(self) -> ReplicaHost | None:
+        """The partitions of this broker; None before `start`."""
+        return self._host
+
+    @property
+    def is_serving(self) -> bool:
+        """True while the broker is registered, unfenced and has its logs open."""
+        return self._serving.is_set()
+
+    async def start(self) -> None:
+        """Start everything; returns when the listener is open and the registration is under way.
+
+        Raises:
+            BrokerError: a setting or an address is wrong.
+            StorageError: the data directory cannot be used.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        self._quorum = await open_quorum_member(settings, self._observer)
+        node_id, cluster_id = settings.node_id, self._quorum.data_directory.cluster_id
+        partitions = self._quorum.data_directory.partitions_path
+        disk = self._quorum.data_directory.disk
+        self._set_aside = SetAside(disk, partitions, wall_ms)
+        self._host = ReplicaHost(
+            disk=disk, directory=partitions, set_aside=self._set_aside, node_id=node_id, observer=self._observer
+        )
+        calls = ControllerCalls(
+            self._observer, self._peers, self._quorum.bootstrap_addresses, own_voter=self._quorum.own_voter
+        )
+        identity = BrokerIdentity(
+            cluster_id=cluster_id,
+            broker_id=node_id,
+            rack=settings.rack,
+            log_directory_ids=(self._quorum.data_directory.directory_id,),
+        )
+        self._lifecycle = BrokerLifecycle(identity, self._observer, calls, on_state=self._on_state)
+        self._producer_ids = ProducerIds(calls, self._lifecycle)
+        parts = BrokerParts(
+            cluster_id=cluster_id,
+            node_id=node_id,
+            observer=self._observer,
+            locator=Locator(node_id=node_id, observer=self._observer, host=self._host),
+            peers=self._peers,
+            producer_ids=self._producer_ids,
+            produce_streams=self._registers[0],
+            fetch_streams=self._registers[1],
+            watch_streams=self._registers[2],
+            thread_checks=ThreadChecks(),
+        )
+        handlers = (
+            LogService(parts).handler(),
+            MetadataService(parts).handler(),
+            AdminService(calls, self._observer).handler(),
+        )
+        self._server, bound = await make_server(handlers, self._health, settings.listen)
+        self._address = settings.advertise or bound
+        await self._server.start()
+        logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, node_id, cluster_id)
+        self._host.failed.add_done_callback(self._on_host_failed)
+        self._watch(self._lifecycle.start(host=self._address.host, port=self._address.port))
+        self._run(self._come_up(self._lifecycle, self._host), "start of the logs")
+        self._run(self._delete_set_aside(self._set_aside), "deletion of set-aside directories")
+        self._run(self._watch_quorum(self._quorum), "quorum node")
+
+    async def wait_serving(self, *, timeout_ms: int) -> None:
+        """Wait until clients are served.
+
+        Raises:
+            BrokerError: not in time, or the broker failed while it started.
+        """
+        serving = asyncio.create_task(self._serving.wait())
+        failed = asyncio.create_task(self.wait_failed())
+        try:
+            done, _ = await asyncio.wait(
+                (serving, failed), timeout=timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED
+            )
+            if failed in done:
+                failed.result()
+            if serving not in done:
+                raise BrokerError(f"the broker is not serving after {timeout_ms} ms: the quorum has not let it in")
+        finally:
+            serving.cancel()
+            failed.cancel()
+            await asyncio.gather(serving, failed, return_exceptions=True)
+
+    async def wait_failed(self) -> NoReturn:
+        """Wait for a failure that the process cannot go on with.
+
+        Raises:
+            BrokerError: what failed.
+        """
+        raise await asyncio.shield(self._fatal)
+
+    async def wait_drained(self) -> None:
+        """Wait until no stream is open."""
+        for register in self._registers:
+            await register.wait_empty()
+
+    async def stop(self) -> None:
+        """Stop in an orderly way: streams drain, logs are closed clean. Idempotent."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        await self._health.set_serving(False)
+        self._serving.clear()
+        for register in self._registers:
+            register.go_away("the broker is stopping: connect elsewhere", DRAIN_MS)
+        await self._drain()
+        if self._lifecycle is not None:
+            if not await self._lifecycle.shut_down(timeout_ms=SHUTDOWN_HANDOVER_MS):
+                logger.warning("stopping without the controller's leave")
+            await self._lifecycle.stop()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+        if self._producer_ids is not None:
+            await self._producer_ids.close()
+        if self._host is not None:
+            await self._host.stop()
+        await self._peers.close()
+        if self._quorum is not None:
+            await self._quorum.stop()
+            logger.info("stopped: node_id=%d", self._settings.node_id)
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(DRAIN_MS / 1000):
+                await self.wait_drained()
+        except TimeoutError:
+            open_count = sum(len(register) for register in self._registers)
+            logger.info("%d streams are still open after %d ms and are cut", open_count, DRAIN_MS)
+
+    async def _come_up(self, lifecycle: BrokerLifecycle, host: ReplicaHost) -> None:
+        broker_epoch = await lifecycle.registered()
+        while not await self._observer.wait_for(broker_epoch + 1, timeout_ms=LIFECYCLE_WAIT_MS):
+            logger.warning("waiting for the metadata up to %d: have %d", broker_epoch, self._observer.metadata_offset)
+        await host.start()
+        logger.info("logs open: replica_count=%d", host.replica_count)
+        lifecycle.set_ready()
+        await self._wait_led(lifecycle.broker_id, host)
+        self._is_up = True
+        self._on_state(lifecycle.state)
+
+    async def _wait_led(self, node_id: int, host: ReplicaHost) -> None:
+        """Wait until this broker's own metadata shows it unfenced and its partitions led, so that `ready` means it.
+
+        The controller elects leaders in slices after it has unfenced a broker.
+        """
+        give_up_ms: int | None = None
+        while True:
+            broker = self._observer.image.brokers.get(node_id)
+            if broker is not None and not broker.fenced:
+                if host.leaderless_count() == 0:
+                    return
+                give_up_ms = give_up_ms or monotonic_ms() + ELECTION_WAIT_MS
+                if monotonic_ms() >= give_up_ms:
+                    logger.warning("%d partitions here have no leader yet", host.leaderless_count())
+                    return
+            await self._observer.wait_for(self._observer.metadata_offset + 1, timeout_ms=ELECTION_WAIT_MS // 4)
+
+    def _on_state(self, state: BrokerState) -> None:
+        is_serving = self._is_up and state.broker_epoch is not None and not state.is_fenced and not self._is_stopping
+        if is_serving == self._serving.is_set():
+            return
+        if is_serving:
+            self._serving.set()
+        else:
+            self._serving.clear()
+        self._run(self._health.set_serving(is_serving), "health")
+
+    async def _watch_quorum(self, quorum: QuorumMember) -> None:
+        await quorum.wait_stopped()
+        raise BrokerFailedError("the quorum node of this process has stopped")
+
+    def _on_host_failed(self, failed: asyncio.Future[BaseException]) -> None:
+        if not failed.cancelled():
+            self._fail(BrokerFailedError(f"the log directory failed: {failed.result()}"))
+
+    def _run(self, work: Coroutine[None, None, None], name: str) -> None:
+        self._watch(asyncio.create_task(work, name=name))
+
+    def _watch(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, BrokerError):
+            self._fail(error)
+        elif error is not None:
+            logger.critical("%s failed", task.get_name(), exc_info=error)
+            self._fail(BrokerFailedError(f"{task.get_name()} failed: {error}"))
+
+    def _fail(self, error: BrokerError) -> None:
+        if not self._fatal.done():
+            self._fatal.set_result(error)
+
+    async def _delete_set_aside(self, set_aside: SetAside) -> None:
+        while True:
+            await asyncio.sleep(SET_ASIDE_CHECK_MS / 1000)
+            try:
+                await asyncio.to_thread(set_aside.delete_due)
+            except StorageError as error:
+                logger.error("set-aside directory not deleted: %s", error)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of one broker process, checked when they are made.
+
+Owns the shape and the checks. Must not read the environment or the command line: `brokerd.__main__` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metaquorum.controller.limits import MAX_NODE_ID
+from metaquorum.settings import Address, SettingsError, parse_address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinedSettings:
+    """A voter in the same process: its quorum listener, what its peers call it, and the voters by node id."""
+
+    quorum_listen: Address
+    quorum_advertise: Address | None = None
+    voters: Mapping[int, str] = field(default_factory=dict[int, str])
+    first_start: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """What a broker process must know.
+
+    Attributes:
+        data_directory: where logs and metadata live.
+        node_id: id of this broker, from 0.
+        cluster_id: id of the cluster; None: the one in the data directory. An empty directory is formatted only
+        when it is given.
+        listen: public listener.
+        advertise: what clients are told; None: the address listened on.
+        quorum_addresses: quorum listeners to find the quorum at; empty in combined mode.
+        rack: rack; empty: none.
+        insecure_plaintext: plaintext on an address that others can reach is meant.
+        combined: a voter in the same process, or None.
+    """
+
+    data_directory: Path
+    node_id: int
+    listen: Address
+    cluster_id: str | None = None
+    advertise: Address | None = None
+    quorum_addresses: tuple[str, ...] = ()
+    rack: str = ""
+    insecure_plaintext: bool = False
+    combined: CombinedSettings | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node_id <= MAX_NODE_ID:
+            raise SettingsError(f"--node-id {self.node_id} is not between 0 and {MAX_NODE_ID}")
+        if self.combined is None and not self.quorum_addresses:
+            raise SettingsError("a broker needs --quorum host:port,... to find the quorum, or --combined")
+        if self.combined is not None and self.quorum_addresses:
+            raise SettingsError("--quorum is for a broker without a voter; with --combined use --voters")
+        for address in self.quorum_addresses:
+            parse_address(address)
+        listeners = [("--listen", self.listen)]
+        if self.combined is not None:
+            listeners.append(("--quorum-listen", self.combined.quorum_listen))
+        for option, place in listeners:
+            if not place.is_loopback and not self.insecure_plaintext:
+                raise SettingsError(
+                    f"{option} {place} is not a loopback address and this build speaks plaintext only: "
+                    "listen on 127.0.0.1, or pass --insecure-plaintext if the network is trusted"
+                )
+        if self.advertise is not None and (self.advertise.is_wildcard or self.advertise.port == 0):
+            raise SettingsError(f"nobody can connect to {self.advertise}: advertise a real address and port")
+        if self.listen.is_wildcard and self.advertise is None:
+            raise SettingsError(f"--listen {self.listen} is every interface: name one with --advertise host:port")

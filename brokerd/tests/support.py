@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests over real gRPC share: a broker in the loop of the test, and clients made of generated code only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from lograft.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, metadata_pb2_grpc
+from lograft.wire.batch import encode_batch
+from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+from lograft.wire.status import RemoteStatus, parse_rpc_error
+
+from brokerd.clock import wall_ms
+from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.metadata.producer_ids import ProducerIds
+from brokerd.replication.locator import Locator
+from brokerd.replication.replica_host import ReplicaHost
+from brokerd.replication.set_aside import SetAside
+from brokerd.rpc.batch_check import ThreadChecks
+from brokerd.rpc.parts import BrokerParts, StreamRegister
+from brokerd.server import BrokerServer
+from brokerd.standalone import standalone_settings
+from storage.testing.sim_disk import SimDisk
+
+WAIT_S = 10.0
+"""Seconds after which a wait of a test fails."""
+
+
+class Client:
+    """Stubs over one channel to one broker."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(
+            address,
+            options=(
+                ("grpc.max_send_message_length", 2 * MAX_GRPC_MESSAGE_BYTES),
+                ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+                ("grpc.enable_http_proxy", 0),
+            ),
+        )
+        self.log: Any = log_pb2_grpc.LogServiceStub(self.channel)
+        self.metadata: Any = metadata_pb2_grpc.MetadataServiceStub(self.channel)
+        self.admin: Any = admin_pb2_grpc.AdminServiceStub(self.channel)
+
+    async def create_topic(self, topic: str, partition_count: int = 1, **configs: str) -> admin_pb2.CreateTopicResponse:
+        request = admin_pb2.CreateTopicRequest(
+            topic=topic,
+            partition_count=partition_count,
+            configs={name.replace("_", "."): value for name, value in configs.items()},
+        )
+        return await self.admin.CreateTopic(request, timeout=WAIT_S)
+
+    async def append(self, topic: str, values: Sequence[bytes], **fields: Any) -> log_pb2.AppendResponse:
+        request = log_pb2.AppendRequest(
+            topic=topic, records=[log_pb2.Record(value=value) for value in values], **fields
+        )
+        return await self.log.Append(request, timeout=WAIT_S)
+
+    async def read(self, topic: str, partition: int = 0, offset: int = 0, **fields: Any) -> log_pb2.ReadResponse:
+        request = log_pb2.ReadRequest(topic=topic, partition=partition, offset=offset, **fields)
+        return await self.log.Read(request, timeout=WAIT_S)
+
+
+class Stream:
+    """One bidirectional stream with waits that end."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def send(self, request: Any) -> None:
+        await self.call.write(request)
+
+    async def receive(self) -> Any:
+        async with asyncio.timeout(WAIT_S):
+            response = await self.call.read()
+        assert response is not grpc.aio.EOF, "the stream ended"
+        return response
+
+    async def failure(self) -> RemoteStatus:
+        """Read until the stream ends, and return how."""
+        async with asyncio.timeout(WAIT_S):
+            try:
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+            except grpc.aio.AioRpcError as error:
+                return parse_rpc_error(error)
+        raise AssertionError("the stream ended without a failure")
+
+
+class ProduceStream(Stream):
+    """A produce stream of one route or more, numbered from 0."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.log.Produce())
+        self.producer: tuple[int, int] = (-1, -1)
+        self.sequences: dict[int, int] = {}
+        self.numbers: dict[int, int] = {}
+
+    async def open(self, *partitions: tuple[str, int], **fields: Any) -> log_pb2.ProduceOpened:
+        routes = [
+            log_pb2.ProduceRoute(route=route, topic=topic, partition=partition)
+            for route, (topic, partition) in enumerate(partitions)
+        ]
+        await self.send(log_pb2.ProduceRequest(open=log_pb2.ProduceOpen(routes=routes, **fields)))
+        opened = (await self.receive()).opened
+        if opened.HasField("producer"):
+            self.producer = (opened.producer.producer_id, opened.producer.producer_epoch)
+        return opened
+
+    def encode(self, values: Sequence[bytes], sequence: int) -> bytes:
+        producer_id, producer_epoch = self.producer
+        return bytes(
+            encode_batch(
+                values,
+                timestamps_ms=1_700_000_000_000,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                base_sequence=sequence if producer_id >= 0 else -1,
+            )
+        )
+
+    async def produce(self, values: Sequence[bytes], route: int = 0) -> None:
+        sequence = self.sequences.get(route, 0)
+        self.sequences[route] = sequence + len(values)
+        await self.send_body(self.encode(values, sequence), route)
+
+    async def send_body(self, body: bytes, route: int = 0) -> None:
+        number = self.numbers[route] = self.numbers.get(route, 0) + 1
+        batch = log_pb2.ProduceBatch(route=route, batch_number=number, body=body)
+        await self.send(log_pb2.ProduceRequest(batch=batch))
+
+    async def receipts(self, last_batch_number: int, route: int = 0) -> list[log_pb2.ProduceReceipt]:
+        """Read receipts until one covers the batch; anything else fails the test."""
+        found: list[log_pb2.ProduceReceipt] = []
+        while not found or found[-1].last_batch_number < last_batch_number:
+            response = await self.receive()
+            assert response.WhichOneof("message") == "receipt", response
+            assert response.receipt.route == route, response
+            found.append(response.receipt)
+        return found
+
+    async def route_end(self, route: int = 0) -> log_pb2.RouteEnd:
+        response = await self.receive()
+        assert response.WhichOneof("message") == "route_end", response
+        assert response.route_end.route == route, response
+        return response.route_end
+
+    async def finish(self) -> None:
+        """Close our side and wait for the orderly end."""
+        await self.call.done_writing()
+        async with asyncio.timeout(WAIT_S):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+            assert await self.call.code() is grpc.StatusCode.OK
+
+
+class FetchStream(Stream):
+    """A fetch stream; routes are numbered from 0."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.log.Fetch())
+
+    async def open(self, *places: tuple[str, int, int], **fields: Any) -> log_pb2.FetchOpened:
+        routes = [
+            log_pb2.FetchRoute(route=route, topic=topic, partition=partition, offset=offset)
+            for route, (topic, partition, offset) in enumerate(places)
+        ]
+        fields.setdefault("credit_bytes", 1 << 30)
+        await self.send(log_pb2.FetchRequest(open=log_pb2.FetchOpen(routes=routes, **fields)))
+        return (await self.receive()).opened
+
+    async def credit(self, credit_bytes: int) -> None:
+        await self.send(log_pb2.FetchRequest(credit=log_pb2.FetchCredit(bytes=credit_bytes)))
+
+    async def chunk(self) -> log_pb2.FetchChunk:
+        """Return the next chunk; marks before it are passed over."""
+        while True:
+            response = await self.receive()
+            kind = response.WhichOneof("message")
+            if kind == "chunk":
+                return response.chunk
+            assert kind == "mark", response
+
+    async def mark(self) -> log_pb2.FetchMark:
+        response = await self.receive()
+        assert response.WhichOneof("message") == "mark", response
+        return response.mark
+
+    async def route_end(self, route: int = 0) -> log_pb2.RouteEnd:
+        while True:
+            response = await self.receive()
+            if response.WhichOneof("message") == "route_end":
+                assert response.route_end.route == route, response
+                return response.route_end
+
+
+@asynccontextmanager
+async def running_broker(data_directory: Path) -> AsyncIterator[BrokerServer]:
+    """A cluster of one node in the loop of the test."""
+    server = BrokerServer(standalone_settings(data_directory, port=0))
+    await server.start()
+    try:
+        await server.wait_serving(timeout_ms=int(WAIT_S * 1000))
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def connected(server: BrokerServer) -> AsyncIterator[Client]:
+    """A client of a broker."""
+    client = Client(str(server.address))
+    try:
+        yield client
+    finally:
+        await client.channel.close()
+
+
+async def refusal(call: Any) -> RemoteStatus:
+    """Return how a call failed."""
+    try:
+        response = await call
+    except grpc.aio.AioRpcError as error:
+        return parse_rpc_error(error)
+    raise AssertionError(f"the call was answered: {response}")
+
+
+def offline_parts(observer: MetadataObserver, host: ReplicaHost | None = None) -> BrokerParts:
+    """Parts of a broker without a network: for services that need metadata and replicas only."""
+    peers = PeerChannels()
+    calls = ControllerCalls(observer, peers, ())
+    identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
+    if host is None:
+        disk = SimDisk()
+        host = ReplicaHost(
+            disk=disk, directory="/p", set_aside=SetAside(disk, "/p", wall_ms), node_id=1, observer=observer
+        )
+    lifecycle = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
+    return BrokerParts(
+        cluster_id="c",
+        node_id=1,
+        observer=observer,
+        locator=Locator(node_id=1, observer=observer, host=host),
+        peers=peers,
+        producer_ids=ProducerIds(calls, lifecycle),
+        produce_streams=StreamRegister("produce", 1),
+        fetch_streams=StreamRegister("fetch", 1),
+        watch_streams=StreamRegister("watch", 1),
+        thread_checks=ThreadChecks(),
+    )

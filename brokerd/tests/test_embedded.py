@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded cluster: from any thread, with clean ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from lograft.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
+
+from brokerd.embedded import EmbeddedCluster
+from brokerd.errors import AddressInUseError, BrokerError
+from brokerd.tests.support import WAIT_S
+
+
+def append_and_read(bootstrap: str, value: bytes) -> list[bytes]:
+    with grpc.insecure_channel(bootstrap, options=(("grpc.enable_http_proxy", 0),)) as channel:
+        listed = admin_pb2_grpc.AdminServiceStub(channel).ListTopics(admin_pb2.ListTopicsRequest(), timeout=WAIT_S)
+        if not listed.topics:
+            admin_pb2_grpc.AdminServiceStub(channel).CreateTopic(
+                admin_pb2.CreateTopicRequest(topic="t"), timeout=WAIT_S
+            )
+        log = log_pb2_grpc.LogServiceStub(channel)
+        log.Append(log_pb2.AppendRequest(topic="t", records=[log_pb2.Record(value=value)]), timeout=WAIT_S)
+        read = log.Read(log_pb2.ReadRequest(topic="t"), timeout=WAIT_S)
+        return [record.value for record in read.records]
+
+
+def test_serves_blocking_clients_and_leaves_nothing_behind() -> None:
+    """A cluster in a temporary directory serves at once; after the end its threads and its directory are gone."""
+    before = set(threading.enumerate())
+    with EmbeddedCluster() as cluster:
+        assert append_and_read(cluster.bootstrap, b"a") == [b"a"]
+        assert cluster._temporary is not None
+        directory = Path(cluster._temporary.name)
+        assert directory.exists()
+    assert not directory.exists()
+    # The threads of grpcio are not ours to end.
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not [name for name in left if name.startswith("lograft")]
+    with pytest.raises(BrokerError, match="not running"):
+        assert cluster.bootstrap
+
+
+def test_kept_directory_keeps_its_records(tmp_path: Path) -> None:
+    """With a directory of one's own the next cluster goes on where the last one stopped."""
+    for number in range(2):
+        with EmbeddedCluster(tmp_path / "data") as cluster:
+            assert append_and_read(cluster.bootstrap, b"%d" % number) == [b"0", b"1"][: number + 1]
+
+
+async def test_works_beside_a_running_event_loop() -> None:
+    """Started and used from a thread while the caller's own loop runs; two clusters do not know each other."""
+
+    def run() -> list[bytes]:
+        with EmbeddedCluster() as first, EmbeddedCluster() as second:
+            assert first.bootstrap != second.bootstrap
+            return append_and_read(first.bootstrap, b"1") + append_and_read(second.bootstrap, b"2")
+
+    assert await asyncio.to_thread(run) == [b"1", b"2"]
+
+
+def test_failed_start_raises_and_can_be_followed_by_another(tmp_path: Path) -> None:
+    """A taken port is raised in the caller's thread; nothing of the failed start is left."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cluster = EmbeddedCluster(tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(AddressInUseError):
+            cluster.start()
+        cluster.stop()
+    with pytest.raises(BrokerError, match="starts once"):
+        cluster.start()
+    with EmbeddedCluster(tmp_path) as again:
+        assert append_and_read(again.bootstrap, b"x") == [b"x"]
+
+
+def test_health_says_serving_for_every_service() -> None:
+    """The standard health service answers for the process and for each service; reflection is there as well."""
+    with EmbeddedCluster() as cluster, grpc.insecure_channel(cluster.bootstrap) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("", "lograft.v1.LogService", "lograft.v1.MetadataService", "lograft.v1.AdminService"):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT_S)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            health.Check(health_pb2.HealthCheckRequest(service="unknown"), timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a broker in the cluster, against a real controller: stale registrations, outages, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from lograft.internal.v1 import controller_pb2, controller_pb2_grpc
+from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
+from lograft.wire.codes import ErrorCode
+
+from brokerd.errors import BrokerFailedError, RegistrationRefusedError
+from brokerd.event_loop import new_event_loop
+from brokerd.health import LIVENESS
+from brokerd.server import BrokerServer
+from brokerd.settings import BrokerSettings, CombinedSettings
+from brokerd.standalone import standalone_settings
+from brokerd.tests.support import WAIT_S, Client, ProduceStream, connected, refusal, running_broker
+from brokerd.tests.test_two_brokers import leaders, second_broker
+from metaquorum.settings import Address
+from storage.errors import DiskFailedError
+
+
+async def watch_until(
+    client: Client, holds: Callable[[metadata_pb2.Broker], bool], broker_id: int
+) -> metadata_pb2.Broker:
+    """Follow the cluster until a broker is as wanted."""
+    watch = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest(topics=["none"]))
+    async with asyncio.timeout(WAIT_S):
+        async for response in watch:
+            for broker in response.brokers:
+                if broker.broker_id == broker_id and holds(broker):
+                    watch.cancel()
+                    return broker
+    raise AssertionError("the watch ended")
+
+
+async def test_replaced_registration_is_noticed_and_renewed(tmp_path: Path) -> None:
+    """A broker whose id was registered by another process registers anew and serves under a higher epoch."""
+    async with (
+        running_broker(tmp_path / "1") as first,
+        second_broker(first, tmp_path / "2") as second,
+        connected(first) as client,
+        grpc.aio.insecure_channel(first.quorum_address or "") as channel,
+    ):
+        controller = controller_pb2_grpc.ControllerServiceStub(channel)
+        old = await watch_until(client, lambda broker: not broker.fenced, 2)
+        beat = controller_pb2.HeartbeatRequest(
+            cluster_id=first.cluster_id, broker_id=2, broker_epoch=old.broker_epoch, want_fence=True
+        )
+        call = controller.Heartbeat()
+        await call.write(beat)
+        assert (await call.read()).fenced
+        stranger = controller_pb2.RegisterBrokerRequest(
+            cluster_id=first.cluster_id,
+            broker_id=2,
+            incarnation_id=b"s" * 16,
+            host="127.0.0.1",
+            port=1,
+            feature_level=controller_pb2.FeatureRange(min_level=1, max_level=1),
+        )
+        taken = await controller.RegisterBroker(stranger)
+        call.cancel()
+        back = await watch_until(
+            client, lambda broker: broker.broker_epoch > taken.broker_epoch and not broker.fenced, 2
+        )
+        assert f"{back.host}:{back.port}" == str(second.address)
+
+
+async def test_second_live_process_of_an_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a broker lives nobody else gets its id, and the second process ends with an error that names it."""
+    monkeypatch.setattr("brokerd.metadata.lifecycle.DUPLICATE_WAIT_MS", 200)
+    async with running_broker(tmp_path / "1") as first, second_broker(first, tmp_path / "2") as second:
+        settings = BrokerSettings(
+            data_directory=tmp_path / "3",
+            node_id=2,
+            cluster_id=first.cluster_id,
+            listen=Address(host="127.0.0.1", port=0),
+            quorum_addresses=(first.quorum_address or "",),
+        )
+        third = BrokerServer(settings)
+        await third.start()
+        try:
+            with pytest.raises(RegistrationRefusedError, match="broker 2"):
+                await third.wait_serving(timeout_ms=int(WAIT_S * 1000))
+        finally:
+            await third.stop()
+        assert second.is_serving
+
+
+@pytest.fixture
+def fixed_settings(tmp_path: Path) -> BrokerSettings:
+    """Settings of a cluster of one whose quorum is found at the same port after a restart."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    listen = Address(host="127.0.0.1", port=port)
+    return dataclasses.replace(
+        standalone_settings(tmp_path / "1", port=0), combined=CombinedSettings(quorum_listen=listen)
+    )
+
+
+async def test_broker_outlives_an_outage_of_the_quorum(fixed_settings: BrokerSettings, tmp_path: Path) -> None:
+    """Without a controller its partitions go on, changes are refused in time, and everything comes back with it."""
+    first = BrokerServer(fixed_settings)
+    await first.start()
+    await first.wait_serving(timeout_ms=int(WAIT_S * 1000))
+    async with second_broker(first, tmp_path / "2") as second, connected(second) as client:
+        await client.create_topic("t", 4)
+        partition = next(number for number, leader in (await leaders(client)).items() if leader == 2)
+        stream = ProduceStream(client)
+        await stream.open(("t", partition))
+        await first.stop()
+        await stream.produce([b"without a quorum"])
+        await stream.receipts(1)
+        request = metadata_pb2.GetClusterRequest(topics=["t"])
+        assert len((await client.metadata.GetCluster(request)).topics) == 1
+        status = await refusal(client.admin.ListTopics(admin_pb2.ListTopicsRequest(), timeout=0.6))
+        assert status.code is ErrorCode.QUORUM_UNAVAILABLE
+
+        again = BrokerServer(fixed_settings)
+        await again.start()
+        try:
+            await again.wait_serving(timeout_ms=int(WAIT_S * 1000))
+            await watch_until(client, lambda broker: not broker.fenced, 1)
+            await client.create_topic("u")
+            read = await client.read("t", partition)
+            assert [record.value for record in read.records] == [b"without a quorum"]
+        finally:
+            await again.stop()
+
+
+async def test_producer_ids_without_a_quorum_are_refused_in_time(
+    fixed_settings: BrokerSettings, tmp_path: Path
+) -> None:
+    """A handshake that needs a new block ends typed when the quorum is gone."""
+    first = BrokerServer(fixed_settings)
+    await first.start()
+    await first.wait_serving(timeout_ms=int(WAIT_S * 1000))
+    async with second_broker(first, tmp_path / "2") as second, connected(second) as client:
+        await first.stop()
+        status = await refusal(client.log.InitProducer(log_pb2.InitProducerRequest(), timeout=0.6))
+        assert status.code is ErrorCode.QUORUM_UNAVAILABLE
+
+
+async def test_failed_log_directory_ends_the_broker(tmp_path: Path) -> None:
+    """When the log directory fails the broker says so, and whoever runs it is told to stop."""
+    async with running_broker(tmp_path) as server:
+        assert server.replica_host is not None
+        server.replica_host.note_disk_failure(DiskFailedError("/data/x.log", "sync failed"))
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(BrokerFailedError, match="sync failed"):
+                await server.wait_failed()
+
+
+async def test_health_follows_the_registration(tmp_path: Path) -> None:
+    """Liveness is there from the start; the services are SERVING only while the controller lets the broker serve."""
+    async with running_broker(tmp_path) as server, connected(server) as client:
+        health = health_pb2_grpc.HealthStub(client.channel)
+
+        async def status(name: str) -> int:
+            return (await health.Check(health_pb2.HealthCheckRequest(service=name))).status
+
+        serving = health_pb2.HealthCheckResponse.SERVING
+        assert [await status(name) for name in ("", LIVENESS, "lograft.v1.LogService")] == [serving] * 3
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="lograft.v1.LogService"))
+        assert (await watch.read()).status == serving
+        stopping = asyncio.create_task(server.stop())
+        async with asyncio.timeout(WAIT_S):
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+        await stopping
+
+
+def test_event_loop_is_quiet_about_a_wakeup_that_another_loop_took(caplog: pytest.LogCaptureFixture) -> None:
+    """The harmless race of several loops over one socket of grpcio is not logged; everything else is."""
+    loop = new_event_loop()
+    try:
+        message = "Exception in callback PollerCompletionQueue._handle_events()"
+        loop.call_exception_handler({"message": message, "exception": BlockingIOError(11, "again")})
+        assert not caplog.records
+        loop.call_exception_handler({"message": "Exception in callback other()", "exception": BlockingIOError(11)})
+        assert len(caplog.records) == 1
+    finally:
+        loop.close()

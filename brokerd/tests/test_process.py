@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands as processes: ready line, signals, exit codes, one clear line for an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from brokerd.tests.support import WAIT_S
+from brokerd.tests.test_embedded import append_and_read
+
+pytestmark = pytest.mark.process
+
+READY = re.compile(r"lograft dev: ready on (127\.0\.0\.1:\d+)")
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOGRAFT_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "brokerd", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_ready(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = READY.match(line)
+    assert found is not None, (line, process.communicate(timeout=WAIT_S))
+    return found[1]
+
+
+def test_dev_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
+    """`brokerd dev` prints its address when it serves, and SIGTERM is an orderly end with exit code 0."""
+    with started("dev", "--port", "0", "--data-dir", str(tmp_path)) as process:
+        before = time.monotonic()
+        address = read_ready(process)
+        assert time.monotonic() - before < WAIT_S
+        assert append_and_read(address, b"x") == [b"x"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+
+
+def test_killed_process_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """After kill -9 the next process has every acknowledged record, at its offset."""
+    for round_number in range(2):
+        with started("dev", "--port", "0", "--data-dir", str(tmp_path)) as process:
+            address = read_ready(process)
+            expected = [b"%d" % number for number in range(round_number + 1)]
+            assert append_and_read(address, b"%d" % round_number) == expected
+            process.kill()
+            process.wait(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("run", "--node-id", "1", "--data-dir", "DIR", "--quorum", "127.0.0.1:1"), 1, "not formatted"),
+        (("run", "--node-id", "1", "--data-dir", "DIR"), 1, "--quorum"),
+        (
+            ("run", "--node-id", "1", "--data-dir", "DIR", "--quorum", "127.0.0.1:1", "--listen", "0.0.0.0:0"),
+            1,
+            "--insecure-plaintext",
+        ),
+        (("run", "--node-id", "1", "--data-dir", "DIR", "--quorum", "x"), 1, "x"),
+        (("run", "--node-id", "1"), 2, "--data-dir"),
+    ],
+    ids=["unformatted", "no quorum", "plaintext", "bad address", "usage"],
+)
+def test_error_is_one_line_and_an_exit_code(tmp_path: Path, arguments: tuple[str, ...], code: int, text: str) -> None:
+    """A start that cannot work ends with one clear line on stderr and without a trace."""
+    filled = [str(tmp_path / "data") if argument == "DIR" else argument for argument in arguments]
+    with started(*filled) as process:
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == code
+        assert text in errors
+        assert "Traceback" not in errors
+        if code == 1:
+            assert errors.startswith("brokerd: error: ")
+            assert errors.count("\n") == 1

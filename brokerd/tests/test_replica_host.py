@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replica host over a simulated disk: opening by metadata, flushing, failing, setting aside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from lograft.wire.batch import encode_batch, read_batches, read_header
+from lograft.wire.codes import ErrorCode
+
+from brokerd.failure import Failure, RefusedError
+from brokerd.limits import DELETED_PARTITION_KEEP_MS, UNKNOWN_PARTITION_KEEP_MS
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.partition.events import AckLevel, Durability
+from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.locator import Locator
+from brokerd.replication.replica_host import ReplicaHost
+from brokerd.replication.set_aside import SetAside
+from brokerd.tests.support import WAIT_S
+from metaquorum.controller.records import (
+    BrokerRecord,
+    ConfigRecord,
+    ConfigResource,
+    LeaderChange,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from metaquorum.runtime import record_codec
+from metaquorum.runtime.listener import CommittedBatch
+from storage.log import LogSettings, PartitionIdentity, PartitionLog
+from storage.testing.sim_disk import Refusal, SimDisk
+
+TOPIC_ID = bytes(range(16))
+ROOT = "/data/partitions"
+
+
+class Host:
+    """A replica host, its disk, and the metadata that a quorum would have committed."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.disk = disk
+        self.now_ms = 1_000_000
+        self.observer = MetadataObserver()
+        self.set_aside = SetAside(disk, ROOT, lambda: self.now_ms)
+        self.host = ReplicaHost(disk=disk, directory=ROOT, set_aside=self.set_aside, node_id=1, observer=self.observer)
+        self.locator = Locator(node_id=1, observer=self.observer, host=self.host)
+
+    def commit(self, *records: MetadataRecord) -> None:
+        base_offset = self.observer.metadata_offset
+        batch = CommittedBatch(
+            base_offset=base_offset,
+            next_offset=base_offset + len(records),
+            quorum_epoch=1,
+            append_timestamp_ms=0,
+            records=[record_codec.encode(record) for record in records],
+            is_control=False,
+        )
+        self.observer.on_commit(batch)
+
+    def register(self) -> None:
+        self.commit(
+            BrokerRecord(
+                broker_id=1, incarnation_id=bytes(16), broker_epoch=1, host="h", port=1, rack=None, fenced=False
+            )
+        )
+
+    def create_topic(self, policy: str = "ack", partition_count: int = 1) -> None:
+        config = ConfigRecord(
+            resource=ConfigResource.TOPIC, resource_name=TOPIC_ID.hex(), name="flush.policy", value=policy
+        )
+        partitions = [
+            PartitionRecord(
+                topic_id=TOPIC_ID,
+                partition=partition,
+                replicas=(1,),
+                isr=(1,),
+                leader_id=1,
+                leader_epoch=0,
+                partition_epoch=0,
+            )
+            for partition in range(partition_count)
+        ]
+        self.commit(TopicRecord(topic="t", topic_id=TOPIC_ID), *partitions, config)
+
+    async def replica(self, partition: int = 0) -> HostedReplica:
+        return await self.locator.local_leader("t", partition, timeout_ms=int(WAIT_S * 1000))
+
+
+class Listener:
+    """Remembers what a replica tells."""
+
+    def __init__(self) -> None:
+        self.high_watermarks: list[int] = []
+        self.failures: list[Failure] = []
+
+    def on_high_watermark(self, high_watermark: int) -> None:
+        self.high_watermarks.append(high_watermark)
+
+    def on_service_end(self, failure: Failure) -> None:
+        self.failures.append(failure)
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    """A host over an empty disk, with its broker registered."""
+    disk = SimDisk()
+    disk.make_directory("/data")
+    disk.make_directory(ROOT)
+    made = Host(disk)
+    made.register()
+    await made.host.start()
+    yield made
+    await made.host.stop()
+
+
+def append(replica: HostedReplica, values: Sequence[bytes]) -> int:
+    batch = encode_batch(values, timestamps_ms=5)
+    return replica.append(memoryview(batch), read_header(batch)).next_offset
+
+
+async def acked(replica: HostedReplica, next_offset: int, level: AckLevel = AckLevel.ALL) -> Durability | None:
+    reached: asyncio.Future[Durability | None] = asyncio.get_running_loop().create_future()
+    replica.want_ack(next_offset, level, reached.set_result)
+    async with asyncio.timeout(WAIT_S):
+        return await reached
+
+
+async def test_log_is_opened_for_a_new_topic_and_flushed_before_the_ack(host: Host) -> None:
+    """A committed topic gets its log; under `ack` the file is synced before anybody hears of the record."""
+    host.create_topic()
+    replica = await host.replica()
+    listener = Listener()
+    replica.add_read_listener(listener)
+    next_offset = append(replica, [b"a", b"b"])
+    assert (next_offset, replica.high_watermark, listener.high_watermarks) == (2, 0, [])
+    synced_before = sum(call.operation == "sync" for call in host.disk.calls)
+    assert await acked(replica, next_offset) is Durability.FLUSHED
+    assert sum(call.operation == "sync" for call in host.disk.calls) > synced_before
+    assert listener.high_watermarks == [2]
+    found = replica.read(1, 1_000, end_offset=2)
+    assert [batch.values() for batch in read_batches(found.data)] == [[b"a", b"b"]]
+
+
+async def test_interval_policy_flushes_later(host: Host) -> None:
+    """Under `interval` the ack comes at once and the flush by itself."""
+    host.create_topic("interval")
+    host.commit(
+        ConfigRecord(resource=ConfigResource.TOPIC, resource_name=TOPIC_ID.hex(), name="flush.interval.ms", value="1")
+    )
+    replica = await host.replica()
+    next_offset = append(replica, [b"a"])
+    assert await acked(replica, next_offset) is Durability.REPLICATED
+    async with asyncio.timeout(WAIT_S):
+        while await acked(replica, next_offset) is not Durability.FLUSHED:
+            await asyncio.to_thread(lambda: None)
+
+
+async def test_config_change_reaches_an_open_log(host: Host) -> None:
+    """A changed flush policy holds for what is appended from then on."""
+    host.create_topic("none")
+    replica = await host.replica()
+    assert await acked(replica, append(replica, [b"a"])) is Durability.REPLICATED
+    host.commit(
+        ConfigRecord(resource=ConfigResource.TOPIC, resource_name=TOPIC_ID.hex(), name="flush.policy", value="ack")
+    )
+    assert await acked(replica, append(replica, [b"b"])) is Durability.FLUSHED
+
+
+async def test_failed_fsync_fails_the_directory_and_acknowledges_nothing(host: Host) -> None:
+    """After a failed fsync no ack comes, every route ends with STORAGE_FAILED, and the process is told to stop."""
+    host.create_topic(partition_count=2)
+    first, second = await host.replica(0), await host.replica(1)
+    listeners = (Listener(), Listener())
+    first.add_service_listener(listeners[0])
+    second.add_read_listener(listeners[1])
+    host.disk.refuse("sync", "-0/", Refusal.IO_ERROR)
+    next_offset = append(first, [b"a"])
+    assert await acked(first, next_offset) is None
+    async with asyncio.timeout(WAIT_S):
+        assert "sync failed" in str(await host.host.failed)
+    for listener in listeners:
+        assert [failure.code for failure in listener.failures] == [ErrorCode.STORAGE_FAILED]
+    for replica in (first, second):
+        with pytest.raises(RefusedError) as caught:
+            append(replica, [b"b"])
+        assert caught.value.failure.code is ErrorCode.STORAGE_FAILED
+    assert first.high_watermark == 0
+
+
+async def test_failed_write_fails_the_directory(host: Host) -> None:
+    """A failed write is as final as a failed fsync."""
+    host.create_topic()
+    replica = await host.replica()
+    host.disk.refuse("append", ".log", Refusal.IO_ERROR)
+    with pytest.raises(RefusedError) as caught:
+        append(replica, [b"a"])
+    assert caught.value.failure.code is ErrorCode.STORAGE_FAILED
+    assert host.host.failed.done()
+    assert await acked(replica, 0) is None
+
+
+async def test_full_disk_refuses_and_recovers(host: Host) -> None:
+    """Without space an append is refused, reads go on, and appends work again when there is space."""
+    host.create_topic()
+    replica = await host.replica()
+    await acked(replica, append(replica, [b"a"]))
+    host.disk.refuse("append", ".log", Refusal.FULL)
+    with pytest.raises(RefusedError) as caught:
+        append(replica, [b"b"])
+    assert caught.value.failure.code is ErrorCode.STORAGE_FAILED
+    assert caught.value.failure.retry_after_ms
+    assert replica.read(0, 100, end_offset=1).data
+    assert await acked(replica, append(replica, [b"c"])) is Durability.FLUSHED
+    assert not host.host.failed.done()
+
+
+async def test_log_that_cannot_be_opened_fails_only_its_partition(host: Host) -> None:
+    """A directory with the files of another partition refuses with a typed error; the others are served."""
+    damaged = f"{ROOT}/{TOPIC_ID.hex()}-0"
+    other = PartitionIdentity(bytes(16), 7)
+    PartitionLog.open(host.disk, damaged, settings=LogSettings(), now_ms=0, identity=other).log.close()
+    host.create_topic(partition_count=2)
+    assert append(await host.replica(1), [b"a"]) == 1
+    with pytest.raises(RefusedError) as caught:
+        await host.replica(0)
+    assert caught.value.failure.code is ErrorCode.STORAGE_FAILED
+
+
+async def test_dropped_ack_is_not_called(host: Host) -> None:
+    """Who stops to wait is not called when the flush is done."""
+    host.create_topic()
+    replica = await host.replica()
+    next_offset = append(replica, [b"a"])
+    calls: list[Durability | None] = []
+    token = replica.want_ack(next_offset, AckLevel.ALL, calls.append)
+    replica.drop_ack(token)
+    replica.drop_ack(token)
+    assert await acked(replica, next_offset) is Durability.FLUSHED
+    assert calls == []
+
+
+async def test_lost_leadership_ends_the_routes_with_a_hint(host: Host) -> None:
+    """When the metadata names no leader the routes end; when this broker leads again it serves under the new epoch."""
+    host.create_topic()
+    replica = await host.replica()
+    listener = Listener()
+    replica.add_read_listener(listener)
+    host.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=None)))
+    assert [failure.code for failure in listener.failures] == [ErrorCode.LEADER_NOT_AVAILABLE]
+    with pytest.raises(RefusedError) as caught:
+        append(replica, [b"a"])
+    assert caught.value.failure.code is ErrorCode.LEADER_NOT_AVAILABLE
+    host.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=1)))
+    assert replica.leader_epoch == 2
+    assert append(replica, [b"a"]) == 1
+
+
+async def test_removed_topic_is_set_aside_and_deleted_later(host: Host) -> None:
+    """The directory of a removed topic keeps its files for the stated time and not longer."""
+    host.create_topic()
+    replica = await host.replica()
+    await acked(replica, append(replica, [b"a"]))
+    listener = Listener()
+    replica.add_service_listener(listener)
+    host.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
+    with pytest.raises(RefusedError) as caught:
+        await host.replica()
+    assert caught.value.failure.code is ErrorCode.UNKNOWN_TOPIC
+    await host.host.wait_idle()
+    assert [failure.code for failure in listener.failures] == [ErrorCode.UNKNOWN_TOPIC]
+    (name,) = host.disk.list_directory(ROOT)
+    assert name.endswith(".removed")
+    host.now_ms += DELETED_PARTITION_KEEP_MS - 1
+    assert host.set_aside.delete_due() == 0
+    host.now_ms += 1
+    assert host.set_aside.delete_due() == 1
+    assert host.disk.list_directory(ROOT) == []
+
+
+async def test_unknown_directories_are_kept_longer(host: Host) -> None:
+    """What the metadata never knew may be a mistake: it is kept for days, other names are not touched at all."""
+    for name in (f"{'0a' * 16}-1", "notes", f"{'0a' * 16}-2.x.unknown"):
+        host.disk.make_directory(f"{ROOT}/{name}")
+    assert host.set_aside.take_unknown(set()) == [f"{'0a' * 16}-1"]
+    host.now_ms += UNKNOWN_PARTITION_KEEP_MS - 1
+    assert host.set_aside.delete_due() == 0
+    host.now_ms += 1
+    assert host.set_aside.delete_due() == 1
+    assert len(host.disk.list_directory(ROOT)) == 2
+
+
+async def test_stopping_ends_routes_with_shutting_down(host: Host) -> None:
+    """An orderly stop tells routes why, and closes every log clean."""
+    host.create_topic()
+    replica = await host.replica()
+    append(replica, [b"a"])
+    listener = Listener()
+    replica.add_service_listener(listener)
+    await host.host.stop()
+    await host.host.stop()
+    assert [failure.code for failure in listener.failures] == [ErrorCode.SHUTTING_DOWN]
+    assert replica.log_end_offset == 1

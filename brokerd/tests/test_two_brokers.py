@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two brokers on one quorum: forwarding, leader hints, fencing, coming back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from lograft.v1 import log_pb2, metadata_pb2
+from lograft.wire.codes import ErrorCode
+
+from brokerd.rpc.calls import FORWARDED_KEY
+from brokerd.server import BrokerServer
+from brokerd.settings import BrokerSettings
+from brokerd.tests.support import (
+    WAIT_S,
+    Client,
+    FetchStream,
+    ProduceStream,
+    connected,
+    refusal,
+    running_broker,
+)
+from metaquorum.settings import Address
+
+PARTITIONS = 8
+
+
+@asynccontextmanager
+async def second_broker(first: BrokerServer, data_directory: Path) -> AsyncIterator[BrokerServer]:
+    """A broker of its own that follows the quorum of the first."""
+    settings = BrokerSettings(
+        data_directory=data_directory,
+        node_id=2,
+        cluster_id=first.cluster_id,
+        listen=Address(host="127.0.0.1", port=0),
+        quorum_addresses=(first.quorum_address or "",),
+        rack="r2",
+    )
+    server = BrokerServer(settings)
+    await server.start()
+    try:
+        await server.wait_serving(timeout_ms=int(WAIT_S * 1000))
+        yield server
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def brokers(tmp_path: Path) -> AsyncIterator[tuple[BrokerServer, BrokerServer]]:
+    """A combined node and a broker beside it."""
+    async with running_broker(tmp_path / "1") as first, second_broker(first, tmp_path / "2") as second:
+        yield first, second
+
+
+@pytest.fixture
+async def clients(brokers: tuple[BrokerServer, BrokerServer]) -> AsyncIterator[tuple[Client, Client]]:
+    """A client of each, and a topic spread over both that both know."""
+    async with connected(brokers[0]) as first, connected(brokers[1]) as second:
+        created = await first.create_topic("t", PARTITIONS)
+        for client in (first, second):
+            request = metadata_pb2.GetClusterRequest(min_metadata_offset=created.metadata_offset)
+            cluster = await client.metadata.GetCluster(request, timeout=WAIT_S)
+            assert {partition.leader_id for partition in cluster.topics[0].partitions} == {1, 2}
+        yield first, second
+
+
+async def leaders(client: Client) -> dict[int, int]:
+    cluster = await client.metadata.GetCluster(metadata_pb2.GetClusterRequest(topics=["t"]))
+    return {partition.partition: partition.leader_id for partition in cluster.topics[0].partitions}
+
+
+async def test_any_broker_takes_plain_calls(clients: tuple[Client, Client]) -> None:
+    """Append, Read and ListOffsets give the same answers at both brokers, whoever leads the partition."""
+    for partition in range(PARTITIONS):
+        for number, client in enumerate(clients):
+            response = await client.append("t", [b"%d" % number], partition=partition)
+            assert response.ranges[0].base_offset == number
+            assert response.ranges[0].durability == log_pb2.DURABILITY_FLUSHED
+    queries = [
+        log_pb2.OffsetQuery(topic="t", partition=partition, position=log_pb2.OFFSET_POSITION_LATEST)
+        for partition in range(PARTITIONS)
+    ]
+    for client in clients:
+        for partition in range(PARTITIONS):
+            assert [record.value for record in (await client.read("t", partition)).records] == [b"0", b"1"]
+        response = await client.log.ListOffsets(log_pb2.ListOffsetsRequest(queries=queries))
+        assert [(result.partition, result.offset) for result in response.results] == [
+            (partition, 2) for partition in range(PARTITIONS)
+        ]
+
+
+async def test_append_over_many_leaders_answers_once(clients: tuple[Client, Client]) -> None:
+    """Records of one call that go to several brokers come back as one answer with every index."""
+    records = [log_pb2.Record(key=b"k%d" % number, value=b"v") for number in range(100)]
+    response = await clients[0].log.Append(log_pb2.AppendRequest(topic="t", records=records), timeout=WAIT_S)
+    assert sorted(index for found in response.ranges for index in found.record_indexes) == list(range(100))
+    assert {(await leaders(clients[0]))[found.partition] for found in response.ranges} == {1, 2}
+
+
+async def test_forwarded_refusals_keep_their_code_and_details(clients: tuple[Client, Client]) -> None:
+    """What the leader refuses reaches the client as if it had asked the leader."""
+    partition = next(number for number, leader in (await leaders(clients[0])).items() if leader == 2)
+    status = await refusal(clients[0].read("t", partition, offset=5))
+    assert status.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert status.readable_range is not None
+    assert status.readable_range.high_watermark == 0
+
+
+async def test_forwarded_call_is_never_forwarded_again(clients: tuple[Client, Client]) -> None:
+    """A call that another broker passed on and that came to the wrong one is refused with a hint."""
+    partition = next(number for number, leader in (await leaders(clients[0])).items() if leader == 2)
+    metadata = ((FORWARDED_KEY, "1"),)
+    append = log_pb2.AppendRequest(topic="t", partition=partition, records=[log_pb2.Record(value=b"x")])
+    read = log_pb2.ReadRequest(topic="t", partition=partition)
+    for call in (
+        clients[0].log.Append(append, metadata=metadata),
+        clients[0].log.Read(read, metadata=metadata),
+    ):
+        status = await refusal(call)
+        assert status.code is ErrorCode.NOT_LEADER
+        assert status.leader is not None
+        assert status.leader.leader_id == 2
+    queries = [log_pb2.OffsetQuery(topic="t", partition=partition, position=log_pb2.OFFSET_POSITION_LATEST)]
+    response = await clients[0].log.ListOffsets(log_pb2.ListOffsetsRequest(queries=queries), metadata=metadata)
+    assert ErrorCode.from_number(response.results[0].error.code) is ErrorCode.NOT_LEADER
+
+
+async def test_streams_refuse_foreign_partitions_with_a_hint(
+    brokers: tuple[BrokerServer, BrokerServer], clients: tuple[Client, Client]
+) -> None:
+    """Bulk streams are served by the leader only; the refusal says where it is."""
+    partition = next(number for number, leader in (await leaders(clients[0])).items() if leader == 2)
+    produce = ProduceStream(clients[0])
+    await produce.open(("t", partition))
+    fetch = FetchStream(clients[0])
+    await fetch.open(("t", partition, 0))
+    for end in (await produce.route_end(), await fetch.route_end()):
+        assert ErrorCode.from_number(end.error.code) is ErrorCode.NOT_LEADER
+        hint = end.error.leader
+        assert f"{hint.host}:{hint.port}" == str(brokers[1].address)
+
+
+async def test_admin_calls_work_at_a_broker_without_a_voter(clients: tuple[Client, Client]) -> None:
+    """The second broker finds the controller, and shows the change that it passed on."""
+    created = await clients[1].create_topic("u", 2)
+    cluster = await clients[1].metadata.GetCluster(metadata_pb2.GetClusterRequest(topics=["u"]))
+    assert cluster.metadata_offset >= created.metadata_offset
+    assert len(cluster.topics) == 1
+    assert {broker.broker_id: broker.rack for broker in cluster.brokers} == {1: "", 2: "r2"}
+
+
+async def test_producer_ids_of_two_brokers_differ(clients: tuple[Client, Client]) -> None:
+    """Each broker gives ids of its own blocks."""
+    answers = [await client.log.InitProducer(log_pb2.InitProducerRequest()) for client in clients for _ in range(3)]
+    assert len({answer.producer.producer_id for answer in answers}) == 6
+
+
+async def test_stopped_broker_hands_over_and_comes_back(tmp_path: Path) -> None:
+    """A stop is pushed to watchers as a lost leader; after the restart the records are there under a new epoch."""
+    async with running_broker(tmp_path / "1") as first, connected(first) as client:
+        async with second_broker(first, tmp_path / "2"):
+            await client.create_topic("t", 4)
+            partition = next(number for number, leader in (await leaders(client)).items() if leader == 2)
+            await client.append("t", [b"kept"], partition=partition)
+            watch = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest(topics=["t"]))
+        async with asyncio.timeout(WAIT_S):
+            async for response in watch:
+                if any(
+                    found.partition == partition and not found.HasField("leader_id")
+                    for topic in response.topics
+                    for found in topic.partitions
+                ):
+                    break
+        status = await refusal(client.read("t", partition))
+        assert status.code is ErrorCode.LEADER_NOT_AVAILABLE
+        assert status.retry_after_ms
+        async with second_broker(first, tmp_path / "2") as second, connected(second) as direct:
+            assert [record.value for record in (await direct.read("t", partition)).records] == [b"kept"]
+            assert [record.value for record in (await client.read("t", partition)).records] == [b"kept"]

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata that decisions see: the committed image and, over it, the records appended and not committed yet.
+
+Owns the overlay. It holds copies of only those brokers and topics that uncommitted records touch and gives them back as
+their records commit, so that a million committed partitions exist once. It lives as long as one leadership: dropping it
+drops everything uncommitted. Law: after every record its view equals an image that replayed the same records.
+Must not be read by anybody who answers from committed state.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.records import ConfigRecord, FeatureLevelRecord, MetadataRecord, ProducerIdsRecord
+from metaquorum.controller.replay import apply
+from metaquorum.controller.state import BrokerImage, PartitionCounts, PartitionImage, TopicImage
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class _Layer(Generic[K, V]):
+    """Values changed by uncommitted records; None stands for a removed one."""
+
+    def __init__(self) -> None:
+        self.values: dict[K, V | None] = {}
+        self._changes: deque[tuple[int, K]] = deque()
+        self._last_offsets: dict[K, int] = {}
+
+    def put(self, key: K, value: V | None, offset: int) -> None:
+        """Set a value as of the record at `offset`."""
+        self.values[key] = value
+        if self._last_offsets.get(key) != offset:
+            self._last_offsets[key] = offset
+            self._changes.append((offset, key))
+
+    def forget(self, next_offset: int) -> None:
+        """Forget the values whose last change is below `next_offset`: the committed image has them now."""
+        while self._changes and self._changes[0][0] < next_offset:
+            offset, key = self._changes.popleft()
+            if self._last_offsets[key] == offset:
+                del self._last_offsets[key], self.values[key]
+
+
+class AppendedImage:
+    """Committed image plus overlay; see the module."""
+
+    def __init__(self, committed: MetadataImage) -> None:
+        self._committed = committed
+        self._brokers: _Layer[int, BrokerImage] = _Layer()
+        self._topics: _Layer[bytes, TopicImage] = _Layer()
+        self._ids_by_name: _Layer[str, bytes] = _Layer()
+        self._features: _Layer[str, int] = _Layer()
+        self._names = list(committed.topic_names)
+        self._counts = committed.counts.copy()
+        self._next_producer_id = committed.next_producer_id
+        self._offset = committed.metadata_offset
+        self._base_offset = committed.metadata_offset
+        self._left_leadership: dict[int, int] = {}
+
+    @property
+    def next_offset(self) -> int:
+        """Offset (exclusive) of this state."""
+        return self._offset
+
+    @property
+    def counts(self) -> PartitionCounts:
+        """Counts over all partitions, uncommitted ones included."""
+        return self._counts
+
+    @property
+    def topic_count(self) -> int:
+        """Number of topics."""
+        return len(self._names)
+
+    @property
+    def broker_count(self) -> int:
+        """Number of registered brokers."""
+        return len(self.brokers())
+
+    @property
+    def next_producer_id(self) -> int:
+        """First producer id that nobody has."""
+        return self._next_producer_id
+
+    @property
+    def overlay_size(self) -> int:
+        """Number of entries held for uncommitted records."""
+        layers = (self._brokers, self._topics, self._ids_by_name, self._features)
+        return sum(len(layer.values) for layer in layers)
+
+    def feature_level(self, name: str) -> int | None:
+        """Return the level of a feature, or None."""
+        return self._features.values.get(name, self._committed.features.get(name))
+
+    def broker(self, broker_id: int) -> BrokerImage | None:
+        """Return a broker, or None."""
+        if broker_id in self._brokers.values:
+            return self._brokers.values[broker_id]
+        return self._committed.broker(broker_id)
+
+    def brokers(self) -> list[BrokerImage]:
+        """Return all brokers, ascending by id."""
+        merged: dict[int, BrokerImage | None] = {**self._committed.brokers, **self._brokers.values}
+        return [broker for _, broker in sorted(merged.items()) if broker is not None]
+
+    def topic_by_name(self, topic: str) -> TopicImage | None:
+        """Return the topic of this name, or None."""
+        if topic in self._ids_by_name.values:
+            topic_id = self._ids_by_name.values[topic]
+            return None if topic_id is None else self.topic_by_id(topic_id)
+        committed = self._committed.topic_by_name(topic)
+        return None if committed is None else self.topic_by_id(committed.topic_id)
+
+    def topic_by_id(self, topic_id: bytes) -> TopicImage | None:
+        """Return the topic of this id (16 bytes), or None."""
+        if topic_id in self._topics.values:
+            return self._topics.values[topic_id]
+        return self._committed.topic_by_id(topic_id)
+
+    def topics(self, *, after: str | None = None) -> Iterator[TopicImage]:
+        """Iterate over topics ascending by name, from the first name greater than `after` on."""
+        start = 0 if after is None else bisect_right(self._names, after)
+        for index in range(start, len(self._names)):
+            topic = self.topic_by_name(self._names[index])
+            assert topic is not None, f"topic {self._names[index]} is listed and absent"
+            yield topic
+
+    def left_leadership_offset(self, broker_id: int) -> int:
+        """Offset (exclusive) from which on the broker leads nothing more than now.
+
+        A process that applied the metadata up to here does not take the broker for a leader that it no longer is. For
+        what happened before this leadership of the controller, the answer is its start.
+        """
+        return self._left_leadership.get(broker_id, self._base_offset)
+
+    def replay(self, record: MetadataRecord, offset: int) -> None:
+        """Apply the appended record at `offset`.
+
+        Raises:
+            AssertionError: the offset goes back, or the record contradicts the state; the process must stop.
+        """
+        assert offset >= self._offset, f"replay of {offset} below {self._offset}"
+        self._offset = offset
+        apply(self, record, offset)
+        self._offset = offset + 1
+
+    def forget_committed(self, next_offset: int) -> None:
+        """Drop from the overlay what the committed image has replayed, up to `next_offset` (exclusive)."""
+        for layer in (self._brokers, self._topics, self._ids_by_name, self._features):
+            layer.forget(next_offset)
+        self._offset = max(self._offset, next_offset)
+
+    # Tables for `apply`; `self._offset` is the offset of the record at hand.
+
+    def put_broker(self, broker: BrokerImage) -> None:
+        """Add or replace a broker."""
+        self._brokers.put(broker.broker_id, broker, self._offset)
+
+    def drop_broker(self, broker_id: int) -> None:
+        """Remove a broker."""
+        self._brokers.put(broker_id, None, self._offset)
+
+    def put_topic(self, topic: TopicImage) -> None:
+        """Add a topic."""
+        assert self.topic_by_name(topic.topic) is None, f"topic {topic.topic} exists"
+        assert self.topic_by_id(topic.topic_id) is None, f"topic id {topic.topic_id.hex()} exists"
+        self._topics.put(topic.topic_id, topic, self._offset)
+        self._ids_by_name.put(topic.topic, topic.topic_id, self._offset)
+        insort(self._names, topic.topic)
+
+    def topic_for_change(self, topic_id: bytes) -> TopicImage | None:
+        """Return the overlay's own copy of a topic, made now if there was none."""
+        topic = self._topics.values.get(topic_id)
+        if topic is None and topic_id not in self._topics.values:
+            committed = self._committed.topic_by_id(topic_id)
+            topic = None if committed is None else committed.copy()
+        if topic is not None:
+            self._topics.put(topic_id, topic, self._offset)
+        return topic
+
+    def drop_topic(self, topic: TopicImage) -> None:
+        """Remove a topic."""
+        self._topics.put(topic.topic_id, None, self._offset)
+        self._ids_by_name.put(topic.topic, None, self._offset)
+        del self._names[bisect_left(self._names, topic.topic)]
+
+    def note_leader(self, old: PartitionImage, new: PartitionImage) -> None:
+        """Remember when a broker stopped to lead a partition."""
+        if old.leader_id is not None and old.leader_id != new.leader_id:
+            self._left_leadership[old.leader_id] = self._offset + 1
+
+    def shared_ids(self, node_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tuple itself: the overlay is short-lived."""
+        return node_ids
+
+    def put_other_config(self, record: ConfigRecord) -> None:
+        """Do nothing: no decision reads the configs of brokers or of the cluster."""
+
+    def put_producer_ids(self, record: ProducerIdsRecord) -> None:
+        """Remember which producer ids are given out."""
+        assert record.next_producer_id >= self._next_producer_id, f"producer ids go back: {record}"
+        self._next_producer_id = record.next_producer_id
+
+    def put_feature_level(self, record: FeatureLevelRecord) -> None:
+        """Remember the level of a feature."""
+        self._features.put(record.name, record.level, self._offset)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions about brokers: registration, heartbeats, fencing, controlled shutdown, producer ids.
+
+Owns the rules by which a broker enters, lives and leaves. Law: one broker id belongs to one live process; every request
+of a broker carries the epoch of its registration, and an older one is refused.
+Source: Kafka's ClusterControlManager and BrokerHeartbeatManager (KIP-631, KIP-841); `docs/controller.md` "Brokers".
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.commands import (
+    AllocateProducerIds,
+    BrokerRegistered,
+    Decision,
+    Done,
+    FenceBroker,
+    Heard,
+    Heartbeat,
+    HeartbeatAnswered,
+    ProducerIdsAllocated,
+    Refusal,
+    RegisterBroker,
+    SweepPartitions,
+    refuse,
+)
+from metaquorum.controller.limits import (
+    FEATURE_LEVEL,
+    FEATURE_NAME,
+    MAX_EXPIRED_BROKERS,
+    MAX_HOST_CHARACTERS,
+    MAX_LOG_DIRECTORIES,
+    MAX_NODE_ID,
+    MAX_PRODUCER_ID,
+    MAX_RACK_CHARACTERS,
+    PRODUCER_ID_BLOCK,
+    ControllerSettings,
+)
+from metaquorum.controller.records import BrokerChangeRecord, BrokerRecord, ProducerIdsRecord
+from metaquorum.controller.sessions import Sessions
+from metaquorum.controller.state import BrokerImage
+
+ID_BYTES = 16
+"""Size of incarnation and directory ids."""
+
+
+def register(
+    image: AppendedImage, sessions: Sessions, settings: ControllerSettings, command: RegisterBroker, now_ms: int
+) -> Decision:
+    """Decide about a registration.
+
+    The same incarnation keeps its epoch. Another incarnation is refused while the registered one is unfenced and in
+    session (unless it said that it leaves); otherwise it takes the broker id over and starts fenced.
+    """
+    refusal = _registration_problem(image, settings, command)
+    if refusal is not None:
+        return Decision(response=refusal)
+    present = image.broker(command.broker_id)
+    if present is not None and present.incarnation_id == command.incarnation_id:
+        return _register_again(present, command)
+    if present is not None and present.can_lead and sessions.is_live(present, now_ms):
+        return refuse(
+            ErrorCode.DUPLICATE_BROKER,
+            f"broker {command.broker_id} is registered by another live process at {present.host}:{present.port}; "
+            "stop that one, or use another node id",
+        )
+    record = _broker_record(command, broker_epoch=None, fenced=True)
+    return Decision(
+        response=BrokerRegistered(broker_epoch=None),
+        records=(record,),
+        heard=Heard(broker_id=command.broker_id, broker_epoch=None, metadata_offset=0),
+        # The process that is replaced may have led partitions.
+        then=SweepPartitions() if present is not None and present.can_lead else None,
+    )
+
+
+def _register_again(present: BrokerImage, command: RegisterBroker) -> Decision:
+    record = _broker_record(command, broker_epoch=present.broker_epoch, fenced=present.fenced)
+    same = (record.host, record.port, record.rack) == (present.host, present.port, present.rack)
+    unchanged = same and record.log_directory_ids == present.log_directory_ids and not present.in_controlled_shutdown
+    return Decision(
+        response=BrokerRegistered(broker_epoch=present.broker_epoch),
+        records=() if unchanged else (record,),
+        heard=Heard(broker_id=present.broker_id, broker_epoch=present.broker_epoch, metadata_offset=0),
+        then=SweepPartitions() if present.in_controlled_shutdown else None,
+    )
+
+
+def _broker_record(command: RegisterBroker, *, broker_epoch: int | None, fenced: bool) -> BrokerRecord:
+    return BrokerRecord(
+        broker_id=command.broker_id,
+        incarnation_id=command.incarnation_id,
+        broker_epoch=broker_epoch,
+        host=command.host,
+        port=command.port,
+        rack=command.rack,
+        fenced=fenced,
+        log_directory_ids=command.log_directory_ids,
+    )
+
+
+def _registration_problem(
+    image: AppendedImage, settings: ControllerSettings, command: RegisterBroker
+) -> Refusal | None:
+    level = image.feature_level(FEATURE_NAME) or FEATURE_LEVEL
+    rules = (
+        (0 <= command.broker_id <= MAX_NODE_ID, f"broker id {command.broker_id} is out of range"),
+        (len(command.incarnation_id) == ID_BYTES, f"the incarnation id must have {ID_BYTES} bytes"),
+        (1 <= len(command.host) <= MAX_HOST_CHARACTERS, f"the host must have 1 to {MAX_HOST_CHARACTERS} characters"),
+        (1 <= command.port <= 65_535, f"port {command.port} is out of range"),
+        (len(command.rack or "") <= MAX_RACK_CHARACTERS, f"a rack has at most {MAX_RACK_CHARACTERS} characters"),
+        (len(command.log_directory_ids) <= MAX_LOG_DIRECTORIES, f"more than {MAX_LOG_DIRECTORIES} log directories"),
+        (all(len(i) == ID_BYTES for i in command.log_directory_ids), f"a directory id must have {ID_BYTES} bytes"),
+        (
+            command.min_feature_level <= level <= command.max_feature_level,
+            f"the cluster runs at feature level {level}, broker {command.broker_id} at {command.min_feature_level} "
+            f"to {command.max_feature_level}; install a version that fits",
+        ),
+    )
+    for holds, message in rules:
+        if not holds:
+            return Refusal(code=ErrorCode.INVALID_REQUEST, message=message)
+    if image.broker(command.broker_id) is None and image.broker_count >= settings.max_brokers:
+        return Refusal(code=ErrorCode.LIMIT_EXCEEDED, message=f"{settings.max_brokers} brokers are registered already")
+    return None
+
+
+def registered(image: AppendedImage, broker_id: int, broker_epoch: int) -> BrokerImage | Refusal:
+    """Return the registration that a request of a broker belongs to, or the refusal."""
+    broker = image.broker(broker_id)
+    if broker is None:
+        return Refusal(code=ErrorCode.BROKER_FENCED, message=f"broker {broker_id} is not registered; register it first")
+    if broker.broker_epoch != broker_epoch:
+        return Refusal(
+            code=ErrorCode.STALE_BROKER_EPOCH,
+            message=f"broker {broker_id} is registered with epoch {broker.broker_epoch}, not {broker_epoch}; "
+            "register again",
+        )
+    return broker
+
+
+def heartbeat(image: AppendedImage, sessions: Sessions, command: Heartbeat) -> Decision:
+    """Decide the next state of a broker; the table stands in `docs/controller.md` section "Heartbeats"."""
+    broker = registered(image, command.broker_id, command.broker_epoch)
+    if isinstance(broker, Refusal):
+        return Decision(response=broker)
+    heard = Heard(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, metadata_offset=command.metadata_offset)
+    caught_up = command.metadata_offset > broker.broker_epoch
+
+    def answer(*, fenced: bool, stop: bool = False, change: BrokerChangeRecord | None = None) -> Decision:
+        return Decision(
+            response=HeartbeatAnswered(fenced=fenced, caught_up=caught_up, should_shutdown=stop),
+            records=() if change is None else (change,),
+            heard=heard,
+            then=None if change is None else SweepPartitions(),
+        )
+
+    if broker.fenced:
+        if command.want_shutdown or command.want_fence or not caught_up or broker.in_controlled_shutdown:
+            return answer(fenced=True, stop=command.want_shutdown)
+        return answer(fenced=False, change=_change(broker, fenced=False))
+    if command.want_shutdown or broker.in_controlled_shutdown:
+        return _leave(image, sessions, broker, answer)
+    if command.want_fence:
+        return answer(fenced=True, change=_change(broker, fenced=True))
+    return answer(fenced=False)
+
+
+class _Answer(Protocol):
+    def __call__(self, *, fenced: bool, stop: bool = False, change: BrokerChangeRecord | None = None) -> Decision: ...
+
+
+def _leave(image: AppendedImage, sessions: Sessions, broker: BrokerImage, answer: _Answer) -> Decision:
+    """Let an unfenced broker go once it leads nothing and every other live broker knows that."""
+    if not broker.in_controlled_shutdown:
+        if image.counts.leaders.get(broker.broker_id, 0) == 0:
+            return answer(fenced=True, stop=True, change=_change(broker, fenced=True))
+        shutting = BrokerChangeRecord(
+            broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, in_controlled_shutdown=True
+        )
+        return answer(fenced=False, change=shutting)
+    if image.counts.leaders.get(broker.broker_id, 0) > 0:
+        return answer(fenced=False)
+    needed = image.left_leadership_offset(broker.broker_id)
+    others = (other for other in image.brokers() if other.can_lead)
+    if any(sessions.metadata_offset(other.broker_id) < needed for other in others):
+        return answer(fenced=False)
+    return answer(fenced=True, stop=True, change=_change(broker, fenced=True))
+
+
+def _change(broker: BrokerImage, *, fenced: bool) -> BrokerChangeRecord:
+    return BrokerChangeRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, fenced=fenced)
+
+
+def fence(image: AppendedImage, command: FenceBroker) -> Decision:
+    """Fence a broker whose process is known to be gone."""
+    broker = registered(image, command.broker_id, command.broker_epoch)
+    if isinstance(broker, Refusal):
+        return Decision(response=broker)
+    if broker.fenced:
+        return Decision(response=Done())
+    return Decision(response=Done(), records=(_change(broker, fenced=True),), then=SweepPartitions())
+
+
+def expire(image: AppendedImage, sessions: Sessions, now_ms: int) -> Decision:
+    """Fence the unfenced brokers whose session is over, at most `MAX_EXPIRED_BROKERS` of them."""
+    unfenced = (broker for broker in image.brokers() if not broker.fenced)
+    gone = [broker for broker in unfenced if not sessions.is_live(broker, now_ms)][:MAX_EXPIRED_BROKERS]
+    records = tuple(_change(broker, fenced=True) for broker in gone)
+    return Decision(response=Done(), records=records, then=SweepPartitions() if records else None)
+
+
+def next_expiry_ms(image: AppendedImage, sessions: Sessions) -> int | None:
+    """Return the time at which the next session of an unfenced broker ends, or None without such a broker."""
+    ends = [sessions.expiry_ms(broker) or 0 for broker in image.brokers() if not broker.fenced]
+    return min(ends, default=None)
+
+
+def allocate_producer_ids(image: AppendedImage, command: AllocateProducerIds) -> Decision:
+    """Give the next block of producer ids to a registered broker."""
+    broker = registered(image, command.broker_id, command.broker_epoch)
+    if isinstance(broker, Refusal):
+        return Decision(response=broker)
+    first = image.next_producer_id
+    if first > MAX_PRODUCER_ID - PRODUCER_ID_BLOCK:
+        return refuse(ErrorCode.LIMIT_EXCEEDED, f"all producer ids up to {first} are given out")
+    record = ProducerIdsRecord(
+        broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, next_producer_id=first + PRODUCER_ID_BLOCK
+    )
+    return Decision(response=ProducerIdsAllocated(first_producer_id=first, count=PRODUCER_ID_BLOCK), records=(record,))

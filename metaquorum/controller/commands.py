@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be asked of the controller, and its answers.
+
+Owns the shapes of commands, responses, refusals and decisions. A decision is a proposal: it becomes true when its
+records are committed, and its response may be given only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.records import MetadataRecord
+from metaquorum.controller.state import PartitionImage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bootstrap:
+    """First command of every leadership: writes what a new cluster needs, goes on with work that was left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterBroker:
+    """A broker process asks to be part of the cluster.
+
+    Attributes:
+        broker_id: node id.
+        incarnation_id: random id of the process, 16 bytes.
+        host: host name or address that clients use.
+        port: TCP port that clients use.
+        rack: rack, or None.
+        log_directory_ids: ids of its log directories, 16 bytes each.
+        min_feature_level: lowest feature level that it can run at, inclusive.
+        max_feature_level: highest feature level that it can run at, inclusive.
+    """
+
+    broker_id: int
+    incarnation_id: bytes
+    host: str
+    port: int
+    rack: str | None = None
+    log_directory_ids: tuple[bytes, ...] = ()
+    min_feature_level: int = 1
+    max_feature_level: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A broker says that it lives.
+
+    Attributes:
+        broker_id: node id.
+        broker_epoch: epoch of its registration.
+        metadata_offset: offset (exclusive) up to which it has applied the metadata.
+        want_fence: True when it asks to stay or become fenced.
+        want_shutdown: True when it asks to leave in an orderly way.
+    """
+
+    broker_id: int
+    broker_epoch: int
+    metadata_offset: int
+    want_fence: bool = False
+    want_shutdown: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceBroker:
+    """The shell knows that a broker process is gone: its connection broke and its port refuses."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireSessions:
+    """Fences the brokers that have missed their heartbeats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPartitions:
+    """Elects leaders where the leader may not lead any more, or where there is none and one could.
+
+    Attributes:
+        after_topic: name of the last topic that was looked at; None starts over.
+    """
+
+    after_topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic:
+    """Creates a topic.
+
+    Attributes:
+        topic: name.
+        topic_id: random id for it, 16 bytes; drawn by the shell, because the core has no randomness.
+        partition_count: number of partitions; 0 means 1.
+        replication_factor: replicas of each partition; 0 means the default.
+        configs: configs that differ from the defaults.
+        validate_only: True to check and change nothing.
+    """
+
+    topic: str
+    topic_id: bytes
+    partition_count: int
+    replication_factor: int
+    configs: Mapping[str, str]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopic:
+    """Deletes a topic."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocateProducerIds:
+    """Gives a block of producer ids to a broker."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+Command = (
+    Bootstrap
+    | RegisterBroker
+    | Heartbeat
+    | FenceBroker
+    | ExpireSessions
+    | SweepPartitions
+    | CreateTopic
+    | DeleteTopic
+    | AllocateProducerIds
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Carried out; there is nothing to say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRegistered:
+    """Registered. `broker_epoch` None means the offset of the decision's first record."""
+
+    broker_epoch: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatAnswered:
+    """What the controller thinks of the broker; the fields are those of `HeartbeatResponse`."""
+
+    fenced: bool
+    caught_up: bool
+    should_shutdown: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicCreated:
+    """Created, or checked only."""
+
+    topic: str
+    topic_id: bytes
+    partitions: tuple[PartitionImage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDeleted:
+    """Deleted; `topic_id` is the id that it had."""
+
+    topic_id: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdsAllocated:
+    """The ids from `first_producer_id` (inclusive) on, `count` of them, belong to the broker alone."""
+
+    first_producer_id: int
+    count: int
+
+
+Response = Done | BrokerRegistered | HeartbeatAnswered | TopicCreated | TopicDeleted | ProducerIdsAllocated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The command is refused; nothing changes. `message` says what to do."""
+
+    code: ErrorCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A broker was heard of: soft state, handed back to the controller whatever becomes of the records."""
+
+    broker_id: int
+    broker_epoch: int | None
+    metadata_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Answer of the core to a command.
+
+    Attributes:
+        response: what to answer once `records` are committed; a refusal has no records.
+        records: records to append as one batch.
+        heard: sign of life of a broker, or None.
+        then: command to decide next (the following slice of a long work), or None.
+    """
+
+    response: Response | Refusal
+    records: tuple[MetadataRecord, ...] = ()
+    heard: Heard | None = None
+    then: Command | None = None
+
+
+def refuse(code: ErrorCode, message: str) -> Decision:
+    """Return a decision that refuses."""
+    return Decision(response=Refusal(code=code, message=message))

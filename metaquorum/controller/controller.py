@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller core of one leadership: commands in, decisions out.
+
+Owns the dispatch and the state of one leadership: the appended image (committed image plus overlay) and the sessions of
+brokers. Rules for the shell:
+
+1. `decide` changes nothing. If its decision has records, append them as one batch in the quorum's log, then call
+   `replay` with every one of them, before the next `decide`.
+2. Give the response only when everything that was appended before or with it is committed: a decision without records
+   also rests on what was appended before.
+3. When committed records have been replayed on the committed image, call `committed`.
+4. Call `hear` with the sign of life that a decision carries, appended or not.
+5. With the end of leadership, drop the object.
+
+Must not read a clock, draw random numbers, wait or log.
+Source: `docs/controller.md`.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from metaquorum.controller import brokers, elections, topics
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.commands import (
+    AllocateProducerIds,
+    Bootstrap,
+    Command,
+    CreateTopic,
+    Decision,
+    DeleteTopic,
+    Done,
+    ExpireSessions,
+    FenceBroker,
+    Heard,
+    Heartbeat,
+    RegisterBroker,
+    SweepPartitions,
+)
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
+from metaquorum.controller.records import FeatureLevelRecord, MetadataRecord
+from metaquorum.controller.sessions import Sessions
+
+
+class Controller:
+    """One leadership of the controller.
+
+    Args:
+        committed: the committed image, with everything from before this leadership; its owner goes on replaying it.
+        settings: times and limits.
+        now_ms: monotonic time in milliseconds; every broker gets a whole session from here on.
+    """
+
+    def __init__(self, committed: MetadataImage, *, settings: ControllerSettings, now_ms: int) -> None:
+        self._settings = settings
+        self._image = AppendedImage(committed)
+        self._sessions = Sessions(settings.session_timeout_ms)
+        self._sessions.grace(self._image.brokers(), now_ms)
+
+    @property
+    def image(self) -> AppendedImage:
+        """What decisions see; to be read only."""
+        return self._image
+
+    def decide(self, command: Command, now_ms: int) -> Decision:
+        """Decide about a command; changes nothing.
+
+        Args:
+            command: what is asked.
+            now_ms: monotonic time in milliseconds.
+        """
+        match command:
+            case Heartbeat():
+                return brokers.heartbeat(self._image, self._sessions, command)
+            case CreateTopic():
+                return topics.create(self._image, self._settings, command)
+            case DeleteTopic():
+                return topics.delete(self._image, command)
+            case AllocateProducerIds():
+                return brokers.allocate_producer_ids(self._image, command)
+            case RegisterBroker():
+                return brokers.register(self._image, self._sessions, self._settings, command, now_ms)
+            case FenceBroker():
+                return brokers.fence(self._image, command)
+            case ExpireSessions():
+                return brokers.expire(self._image, self._sessions, now_ms)
+            case SweepPartitions():
+                return elections.sweep(self._image, command)
+            case Bootstrap():
+                return self._bootstrap()
+            case _:
+                assert_never(command)
+
+    def replay(self, record: MetadataRecord, offset: int) -> None:
+        """Apply the appended record at `offset` to the overlay."""
+        self._image.replay(record, offset)
+
+    def committed(self, next_offset: int) -> None:
+        """Learn that the committed image has replayed everything below `next_offset` (exclusive)."""
+        self._image.forget_committed(next_offset)
+
+    def hear(self, heard: Heard, now_ms: int) -> None:
+        """Note a sign of life of a broker."""
+        self._sessions.hear(heard, now_ms)
+
+    def grace(self, now_ms: int) -> None:
+        """Start all sessions anew, because this process was held up and may have missed heartbeats."""
+        self._sessions.grace(self._image.brokers(), now_ms)
+
+    def deadline_ms(self) -> int | None:
+        """Time at which `ExpireSessions` has something to do if nothing is heard until then; None: never."""
+        return brokers.next_expiry_ms(self._image, self._sessions)
+
+    def _bootstrap(self) -> Decision:
+        known = self._image.feature_level(FEATURE_NAME) is not None
+        level = FeatureLevelRecord(name=FEATURE_NAME, level=FEATURE_LEVEL)
+        # An earlier controller may have fenced a broker and fallen before it had moved the leaders.
+        return Decision(response=Done(), records=() if known else (level,), then=SweepPartitions())

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image as rows: one key and one record for every broker, topic, partition, config and feature.
+
+Owns the keys and which rows a record touches, so that a store can keep an image as a sorted table and bring it up to
+date record by record. Rows in key order are a complete image: replaying them rebuilds it. Persistent format; keys, all
+integers big-endian:
+
+    | row            | key                                                | record                             |
+    |----------------|----------------------------------------------------|------------------------------------|
+    | feature        | 01, name                                           | FeatureLevelRecord                 |
+    | broker         | 02, broker id (4), 00                              | BrokerRecord with its broker epoch |
+    | broker leaving | 02, broker id (4), 01; only in controlled shutdown | BrokerChangeRecord                 |
+    | topic          | 03, topic id (16)                                  | TopicRecord                        |
+    | partition      | 04, topic id (16), partition (4)                   | PartitionRecord                    |
+    | topic config   | 05, topic id (16), name                            | ConfigRecord                       |
+    | other config   | 06, resource (1), resource name, 00, name          | ConfigRecord                       |
+    | producer ids   | 07                                                 | ProducerIdsRecord                  |
+
+Key 00 belongs to the store.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, assert_never
+
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.records import (
+    BrokerChangeRecord,
+    BrokerRecord,
+    ConfigRecord,
+    ConfigResource,
+    FeatureLevelRecord,
+    MetadataRecord,
+    NoOpRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from metaquorum.controller.state import BrokerImage, PartitionImage
+
+_FEATURE: Final = 1
+_BROKER: Final = 2
+_TOPIC: Final = 3
+_PARTITION: Final = 4
+_TOPIC_CONFIG: Final = 5
+_OTHER_CONFIG: Final = 6
+_PRODUCER_IDS: Final = 7
+
+_BROKER_KEY: Final = struct.Struct(">BIB")
+_PARTITION_KEY: Final = struct.Struct(">B16sI")
+_PRODUCER_IDS_KEY: Final = bytes([_PRODUCER_IDS])
+
+
+def feature_key(name: str) -> bytes:
+    """Return the key of a feature."""
+    return bytes([_FEATURE]) + name.encode()
+
+
+def broker_keys(broker_id: int) -> tuple[bytes, bytes]:
+    """Return the keys of a broker's two rows."""
+    return _BROKER_KEY.pack(_BROKER, broker_id, 0), _BROKER_KEY.pack(_BROKER, broker_id, 1)
+
+
+def topic_key(topic_id: bytes) -> bytes:
+    """Return the key of a topic."""
+    return bytes([_TOPIC]) + topic_id
+
+
+def partition_key(topic_id: bytes, partition: int) -> bytes:
+    """Return the key of a partition."""
+    return _PARTITION_KEY.pack(_PARTITION, topic_id, partition)
+
+
+def config_key(resource: ConfigResource, resource_name: str, name: str) -> bytes:
+    """Return the key of a config."""
+    if resource is ConfigResource.TOPIC:
+        return bytes([_TOPIC_CONFIG]) + bytes.fromhex(resource_name) + name.encode()
+    return bytes([_OTHER_CONFIG, resource]) + resource_name.encode() + b"\x00" + name.encode()
+
+
+def touched_keys(record: MetadataRecord, before: MetadataImage) -> list[bytes]:
+    """Return the keys of the rows that `record` adds, changes or removes.
+
+    Args:
+        record: a record that is about to be replayed.
+        before: the image without it.
+    """
+    match record:
+        case PartitionRecord() | PartitionChangeRecord():
+            return [partition_key(record.topic_id, record.partition)]
+        case TopicRecord():
+            return [topic_key(record.topic_id)]
+        case RemoveTopicRecord():
+            return _topic_keys(record.topic_id, before)
+        case ConfigRecord():
+            return [config_key(record.resource, record.resource_name, record.name)]
+        case BrokerRecord() | BrokerChangeRecord() | RemoveBrokerRecord():
+            return list(broker_keys(record.broker_id))
+        case ProducerIdsRecord():
+            return [_PRODUCER_IDS_KEY]
+        case FeatureLevelRecord():
+            return [feature_key(record.name)]
+        case NoOpRecord():
+            return []
+        case _:
+            assert_never(record)
+
+
+def _topic_keys(topic_id: bytes, image: MetadataImage) -> list[bytes]:
+    topic = image.topic_by_id(topic_id)
+    assert topic is not None, f"removal of unknown topic {topic_id.hex()}"
+    keys = [topic_key(topic_id)]
+    keys.extend(partition_key(topic_id, partition.partition) for partition in topic.partitions)
+    keys.extend(config_key(ConfigResource.TOPIC, topic_id.hex(), name) for name in topic.configs)
+    return keys
+
+
+def row(image: MetadataImage, key: bytes) -> MetadataRecord | None:
+    """Return the record of the row at `key`, or None when the image has no such row."""
+    match key[0]:
+        case 1:
+            name = key[1:].decode()
+            level = image.features.get(name)
+            return None if level is None else FeatureLevelRecord(name=name, level=level)
+        case 2:
+            _, broker_id, second = _BROKER_KEY.unpack(key)
+            broker = image.broker(broker_id)
+            return None if broker is None else _broker_row(broker, second=bool(second))
+        case 3:
+            topic = image.topic_by_id(key[1:])
+            return None if topic is None else TopicRecord(topic=topic.topic, topic_id=topic.topic_id)
+        case 4:
+            topic_id, number = key[1:17], int.from_bytes(key[17:], "big")
+            topic = image.topic_by_id(topic_id)
+            return None if topic is None else partition_row(topic_id, topic.partitions[number])
+        case 5:
+            topic_id, name = key[1:17], key[17:].decode()
+            topic = image.topic_by_id(topic_id)
+            value = None if topic is None else topic.configs.get(name)
+            return None if value is None else _config_row(ConfigResource.TOPIC, topic_id.hex(), name, value)
+        case 6:
+            resource = ConfigResource(key[1])
+            resource_name, name = key[2:].decode().split("\x00", 1)
+            value = image.other_configs().get((resource, resource_name), {}).get(name)
+            return None if value is None else _config_row(resource, resource_name, name, value)
+        case _:
+            assert key == _PRODUCER_IDS_KEY, f"no row has the key {key.hex()}"
+            return image.producer_ids
+
+
+def partition_row(topic_id: bytes, partition: PartitionImage) -> PartitionRecord:
+    """Return the record that creates a partition as it is."""
+    return PartitionRecord(
+        topic_id=topic_id,
+        partition=partition.partition,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+    )
+
+
+def _broker_row(broker: BrokerImage, *, second: bool) -> MetadataRecord | None:
+    if second:
+        if not broker.in_controlled_shutdown:
+            return None
+        return BrokerChangeRecord(
+            broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, in_controlled_shutdown=True
+        )
+    return BrokerRecord(
+        broker_id=broker.broker_id,
+        incarnation_id=broker.incarnation_id,
+        broker_epoch=broker.broker_epoch,
+        host=broker.host,
+        port=broker.port,
+        rack=broker.rack,
+        fenced=broker.fenced,
+        log_directory_ids=broker.log_directory_ids,
+    )
+
+
+def _config_row(resource: ConfigResource, resource_name: str, name: str, value: str) -> ConfigRecord:
+    return ConfigRecord(resource=resource, resource_name=resource_name, name=name, value=value)
+
+
+def all_keys(image: MetadataImage) -> Iterator[bytes]:
+    """Iterate over the keys of all rows, ascending."""
+    yield from sorted(feature_key(name) for name in image.features)
+    for broker_id in sorted(image.brokers):
+        plain, leaving = broker_keys(broker_id)
+        yield plain
+        if image.brokers[broker_id].in_controlled_shutdown:
+            yield leaving
+    for topic in image.topics_by_id():
+        yield topic_key(topic.topic_id)
+    for topic in image.topics_by_id():
+        for partition in topic.partitions:
+            yield partition_key(topic.topic_id, partition.partition)
+    for topic in image.topics_by_id():
+        for name in sorted(topic.configs, key=str.encode):
+            yield config_key(ConfigResource.TOPIC, topic.topic_id.hex(), name)
+    yield from sorted(
+        config_key(resource, resource_name, name)
+        for (resource, resource_name), configs in image.other_configs().items()
+        for name in configs
+    )
+    if image.producer_ids is not None:
+        yield _PRODUCER_IDS_KEY
+
+
+def all_rows(image: MetadataImage) -> Iterator[tuple[bytes, MetadataRecord]]:
+    """Iterate over (key, record) of the whole image in key order."""
+    for key in all_keys(image):
+        record = row(image, key)
+        assert record is not None, f"key {key.hex()} of the image has no row"
+        yield key, record

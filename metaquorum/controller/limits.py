@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every limit and time of the controller, by name and unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MAX_TOPIC_NAME_CHARACTERS: Final = 249
+"""Longest topic name."""
+
+MAX_HOST_CHARACTERS: Final = 255
+"""Longest host name of a broker (the limit of DNS)."""
+
+MAX_RACK_CHARACTERS: Final = 249
+"""Longest rack name of a broker."""
+
+MAX_LOG_DIRECTORIES: Final = 256
+"""Most log directories of one broker."""
+
+MAX_NODE_ID: Final = 2**31 - 1
+"""Highest node id."""
+
+PRODUCER_ID_BLOCK: Final = 1_000
+"""Producer ids in one block."""
+
+MAX_PRODUCER_ID: Final = 2**63 - 1
+"""Highest producer id; the batch header keeps it as a signed 64-bit integer."""
+
+MAX_SWEEP_RECORDS: Final = 2_000
+"""Records of one slice of a long work; about 80 KiB and 20 ms."""
+
+MAX_SWEEP_PARTITIONS: Final = 50_000
+"""Partitions looked at in one slice of a long work; about 10 ms. A slice ends with a whole topic."""
+
+MAX_EXPIRED_BROKERS: Final = 100
+"""Brokers fenced in one decision for missed heartbeats; the next tick takes more."""
+
+FEATURE_NAME: Final = "lograft.level"
+"""Name of the one feature whose level says which records and messages the cluster may use."""
+
+FEATURE_LEVEL: Final = 1
+"""Level that a new cluster starts with, and the only one that this version knows."""
+
+DEFAULT_REPLICATION_FACTOR: Final = 1
+"""Replicas of a partition when the request names no number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """Settings of the controller.
+
+    Attributes:
+        heartbeat_interval_ms: time between two heartbeats of a broker.
+        session_timeout_ms: time without a heartbeat after which a broker is fenced.
+        max_request_partitions: most partitions that one request may create.
+        max_partitions: most partitions in the cluster.
+        max_topics: most topics in the cluster.
+        max_brokers: most registered brokers.
+    """
+
+    heartbeat_interval_ms: int = 500
+    session_timeout_ms: int = 3_000
+    max_request_partitions: int = 10_000
+    max_partitions: int = 2_000_000
+    max_topics: int = 1_000_000
+    max_brokers: int = 10_000

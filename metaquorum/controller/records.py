@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The facts of the metadata log, one frozen dataclass each.
+
+Owns the shapes only: `replay.py` says what a fact does to an image, `metaquorum.runtime.record_codec` how it looks as
+bytes. Law: a record is true once it is committed, and nothing but records changes an image.
+Source: `proto/lograft/internal/v1/metadata_record.proto`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRecord:
+    """A broker process registered; replaces every earlier registration of the same broker id.
+
+    Attributes:
+        broker_id: node id.
+        incarnation_id: random id of the process, 16 bytes.
+        broker_epoch: epoch of the registration; None means the offset of this very record (a new registration, whose
+            offset is known only when it is appended).
+        host: host name or address that clients use.
+        port: TCP port that clients use.
+        rack: rack, or None.
+        fenced: True while it may not lead.
+        log_directory_ids: ids of its log directories, 16 bytes each.
+    """
+
+    broker_id: int
+    incarnation_id: bytes
+    broker_epoch: int | None
+    host: str
+    port: int
+    rack: str | None
+    fenced: bool
+    log_directory_ids: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerChangeRecord:
+    """A registered broker changed its state; None leaves a field as it is."""
+
+    broker_id: int
+    broker_epoch: int
+    fenced: bool | None = None
+    in_controlled_shutdown: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveBrokerRecord:
+    """A broker left for good."""
+
+    broker_id: int
+    broker_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRecord:
+    """A topic was created; its partitions and configs follow in the same batch. `topic_id` has 16 bytes."""
+
+    topic: str
+    topic_id: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveTopicRecord:
+    """A topic was deleted with its partitions and configs."""
+
+    topic_id: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRecord:
+    """A partition, whole.
+
+    Attributes:
+        topic_id: id of its topic, 16 bytes.
+        partition: number, from 0; partitions of a topic are created in ascending order without gaps.
+        replicas: node ids; the first is the preferred leader.
+        isr: node ids of the in-sync replicas, a subset of `replicas`.
+        leader_id: node id, or None when there is no leader.
+        leader_epoch: number of this leadership.
+        partition_epoch: version of this state.
+    """
+
+    topic_id: bytes
+    partition: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader_id: int | None
+    leader_epoch: int
+    partition_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderChange:
+    """A new leader state; `leader_id` None means no leader. Its presence in a record raises the leader epoch by one."""
+
+    leader_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionChangeRecord:
+    """A partition changed; None leaves a field as it is. Raises the partition epoch by one."""
+
+    topic_id: bytes
+    partition: int
+    leader: LeaderChange | None = None
+    isr: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None
+
+
+class ConfigResource(IntEnum):
+    """What a config belongs to; the values are those of the protobuf enum."""
+
+    TOPIC = 1
+    """A topic; the resource name is its id in lower-case hexadecimal."""
+    BROKER = 2
+    """A broker; the resource name is its node id in decimal."""
+    CLUSTER = 3
+    """The cluster; the resource name is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigRecord:
+    """A config was set; `value` None means that it was removed."""
+
+    resource: ConfigResource
+    resource_name: str
+    name: str
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerIdsRecord:
+    """A block of producer ids was given to a broker; `next_producer_id` is the first id that is still free."""
+
+    broker_id: int
+    broker_epoch: int
+    next_producer_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureLevelRecord:
+    """Level of a feature of the cluster."""
+
+    name: str
+    level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOpRecord:
+    """Nothing; makes commit progress visible."""
+
+
+MetadataRecord = (
+    BrokerRecord
+    | BrokerChangeRecord
+    | RemoveBrokerRecord
+    | TopicRecord
+    | RemoveTopicRecord
+    | PartitionRecord
+    | PartitionChangeRecord
+    | ConfigRecord
+    | ProducerIdsRecord
+    | FeatureLevelRecord
+    | NoOpRecord
+)

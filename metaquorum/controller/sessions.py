@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When brokers were last heard of: the soft state of the controller.
+
+Owns what is not worth a record. It is lost with leadership; a new controller gives every broker a whole session of
+grace, because it cannot know when the old one heard of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from metaquorum.controller.commands import Heard
+from metaquorum.controller.state import BrokerImage
+
+
+@dataclass(slots=True)
+class _Session:
+    broker_epoch: int | None
+    heard_ms: int
+    metadata_offset: int
+
+
+class Sessions:
+    """Sessions of brokers by broker id.
+
+    Args:
+        session_timeout_ms: time without a sign of life after which a session is over.
+    """
+
+    def __init__(self, session_timeout_ms: int) -> None:
+        self._session_timeout_ms = session_timeout_ms
+        self._sessions: dict[int, _Session] = {}
+
+    def hear(self, heard: Heard, now_ms: int) -> None:
+        """Note a sign of life."""
+        self._sessions[heard.broker_id] = _Session(heard.broker_epoch, now_ms, heard.metadata_offset)
+
+    def grace(self, brokers: Iterable[BrokerImage], now_ms: int) -> None:
+        """Start the session of every broker anew: after a take-over, or when this process itself was held up."""
+        for broker in brokers:
+            session = self._sessions.get(broker.broker_id)
+            offset = 0 if session is None else session.metadata_offset
+            self._sessions[broker.broker_id] = _Session(broker.broker_epoch, now_ms, offset)
+
+    def is_live(self, broker: BrokerImage, now_ms: int) -> bool:
+        """True while the session of this registration lasts."""
+        expiry = self.expiry_ms(broker)
+        return expiry is not None and now_ms < expiry
+
+    def expiry_ms(self, broker: BrokerImage) -> int | None:
+        """Time at which the session ends (inclusive), or None when there is none for this registration."""
+        session = self._sessions.get(broker.broker_id)
+        # An epoch of None was given by a registration whose offset was not known yet: it is the newest there is.
+        if session is None or session.broker_epoch not in (None, broker.broker_epoch):
+            return None
+        return session.heard_ms + self._session_timeout_ms
+
+    def metadata_offset(self, broker_id: int) -> int:
+        """Metadata offset (exclusive) that a broker last said to have applied; 0 when it never did."""
+        session = self._sessions.get(broker_id)
+        return 0 if session is None else session.metadata_offset

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times and limits of the Raft core. Knows no defaults of deployments beyond those of the design (architecture 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftConfig:
+    """Times in milliseconds, sizes in bytes.
+
+    Attributes:
+        election_timeout_ms: a voter without a leader waits from this (inclusive) to twice this (exclusive).
+        fetch_timeout_ms: a follower without a valid answer of its leader for so long starts an election.
+        leader_gone_ms: the same once the leader refused or said that it resigns: from half of this (inclusive) to
+            one and a half times this (exclusive), drawn at random.
+        fetch_wait_ms: how long a fetch asks the leader to wait for something to send.
+        fetch_wait_ms_max: longest time that a leader parks a fetch, whatever was asked.
+        request_timeout_ms: a request without an answer for so long has failed.
+        retry_backoff_ms: first pause after a failed request; doubles up to `retry_backoff_ms_max`.
+        retry_backoff_ms_max: longest pause after a failed request.
+        shutdown_grace_ms: a stopping leader waits at most so long for its voters to hear of it.
+        observer_session_ms: an observer that has not fetched for so long is forgotten.
+        max_fetch_bytes: most bytes of batches in one fetch answer; the first batch is sent whatever its size.
+        max_batch_bytes: most bytes of one appended batch.
+        max_uncommitted_bytes: most bytes that a leader appends beyond the high watermark.
+        max_uncommitted_batches: most batches that a leader appends beyond the high watermark.
+        max_parked_fetches: most fetches that a leader parks; further ones are answered at once.
+        max_observers: most observers that a leader keeps progress of.
+    """
+
+    election_timeout_ms: int = 500
+    fetch_timeout_ms: int = 1_000
+    leader_gone_ms: int = 200
+    fetch_wait_ms: int = 400
+    fetch_wait_ms_max: int = 400
+    request_timeout_ms: int = 1_000
+    retry_backoff_ms: int = 20
+    retry_backoff_ms_max: int = 400
+    shutdown_grace_ms: int = 1_000
+    observer_session_ms: int = 300_000
+    max_fetch_bytes: int = 1024 * 1024
+    max_batch_bytes: int = 8 * 1024 * 1024
+    max_uncommitted_bytes: int = 32 * 1024 * 1024
+    max_uncommitted_batches: int = 100_000
+    max_parked_fetches: int = 10_000
+    max_observers: int = 10_000
+
+    @property
+    def check_quorum_timeout_ms(self) -> int:
+        """A leader whose majority has not fetched for so long resigns: 1.5 times the fetch timeout."""
+        return self.fetch_timeout_ms * 3 // 2
+
+    @property
+    def begin_quorum_epoch_after_ms(self) -> int:
+        """A leader reminds a voter that has not fetched for so long: half of the fetch timeout."""
+        return self.fetch_timeout_ms // 2

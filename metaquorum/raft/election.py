@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elections: who gets a vote, and the two rounds of asking for one.
+
+Owns Unattached's decision to start, Prospective and Candidate, and the answers to both kinds of vote request. A grant
+is said only once it is on disk (the outbox holds it back).
+Source: Raft sections 5.2 and 5.4.1; KIP-996 (pre-vote); the matrix is printed in `docs/quorum.md`.
+"""
+
+from __future__ import annotations
+
+from metaquorum.raft.messages import PreVoteRequest, Refusal, VoteRequest, VoteResponse
+from metaquorum.raft.peers import check_voter_request, leader_is_gone, observe
+from metaquorum.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached, VoteCall
+from metaquorum.raft.state import RaftState
+from metaquorum.raft.transitions import (
+    become_candidate,
+    become_follower,
+    become_leader,
+    become_prospective,
+    become_unattached,
+)
+from metaquorum.raft.types import ElectionState, LogPosition, NodeId
+
+
+def on_vote_request(state: RaftState, token: int, request: VoteRequest | PreVoteRequest, *, now_ms: int) -> None:
+    """Answer a request for a vote, binding or not."""
+    refusal = _check(state, request)
+    granted = False
+    if refusal is None:
+        observe(state, request.quorum_epoch, None, None, now_ms=now_ms)
+        granted = would_grant(state, request)
+        if granted and isinstance(request, VoteRequest):
+            _give_vote(state, request, now_ms)
+        elif isinstance(request, PreVoteRequest) and isinstance(state.role, Prospective):
+            _ask_again(state.role, request, now_ms)
+    state.reply(
+        token,
+        VoteResponse(
+            quorum_epoch=state.quorum_epoch, leader_id=state.known_leader_id, granted=granted, refusal=refusal
+        ),
+    )
+
+
+def _check(state: RaftState, request: VoteRequest | PreVoteRequest) -> Refusal | None:
+    refusal = check_voter_request(
+        state, cluster_id=request.cluster_id, quorum_epoch=request.quorum_epoch, voter=request.voter
+    )
+    if refusal is not None:
+        return refusal
+    if state.voter_set.is_impostor(request.candidate):
+        # A wiped or copied disk under a voter's node id: it may have forgotten what it promised.
+        return Refusal.INVALID_VOTER_KEY
+    # A candidate has opened an epoch of its own, so its log is of lower ones; a pre-vote is asked before that.
+    last_epoch_limit = request.quorum_epoch - 1 if isinstance(request, VoteRequest) else request.quorum_epoch
+    if request.last_epoch > last_epoch_limit or request.candidate == state.key:
+        return Refusal.INVALID_REQUEST
+    return None
+
+
+def would_grant(state: RaftState, request: VoteRequest | PreVoteRequest) -> bool:
+    """The vote matrix; the request is of the present epoch. Source: `docs/quorum.md` "Who gets a vote"."""
+    is_up_to_date = (
+        LogPosition(last_epoch=request.last_epoch, log_end_offset=request.log_end_offset) >= state.log.end_position
+    )
+    is_binding = isinstance(request, VoteRequest)
+    match state.role:
+        case Unattached() | Prospective():
+            if is_binding and state.election.voted_key is not None:
+                return state.election.voted_key == request.candidate
+            if is_binding and state.election.leader_id is not None:
+                return False
+            return is_up_to_date
+        case Follower(has_fetched=has_fetched, is_leader_gone=is_leader_gone):
+            return not is_binding and is_up_to_date and (is_leader_gone or not has_fetched)
+        case Candidate() | Resigned():
+            return not is_binding and is_up_to_date
+        case Leader():  # pragma: no branch -- every role is above
+            return False
+
+
+def _give_vote(state: RaftState, request: VoteRequest, now_ms: int) -> None:
+    if state.election.voted_key is None:
+        state.set_election(ElectionState(quorum_epoch=state.quorum_epoch, leader_id=None, voted_key=request.candidate))
+    # Who has just given its vote does not compete at once.
+    role = state.role
+    if isinstance(role, Prospective) or (isinstance(role, Unattached) and role.election_deadline_ms is not None):
+        role.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
+
+
+def _ask_again(role: Prospective, request: PreVoteRequest, now_ms: int) -> None:
+    """A voter that asks has lost the leader as well: if it said no before, it may say yes now.
+
+    Without this, two voters that notice a silent leader one after the other may refuse each other for a whole round.
+    """
+    vote = role.votes.get(request.candidate.node_id)
+    if vote is not None and vote.granted is False:
+        vote.granted = None
+        vote.call.ready_at_ms = now_ms
+
+
+def on_vote_response(state: RaftState, request_id: int, response: VoteResponse, *, now_ms: int) -> None:
+    """Count an answer, if it belongs to the present round."""
+    observe(state, response.quorum_epoch, response.leader_id, None, now_ms=now_ms)
+    if not isinstance(state.role, Prospective | Candidate):
+        return
+    vote = _find(state.role, request_id)
+    if vote is None:
+        return
+    if response.refusal is Refusal.UNAVAILABLE:
+        vote.call.fail(now_ms=now_ms, config=state.config)
+        return
+    vote.call.succeed(ready_at_ms=now_ms)
+    vote.granted = response.granted and response.refusal is None and response.quorum_epoch == state.quorum_epoch
+
+
+def on_vote_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
+    """A vote request got no answer.
+
+    Returns:
+        Whether the request was one of the present round.
+    """
+    if not isinstance(state.role, Prospective | Candidate):
+        return False
+    vote = _find(state.role, request_id)
+    if vote is None:
+        return False
+    vote.call.fail(now_ms=now_ms, config=state.config)
+    return True
+
+
+def poll_prospective(state: RaftState, role: Prospective, *, now_ms: int) -> None:
+    """Open an election, give up, or go on asking."""
+    granted, open_count = _tally(role.votes)
+    if granted + 1 >= state.voter_set.majority:
+        become_candidate(state, now_ms=now_ms)
+    elif granted + 1 + open_count < state.voter_set.majority or now_ms >= role.election_deadline_ms:
+        _fall_back(state, role, now_ms)
+    else:
+        _ask(state, role, now_ms)
+
+
+def _fall_back(state: RaftState, role: Prospective, now_ms: int) -> None:
+    leader_id = state.election.leader_id
+    if leader_id is not None and role.leader_address is not None:
+        become_follower(
+            state, state.quorum_epoch, leader_id=leader_id, leader_address=role.leader_address, now_ms=now_ms
+        )
+        # It was silent for a whole fetch timeout already, so it gets no second one unless it answers.
+        leader_is_gone(state, now_ms=now_ms)
+    else:
+        become_unattached(state, state.quorum_epoch, now_ms=now_ms)
+
+
+def poll_candidate(state: RaftState, role: Candidate, *, now_ms: int) -> None:
+    """Lead, give up, or go on asking. On an explicit loss the time is waited out: somebody else is about to win."""
+    if role.is_elected:
+        if state.outbox.is_persisted:
+            become_leader(state, role, now_ms=now_ms)
+        return
+    granted, _ = _tally(role.votes)
+    if granted + 1 >= state.voter_set.majority:
+        role.is_elected = True
+        state.set_election(
+            ElectionState(quorum_epoch=state.quorum_epoch, leader_id=state.key.node_id, voted_key=state.key)
+        )
+    elif now_ms >= role.election_deadline_ms:
+        become_prospective(state, now_ms=now_ms)
+    else:
+        _ask(state, role, now_ms)
+
+
+def voting_deadline_ms(role: Prospective | Candidate) -> int | None:
+    """When a round has something to do without an event; None while only the disk is waited for."""
+    if isinstance(role, Candidate) and role.is_elected:
+        return None
+    calls = [vote.call.deadline_ms for vote in role.votes.values() if vote.granted is None]
+    return min([role.election_deadline_ms, *calls])
+
+
+def _tally(votes: dict[NodeId, VoteCall]) -> tuple[int, int]:
+    granted = sum(vote.granted is True for vote in votes.values())
+    return granted, sum(vote.granted is None for vote in votes.values())
+
+
+def _find(role: Prospective | Candidate, request_id: int) -> VoteCall | None:
+    for vote in role.votes.values():
+        if vote.call.request_id == request_id:
+            return vote
+    return None
+
+
+def _ask(state: RaftState, role: Prospective | Candidate, now_ms: int) -> None:
+    end = state.log.end_position
+    request_type = PreVoteRequest if isinstance(role, Prospective) else VoteRequest
+    for vote in role.votes.values():
+        if vote.call.is_expired(now_ms):
+            vote.call.fail(now_ms=now_ms, config=state.config)
+        if vote.granted is None and vote.call.is_ready(now_ms):
+            key = vote.voter.key
+            request = request_type(
+                cluster_id=state.identity.cluster_id,
+                quorum_epoch=state.quorum_epoch,
+                candidate=state.key,
+                voter=key,
+                last_epoch=end.last_epoch,
+                log_end_offset=end.log_end_offset,
+            )
+            state.send(vote.call, state.address_for(vote.voter), request, now_ms=now_ms)

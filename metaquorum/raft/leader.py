@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leading: answers fetches, moves the high watermark, and resigns when no majority fetches any more.
+
+Owns the behaviour of Leader. Laws:
+* The high watermark is the offset that a majority of voters has flushed, above the first record of this epoch (a
+record of an
+  older epoch is never committed by counting), and never falls. The leader counts its own log only as far as flushed.
+* A fetch counts only when its offset and epoch match the leader's log.
+Source: KIP-595 "Fetch", "High watermark", "Check quorum"; Raft section 5.4.2; Vanlightly, RaftFsync specification.
+"""
+
+from __future__ import annotations
+
+from metaquorum.raft.effects import (
+    AppendAsLeader,
+    Proposal,
+    Rejection,
+    RejectProposal,
+    ReplyWithBatches,
+)
+from metaquorum.raft.events import ProposalReceived
+from metaquorum.raft.messages import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    FetchRequest,
+    FetchResponse,
+    Refusal,
+)
+from metaquorum.raft.parking import ParkedFetch
+from metaquorum.raft.peers import observe
+from metaquorum.raft.roles import Leader, ReplicaProgress
+from metaquorum.raft.state import RaftState
+from metaquorum.raft.transitions import activate, become_resigned
+from metaquorum.raft.types import NO_EPOCH, EpochEnd, Offset, ReplicaKey
+from metaquorum.raft.voters import majority_offset
+
+
+def poll_leader(state: RaftState, role: Leader, *, now_ms: int) -> None:
+    """Resign when alone for too long; remind voters that do not fetch; answer what waited long enough."""
+    seen_ms = quorum_seen_ms(state, role)
+    if seen_ms is not None and now_ms >= seen_ms + state.config.check_quorum_timeout_ms:
+        become_resigned(state, role, now_ms=now_ms)
+        return
+    for node_id, call in role.begin_calls.items():
+        if call.is_expired(now_ms):
+            call.fail(now_ms=now_ms, config=state.config)
+        if call.is_ready(now_ms):
+            progress = role.voters[node_id]
+            request = BeginQuorumEpochRequest(
+                cluster_id=state.identity.cluster_id,
+                quorum_epoch=state.quorum_epoch,
+                leader_id=state.key.node_id,
+                voter=progress.key,
+                leader_address=state.identity.address or "",
+            )
+            assert progress.address is not None, f"voter {node_id} without an address"
+            state.send(call, progress.address, request, now_ms=now_ms)
+    for fetch in role.parked.pop_expired(now_ms):
+        _answer(state, role, fetch.token, fetch.request)
+
+
+def leader_deadline_ms(state: RaftState, role: Leader) -> int | None:
+    """When a leader has something to do without an event."""
+    due = [call.deadline_ms for call in role.begin_calls.values()]
+    seen_ms = quorum_seen_ms(state, role)
+    if seen_ms is not None:
+        due.append(seen_ms + state.config.check_quorum_timeout_ms)
+    parked_ms = role.parked.deadline_ms()
+    if parked_ms is not None:
+        due.append(parked_ms)
+    return min(due, default=None)
+
+
+def quorum_seen_ms(state: RaftState, role: Leader) -> int | None:
+    """The latest time by which a majority of voters, this one included, had fetched; None for the only voter."""
+    needed = state.voter_set.majority - 1
+    if needed == 0:
+        return None
+    seen = [
+        role.started_ms if progress.last_fetch_ms is None else progress.last_fetch_ms
+        for progress in role.voters.values()
+    ]
+    return sorted(seen, reverse=True)[needed - 1]
+
+
+def on_begin_response(state: RaftState, request_id: int, response: BeginQuorumEpochResponse, *, now_ms: int) -> None:
+    """A voter has heard of this leader, or knows better."""
+    observe(state, response.quorum_epoch, response.leader_id, None, now_ms=now_ms)
+    if not isinstance(state.role, Leader):
+        return
+    for call in state.role.begin_calls.values():
+        if call.request_id == request_id:
+            if response.refusal is None:
+                call.succeed(ready_at_ms=now_ms + state.config.begin_quorum_epoch_after_ms)
+            else:
+                call.fail(now_ms=now_ms, config=state.config)
+
+
+def on_begin_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
+    """A reminder got no answer.
+
+    Returns:
+        Whether the request was one of this role.
+    """
+    if not isinstance(state.role, Leader):
+        return False
+    for call in state.role.begin_calls.values():
+        if call.request_id == request_id:
+            call.fail(now_ms=now_ms, config=state.config)
+            return True
+    return False
+
+
+def on_proposal(state: RaftState, event: ProposalReceived) -> None:
+    """Append a user's records, or say why not. A rejected proposal leaves no trace."""
+    role = state.role
+    if not isinstance(role, Leader) or event.quorum_epoch != state.quorum_epoch:
+        state.outbox.emit(RejectProposal(proposal_id=event.proposal_id, reason=Rejection.NOT_LEADER))
+        return
+    config = state.config
+    if event.size_bytes > config.max_batch_bytes:
+        state.outbox.emit(RejectProposal(proposal_id=event.proposal_id, reason=Rejection.TOO_LARGE))
+        return
+    is_full = role.uncommitted_bytes + event.size_bytes > config.max_uncommitted_bytes
+    if is_full or len(role.uncommitted) >= config.max_uncommitted_batches:
+        state.outbox.emit(RejectProposal(proposal_id=event.proposal_id, reason=Rejection.BUSY))
+        return
+    assert event.record_count > 0, f"proposal of {event.record_count} records"
+    base_offset = state.log.log_end_offset
+    next_offset = Offset(base_offset + event.record_count)
+    state.log.append(epoch=state.quorum_epoch, next_offset=next_offset)
+    role.uncommitted.append((next_offset, event.size_bytes))
+    role.uncommitted_bytes += event.size_bytes
+    state.outbox.emit(
+        AppendAsLeader(
+            base_offset=base_offset,
+            next_offset=next_offset,
+            quorum_epoch=state.quorum_epoch,
+            content=Proposal(proposal_id=event.proposal_id),
+        )
+    )
+    _answer_parked(state, role)
+
+
+def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int) -> None:
+    """Answer a fetch, or park it."""
+    refusal = _check(state, request)
+    role = state.role
+    if refusal is not None or not isinstance(role, Leader):
+        _refuse(state, token, refusal or Refusal.NOT_LEADER)
+        return
+    progress = _find_replica(state, role, request, now_ms)
+    if progress is not None:
+        progress.last_fetch_ms = now_ms
+    own = state.log.end_offset_for_epoch(request.last_fetched_epoch)
+    if own.epoch != request.last_fetched_epoch or own.end_offset < request.fetch_offset:
+        state.reply(token, _response(state, role, diverging=own))
+        return
+    if progress is not None:
+        _note_progress(state, progress, request, now_ms)
+    update_high_watermark(state, role)
+    if _has_answer(state, role, request) or request.max_wait_ms == 0:
+        _answer(state, role, token, request)
+        return
+    if len(role.parked) >= state.config.max_parked_fetches:
+        _answer(state, role, token, request)
+        return
+    wait_ms = min(request.max_wait_ms, state.config.fetch_wait_ms_max)
+    older = role.parked.put(ParkedFetch(token=token, request=request, deadline_ms=now_ms + wait_ms))
+    if older is not None:
+        _answer(state, role, older.token, older.request)
+
+
+def _check(state: RaftState, request: FetchRequest) -> Refusal | None:
+    if request.cluster_id != state.identity.cluster_id:
+        return Refusal.WRONG_CLUSTER
+    if request.quorum_epoch < state.quorum_epoch:
+        return Refusal.FENCED_EPOCH
+    if request.quorum_epoch > state.quorum_epoch:
+        return Refusal.UNKNOWN_EPOCH
+    if request.replica == state.key or request.last_fetched_epoch > request.quorum_epoch:
+        return Refusal.INVALID_REQUEST
+    if (request.fetch_offset == 0) != (request.last_fetched_epoch == NO_EPOCH):
+        return Refusal.INVALID_REQUEST
+    return None
+
+
+def _find_replica(state: RaftState, role: Leader, request: FetchRequest, now_ms: int) -> ReplicaProgress | None:
+    """Progress of the replica that fetches; None when there are too many observers to keep track of."""
+    key = request.replica
+    progress = role.voters.get(key.node_id)
+    if progress is None or progress.key != key:
+        return _find_observer(state, role, request, now_ms)
+    # A fetch is the best acknowledgement of a BeginQuorumEpoch.
+    call = role.begin_calls[key.node_id]
+    call.ready_at_ms = max(call.ready_at_ms, now_ms + state.config.begin_quorum_epoch_after_ms)
+    return progress
+
+
+def _note_progress(state: RaftState, progress: ReplicaProgress, request: FetchRequest, now_ms: int) -> None:
+    """A fetch matches this log: the replica has everything below its offset, on stable storage if it is a voter."""
+    leader_end_offset = state.log.log_end_offset
+    if request.fetch_offset >= leader_end_offset:
+        progress.last_caught_up_ms = now_ms
+    elif request.fetch_offset >= (progress.previous_leader_end_offset or leader_end_offset):
+        # It now has all that there was when it last asked.
+        progress.last_caught_up_ms = progress.previous_fetch_ms
+    progress.previous_fetch_ms = now_ms
+    progress.previous_leader_end_offset = leader_end_offset
+    # Requests may arrive out of order; what was flushed once stays flushed.
+    progress.end_offset = max(progress.end_offset or Offset(0), request.fetch_offset)
+
+
+def _find_observer(state: RaftState, role: Leader, request: FetchRequest, now_ms: int) -> ReplicaProgress | None:
+    progress = role.observers.pop(request.replica, None)
+    if progress is None:
+        _forget_silent_observers(state, role, now_ms)
+        if len(role.observers) >= state.config.max_observers:
+            return None
+        progress = ReplicaProgress(key=request.replica, address=request.replica_address)
+    role.observers[request.replica] = progress
+    return progress
+
+
+def _forget_silent_observers(state: RaftState, role: Leader, now_ms: int) -> None:
+    limit_ms = now_ms - state.config.observer_session_ms
+    silent: list[ReplicaKey] = []
+    # The order is that of the last fetch, so the first one that is not silent ends the search.
+    for key, progress in role.observers.items():
+        if progress.last_fetch_ms is not None and progress.last_fetch_ms > limit_ms:
+            break
+        silent.append(key)
+    for key in silent:
+        del role.observers[key]
+
+
+def _has_answer(state: RaftState, role: Leader, request: FetchRequest) -> bool:
+    if request.fetch_offset < state.log.log_end_offset:
+        return True
+    known = request.high_watermark
+    return role.high_watermark is not None and (known is None or known < role.high_watermark)
+
+
+def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest) -> None:
+    response = _response(state, role)
+    if request.fetch_offset < state.log.log_end_offset:
+        max_bytes = min(request.max_bytes, state.config.max_fetch_bytes)
+        # The election state of a leader is on disk, so the batches are read in this very step and never later.
+        assert state.outbox.is_persisted, "a leader has nothing that waits for its disk"
+        state.outbox.say(
+            ReplyWithBatches(token=token, response=response, fetch_offset=request.fetch_offset, max_bytes=max_bytes)
+        )
+    else:
+        state.reply(token, response)
+
+
+def _answer_parked(state: RaftState, role: Leader) -> None:
+    for fetch in role.parked:
+        if _has_answer(state, role, fetch.request):
+            role.parked.remove(fetch.request.replica)
+            _answer(state, role, fetch.token, fetch.request)
+
+
+def _response(state: RaftState, role: Leader, *, diverging: EpochEnd | None = None) -> FetchResponse:
+    return FetchResponse(
+        quorum_epoch=state.quorum_epoch,
+        leader_id=state.key.node_id,
+        leader_address=state.identity.address,
+        high_watermark=role.high_watermark,
+        diverging=diverging,
+    )
+
+
+def _refuse(state: RaftState, token: int, refusal: Refusal) -> None:
+    response = FetchResponse(
+        quorum_epoch=state.quorum_epoch,
+        leader_id=state.known_leader_id,
+        leader_address=state.leader_address(),
+        refusal=refusal,
+    )
+    state.reply(token, response)
+
+
+def update_high_watermark(state: RaftState, role: Leader) -> None:
+    """Commit what a majority of voters has flushed; answer the fetches that wait for the news."""
+    end_offsets = [progress.end_offset or Offset(0) for progress in role.voters.values()]
+    end_offsets.append(state.log.flushed_offset)
+    high_watermark = majority_offset(end_offsets)
+    if high_watermark <= role.epoch_start_offset or high_watermark <= (role.high_watermark or Offset(0)):
+        return
+    role.high_watermark = high_watermark
+    state.raise_high_watermark(high_watermark)
+    while role.uncommitted and role.uncommitted[0][0] <= high_watermark:
+        role.uncommitted_bytes -= role.uncommitted.popleft()[1]
+    if not role.is_active:
+        activate(state, role)
+    _answer_parked(state, role)

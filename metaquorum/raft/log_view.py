@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In-memory shadow of the metadata log: its end, what of it is flushed, and where its epochs begin.
+
+Owns these numbers; the records themselves stay in the shell. The core keeps the shadow and the log in step: every
+change here goes out as an effect in the same step.
+Laws: flushed_offset <= log_end_offset. Epochs and their start offsets both ascend strictly.
+A flush that was under way when the log was truncated proves nothing about what was appended since: each flush has an
+id, and a truncation forgets the one under way.
+Source: KIP-101 and KIP-279 (leader epoch cache), KIP-595.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metaquorum.raft.types import LOG_BEGIN, NO_EPOCH, EpochEnd, LogPosition, Offset, QuorumEpoch
+
+
+class LogView:
+    """Shadow of one log. All offsets are ends (exclusive) unless named start or base."""
+
+    __slots__ = ("_epochs", "_flush_end_offset", "_flush_id", "flushed_offset", "log_end_offset")
+
+    def __init__(
+        self,
+        *,
+        epochs: Sequence[tuple[QuorumEpoch, Offset]] = (),
+        log_end_offset: Offset = LOG_BEGIN,
+        flushed_offset: Offset = LOG_BEGIN,
+    ) -> None:
+        assert flushed_offset <= log_end_offset, f"flushed {flushed_offset} beyond the end {log_end_offset}"
+        self._epochs = list(epochs)
+        self._flush_end_offset: Offset | None = None
+        self._flush_id = 0
+        self.log_end_offset = log_end_offset
+        self.flushed_offset = flushed_offset
+
+    @property
+    def last_epoch(self) -> QuorumEpoch:
+        """Epoch of the last record, 0 when the log is empty."""
+        return self._epochs[-1][0] if self._epochs else NO_EPOCH
+
+    @property
+    def end_position(self) -> LogPosition:
+        """End of the log, for comparing logs."""
+        return LogPosition(last_epoch=self.last_epoch, log_end_offset=self.log_end_offset)
+
+    @property
+    def epochs(self) -> tuple[tuple[QuorumEpoch, Offset], ...]:
+        """Epochs with records, ascending, each with its first offset (inclusive)."""
+        return tuple(self._epochs)
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether everything appended is on stable storage."""
+        return self.flushed_offset == self.log_end_offset
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a flush is under way."""
+        return self._flush_end_offset is not None
+
+    def end_offset_for_epoch(self, epoch: QuorumEpoch) -> EpochEnd:
+        """The largest epoch with records that is not above the given one, and its end.
+
+        Returns:
+            EpochEnd of epoch 0 at the beginning of the log when every record is of a higher epoch.
+        """
+        end_offset = self.log_end_offset
+        for known_epoch, start_offset in reversed(self._epochs):
+            if known_epoch <= epoch:
+                return EpochEnd(epoch=known_epoch, end_offset=end_offset)
+            end_offset = start_offset
+        return EpochEnd(epoch=NO_EPOCH, end_offset=end_offset)
+
+    def append(self, *, epoch: QuorumEpoch, next_offset: Offset) -> None:
+        """Records of one epoch were appended up to next_offset (exclusive)."""
+        assert next_offset > self.log_end_offset, f"append to {next_offset} at log end {self.log_end_offset}"
+        assert epoch >= self.last_epoch > NO_EPOCH or epoch > NO_EPOCH == self.last_epoch, (
+            f"append of epoch {epoch} after epoch {self.last_epoch}"
+        )
+        if epoch != self.last_epoch:
+            self._epochs.append((epoch, self.log_end_offset))
+        self.log_end_offset = next_offset
+
+    def truncate_suffix(self, to_offset: Offset) -> None:
+        """Everything from to_offset (inclusive) on was dropped, on stable storage as well."""
+        assert to_offset <= self.log_end_offset, f"truncate to {to_offset} at log end {self.log_end_offset}"
+        while self._epochs and self._epochs[-1][1] >= to_offset:
+            self._epochs.pop()
+        self._flush_end_offset = None
+        self.log_end_offset = to_offset
+        self.flushed_offset = min(self.flushed_offset, to_offset)
+
+    def begin_flush(self) -> int:
+        """A flush of everything appended starts.
+
+        Returns:
+            The id to hand back to `end_flush`.
+        """
+        assert not self.is_flushing, f"second flush while one to {self._flush_end_offset} is under way"
+        self._flush_end_offset = self.log_end_offset
+        self._flush_id += 1
+        return self._flush_id
+
+    def end_flush(self, flush_id: int) -> bool:
+        """A flush ended.
+
+        Returns:
+            False for a flush that a truncation overtook; it then proves nothing and changes nothing.
+        """
+        if flush_id != self._flush_id or self._flush_end_offset is None:
+            return False
+        self.flushed_offset = self._flush_end_offset
+        self._flush_end_offset = None
+        return True

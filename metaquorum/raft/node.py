@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RaftNode: one quorum node as a pure function of events and time. It dispatches; the roles decide.
+
+Rules of this package (h11's way):
+* `step(event, now_ms)` is the only entry; it returns what the shell must do, in order. `deadline_ms()` says when to
+step with
+  `Tick` at the latest; stepping earlier does no harm.
+* No clock, no I/O, no chance but through the given rng, no logging, no iteration over sets.
+* Bytes of peers are checked and refused, never asserted on. An AssertionError is a bug here or in the shell; the
+process stops.
+
+Theory of operation. An event changes the role's data. Then the role is polled: it sends what is due and changes role
+when it must; polling repeats while the role changes (the only voter goes through a whole election in one step). Then
+the step settles: flush, commit, announce; and the outbox drains, which holds back every message whose election state
+is not on disk yet.
+"""
+
+from __future__ import annotations
+
+from metaquorum.raft import election, follower, leader, peers, resigned
+from metaquorum.raft.calls import PeerCall
+from metaquorum.raft.config import RaftConfig
+from metaquorum.raft.effects import Effect
+from metaquorum.raft.events import (
+    ElectionStatePersisted,
+    Event,
+    LogFlushed,
+    ProposalReceived,
+    RequestFailed,
+    RequestReceived,
+    ResponseReceived,
+    ShutdownRequested,
+    Started,
+    Tick,
+)
+from metaquorum.raft.log_view import LogView
+from metaquorum.raft.messages import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchRequest,
+    FetchResponse,
+    PreVoteRequest,
+    VoteRequest,
+    VoteResponse,
+)
+from metaquorum.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
+from metaquorum.raft.start import initial_role
+from metaquorum.raft.state import Identity, RaftState
+from metaquorum.raft.types import ElectionState, Rng
+from metaquorum.raft.voters import VoterHistory
+
+_MAX_POLLS = 8
+"""Most role changes in one step: Resigned, Unattached, Prospective, Candidate, Leader, and some to spare."""
+
+
+class RaftNode:
+    """One voter or observer.
+
+    Args:
+        identity: who this node is and whom it may ask.
+        config: times and limits.
+        rng: source of chance for timeouts.
+        election: election state as found on disk.
+        voters: voter sets as found in the log, and the one of the format.
+        log: shadow of the log as found on disk.
+    """
+
+    __slots__ = ("_has_finished", "_has_started", "state")
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        config: RaftConfig,
+        rng: Rng,
+        election: ElectionState,
+        voters: VoterHistory,
+        log: LogView,
+    ) -> None:
+        # A placeholder that is replaced by Started: until then the node says nothing.
+        role = Unattached(election_deadline_ms=None, fetch=PeerCall(0))
+        self.state = RaftState(
+            identity=identity, config=config, rng=rng, election=election, voters=voters, log=log, role=role
+        )
+        self._has_started = False
+        self._has_finished = False
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take one event.
+
+        Args:
+            event: what happened.
+            now_ms: monotonic time in milliseconds; never less than in an earlier step.
+
+        Returns:
+            What the shell must do, in this order.
+        """
+        state = self.state
+        assert self._has_started != isinstance(event, Started), f"{event} out of turn"
+        self._has_started = True
+        _dispatch(state, event, now_ms)
+        _poll(state, now_ms)
+        state.settle()
+        if state.shutdown_deadline_ms is not None and not self._has_finished:
+            self._has_finished = resigned.is_shutdown_done(state, now_ms=now_ms)
+            if self._has_finished:
+                resigned.finish_shutdown(state)
+        return state.outbox.drain()
+
+    def deadline_ms(self) -> int | None:
+        """Monotonic time at which the node wants a Tick if nothing else happens before; None for never."""
+        state = self.state
+        if self._has_finished:
+            return None
+        match state.role:
+            case Unattached() as role:
+                deadline_ms = follower.unattached_deadline_ms(state, role)
+            case Prospective() | Candidate() as role:
+                deadline_ms = election.voting_deadline_ms(role)
+            case Leader() as role:
+                deadline_ms = leader.leader_deadline_ms(state, role)
+            case Resigned() as role:
+                deadline_ms = resigned.resigned_deadline_ms(state, role)
+            case Follower() as role:  # pragma: no branch -- all kinds are above
+                deadline_ms = follower.follower_deadline_ms(state, role)
+        if state.shutdown_deadline_ms is None:
+            return deadline_ms
+        return state.shutdown_deadline_ms if deadline_ms is None else min(deadline_ms, state.shutdown_deadline_ms)
+
+
+def _dispatch(state: RaftState, event: Event, now_ms: int) -> None:
+    match event:
+        case Started():
+            state.role = initial_role(state, now_ms=now_ms)
+        case Tick():
+            pass
+        case RequestReceived():
+            _dispatch_request(state, event, now_ms)
+        case ResponseReceived():
+            _dispatch_response(state, event, now_ms)
+        case RequestFailed():
+            _dispatch_failure(state, event, now_ms)
+        case ElectionStatePersisted(sequence=sequence):
+            state.outbox.persisted(sequence)
+        case LogFlushed(flush_id=flush_id):
+            if state.log.end_flush(flush_id) and isinstance(state.role, Leader):
+                leader.update_high_watermark(state, state.role)
+        case ProposalReceived():
+            leader.on_proposal(state, event)
+        case ShutdownRequested():  # pragma: no branch -- all kinds are above
+            resigned.request_shutdown(state, now_ms=now_ms)
+
+
+def _dispatch_request(state: RaftState, event: RequestReceived, now_ms: int) -> None:
+    match event.request:
+        case VoteRequest() | PreVoteRequest() as request:
+            election.on_vote_request(state, event.token, request, now_ms=now_ms)
+        case BeginQuorumEpochRequest() as request:
+            peers.on_begin_quorum_epoch(state, event.token, request, now_ms=now_ms)
+        case EndQuorumEpochRequest() as request:
+            follower.on_end_quorum_epoch(state, event.token, request, now_ms=now_ms)
+        case FetchRequest() as request:  # pragma: no branch -- all kinds are above
+            leader.on_fetch(state, event.token, request, now_ms=now_ms)
+
+
+def _dispatch_response(state: RaftState, event: ResponseReceived, now_ms: int) -> None:
+    match event.response:
+        case VoteResponse() as response:
+            election.on_vote_response(state, event.request_id, response, now_ms=now_ms)
+        case BeginQuorumEpochResponse() as response:
+            leader.on_begin_response(state, event.request_id, response, now_ms=now_ms)
+        case EndQuorumEpochResponse() as response:
+            resigned.on_end_response(state, event.request_id, response, now_ms=now_ms)
+        case FetchResponse() as response:  # pragma: no branch -- all kinds are above
+            follower.on_fetch_response(state, event.request_id, response, now_ms=now_ms)
+
+
+def _dispatch_failure(state: RaftState, event: RequestFailed, now_ms: int) -> None:
+    """Request ids are unique over all calls, so at most one of these knows it; a late failure is nobody's."""
+    _ = (
+        follower.on_fetch_failure(state, event.request_id, event.failure, now_ms=now_ms)
+        or election.on_vote_failure(state, event.request_id, now_ms=now_ms)
+        or leader.on_begin_failure(state, event.request_id, now_ms=now_ms)
+        or resigned.on_end_failure(state, event.request_id, event.failure, now_ms=now_ms)
+    )
+
+
+def _poll(state: RaftState, now_ms: int) -> None:
+    for _ in range(_MAX_POLLS):
+        role = state.role
+        match role:
+            case Unattached():
+                follower.poll_unattached(state, role, now_ms=now_ms)
+            case Prospective():
+                election.poll_prospective(state, role, now_ms=now_ms)
+            case Candidate():
+                election.poll_candidate(state, role, now_ms=now_ms)
+            case Leader():
+                leader.poll_leader(state, role, now_ms=now_ms)
+            case Resigned():
+                resigned.poll_resigned(state, role, now_ms=now_ms)
+            case Follower():  # pragma: no branch -- all kinds are above
+                follower.poll_follower(state, role, now_ms=now_ms)
+        if state.role is role:
+            return
+    raise AssertionError(f"role does not settle: {state.role}")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Effects of one step, and the gate that keeps every message back until the election state it depends on is on disk.
+
+Owns the order of effects, the one write of the election state that may be under way, and the messages that wait for it.
+Law: a message said when the election state was X leaves only after X, or a later state, is on stable storage. A later
+one
+serves as well: it remembers at least as much (the epoch never falls, a vote never changes within an epoch).
+Source: Raft section 5.2 (votes are persistent); style 2.0 "Durability rule".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from metaquorum.raft.effects import Effect, PersistElectionState, Reply, ReplyWithBatches, Send
+from metaquorum.raft.types import ElectionState
+
+MAX_HELD_MESSAGES = 10_000
+"""Most messages that wait for the disk; beyond it the oldest is dropped, as a network may drop it."""
+
+
+class Outbox:
+    """Collects effects; `drain` hands them over at the end of the step."""
+
+    __slots__ = ("_effects", "_held", "_in_flight", "_persisted", "_wanted", "_wanted_state")
+
+    def __init__(self, persisted: ElectionState) -> None:
+        self._effects: list[Effect] = []
+        self._held: deque[tuple[int, Send | Reply | ReplyWithBatches]] = deque()
+        self._wanted_state = persisted
+        # Versions count changes of the wanted state; equal versions mean that nothing waits for the disk.
+        self._wanted = 0
+        self._persisted = 0
+        self._in_flight: int | None = None
+
+    @property
+    def is_persisted(self) -> bool:
+        """Whether the latest election state is on stable storage."""
+        return self._persisted == self._wanted
+
+    @property
+    def held_count(self) -> int:
+        """Number of messages that wait for the disk."""
+        return len(self._held)
+
+    def emit(self, effect: Effect) -> None:
+        """Add an effect that says nothing to a peer."""
+        self._effects.append(effect)
+
+    def say(self, effect: Send | Reply | ReplyWithBatches) -> None:
+        """Add a message; it leaves now, or once the present election state is on disk."""
+        if self.is_persisted:
+            self._effects.append(effect)
+            return
+        if len(self._held) >= MAX_HELD_MESSAGES:
+            self._held.popleft()
+        self._held.append((self._wanted, effect))
+
+    def record(self, state: ElectionState) -> None:
+        """The election state changed; put it on disk as soon as the write under way, if any, is done."""
+        if state != self._wanted_state:
+            self._wanted_state = state
+            self._wanted += 1
+
+    def persisted(self, sequence: int) -> None:
+        """The write with this sequence number is on disk: let go what waited for it."""
+        assert sequence == self._in_flight, f"write {sequence} reported, {self._in_flight} is under way"
+        self._in_flight = None
+        self._persisted = sequence
+        while self._held and self._held[0][0] <= sequence:
+            self._effects.append(self._held.popleft()[1])
+
+    def drain(self) -> list[Effect]:
+        """Hand over the effects of this step in order."""
+        if self._in_flight is None and not self.is_persisted:
+            self._in_flight = self._wanted
+            self._effects.append(PersistElectionState(sequence=self._wanted, state=self._wanted_state))
+        effects, self._effects = self._effects, []
+        return effects

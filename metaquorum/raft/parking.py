@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetches that a leader keeps waiting for something to send.
+
+Owns them by replica (a newer fetch of a replica takes the place of its older one) and their deadlines. Decides
+nothing about answers. Bounded by `RaftConfig.max_parked_fetches`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from metaquorum.raft.messages import FetchRequest
+from metaquorum.raft.types import ReplicaKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedFetch:
+    """A fetch that waits for its answer until deadline_ms."""
+
+    token: int
+    request: FetchRequest
+    deadline_ms: int
+
+
+class ParkedFetches:
+    """At most one parked fetch for each replica."""
+
+    __slots__ = ("_by_replica", "_heap")
+
+    def __init__(self) -> None:
+        self._by_replica: dict[ReplicaKey, ParkedFetch] = {}
+        self._heap: list[tuple[int, int, ReplicaKey]] = []
+
+    def __len__(self) -> int:
+        return len(self._by_replica)
+
+    def __iter__(self) -> Iterator[ParkedFetch]:
+        """All of them in the order of arrival; the caller may remove while it iterates."""
+        return iter(list(self._by_replica.values()))
+
+    def put(self, fetch: ParkedFetch) -> ParkedFetch | None:
+        """Park a fetch.
+
+        Returns:
+            The older fetch of the same replica, which is parked no more and wants an answer.
+        """
+        older = self.remove(fetch.request.replica)
+        self._by_replica[fetch.request.replica] = fetch
+        heapq.heappush(self._heap, (fetch.deadline_ms, fetch.token, fetch.request.replica))
+        return older
+
+    def remove(self, replica: ReplicaKey) -> ParkedFetch | None:
+        """Take the fetch of this replica out, if there is one."""
+        return self._by_replica.pop(replica, None)
+
+    def deadline_ms(self) -> int | None:
+        """Earliest deadline, or None when nothing is parked."""
+        while self._heap:
+            deadline_ms, token, replica = self._heap[0]
+            fetch = self._by_replica.get(replica)
+            if fetch is not None and fetch.token == token:
+                return deadline_ms
+            heapq.heappop(self._heap)
+        return None
+
+    def pop_expired(self, now_ms: int) -> list[ParkedFetch]:
+        """Take out every fetch whose deadline has come."""
+        expired: list[ParkedFetch] = []
+        while (deadline_ms := self.deadline_ms()) is not None and deadline_ms <= now_ms:
+            fetch = self._by_replica.pop(heapq.heappop(self._heap)[2])
+            expired.append(fetch)
+        return expired

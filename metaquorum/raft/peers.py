@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every request and every response is checked for, and what any of them teaches about epoch and leader.
+
+Owns the rules that hold for all roles alike: cluster, voter key, higher epoch, "one leader per epoch". Bytes of a
+peer are never
+asserted on: a peer that breaks the rules is refused or ignored, and reported.
+Source: KIP-595 "Epoch and leader validation", KIP-853 (voter key).
+"""
+
+from __future__ import annotations
+
+from metaquorum.raft.messages import (
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    Refusal,
+)
+from metaquorum.raft.roles import Candidate, Follower, Prospective, Unattached
+from metaquorum.raft.state import RaftState
+from metaquorum.raft.transitions import become_follower, become_unattached
+from metaquorum.raft.types import ElectionState, NodeId, QuorumEpoch, ReplicaKey
+
+
+def check_voter_request(
+    state: RaftState, *, cluster_id: str, quorum_epoch: QuorumEpoch, voter: ReplicaKey
+) -> Refusal | None:
+    """Check a request that is meant for one voter: the cluster, this very replica, an epoch that is not old."""
+    if cluster_id != state.identity.cluster_id:
+        return Refusal.WRONG_CLUSTER
+    if voter != state.key:
+        return Refusal.INVALID_VOTER_KEY
+    if quorum_epoch < state.quorum_epoch:
+        return Refusal.FENCED_EPOCH
+    return None
+
+
+def observe(
+    state: RaftState, epoch: QuorumEpoch, leader_id: NodeId | None, address: str | None, *, now_ms: int
+) -> None:
+    """Learn the epoch and the leader that a peer knows; what is older than one's own knowledge is ignored.
+
+    A peer may name this node as leader when an earlier life of it, on a disk since wiped, was the leader: that leads
+    nowhere.
+    """
+    if leader_id == state.key.node_id:
+        leader_id = None
+    if leader_id is not None and address is None:
+        address = state.address_of(leader_id)
+    if epoch > state.quorum_epoch:
+        if leader_id is not None and address is not None:
+            become_follower(state, epoch, leader_id=leader_id, leader_address=address, now_ms=now_ms)
+        else:
+            become_unattached(state, epoch, leader_id=leader_id, now_ms=now_ms)
+    elif epoch == state.quorum_epoch and leader_id is not None:
+        _observe_leader(state, leader_id, address, now_ms)
+
+
+def _observe_leader(state: RaftState, leader_id: NodeId, address: str | None, now_ms: int) -> None:
+    known_id = state.election.leader_id
+    if known_id is not None and known_id != leader_id:
+        state.report(f"two leaders of epoch {state.quorum_epoch}: {known_id}, and {leader_id} by word of a peer")
+        return
+    if not isinstance(state.role, Unattached | Prospective | Candidate):
+        return
+    if isinstance(state.role, Prospective) and known_id is not None:
+        # It asks around because that leader is silent; hearing its name again is no news.
+        return
+    if address is not None:
+        become_follower(state, state.quorum_epoch, leader_id=leader_id, leader_address=address, now_ms=now_ms)
+    elif known_id is None and isinstance(state.role, Unattached):
+        state.set_election(
+            ElectionState(quorum_epoch=state.quorum_epoch, leader_id=leader_id, voted_key=state.election.voted_key)
+        )
+
+
+def leader_is_gone(state: RaftState, *, now_ms: int) -> None:
+    """Nobody listens where the leader was, or it says that it leads no more: a follower waits only a little for it."""
+    role = state.role
+    if isinstance(role, Follower) and not role.is_leader_gone:
+        role.is_leader_gone = True
+        role.fetch_deadline_ms = min(role.fetch_deadline_ms, now_ms + state.draw_leader_gone_ms())
+
+
+def on_begin_quorum_epoch(state: RaftState, token: int, request: BeginQuorumEpochRequest, *, now_ms: int) -> None:
+    """A leader makes itself known."""
+    refusal = check_voter_request(
+        state, cluster_id=request.cluster_id, quorum_epoch=request.quorum_epoch, voter=request.voter
+    )
+    if refusal is None and request.leader_id == state.key.node_id:
+        refusal = Refusal.INVALID_REQUEST
+    if refusal is None:
+        observe(state, request.quorum_epoch, request.leader_id, request.leader_address, now_ms=now_ms)
+        if state.election.leader_id != request.leader_id:
+            refusal = Refusal.INVALID_REQUEST
+    state.reply(
+        token,
+        BeginQuorumEpochResponse(quorum_epoch=state.quorum_epoch, leader_id=state.known_leader_id, refusal=refusal),
+    )

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resigned: a former leader tells its voters, and an orderly shutdown.
+
+Owns the behaviour of Resigned and when a shutdown is done.
+Law: nothing is appended, served or voted for in the epoch that this node led.
+Source: KIP-595 "EndQuorumEpoch", "Resigned state".
+"""
+
+from __future__ import annotations
+
+from metaquorum.raft.effects import FinishShutdown
+from metaquorum.raft.events import Failure
+from metaquorum.raft.messages import EndQuorumEpochRequest, EndQuorumEpochResponse
+from metaquorum.raft.peers import observe
+from metaquorum.raft.roles import EndCall, Follower, Leader, Resigned
+from metaquorum.raft.state import RaftState
+from metaquorum.raft.transitions import become_resigned, become_unattached
+from metaquorum.raft.types import QuorumEpoch
+
+
+def poll_resigned(state: RaftState, role: Resigned, *, now_ms: int) -> None:
+    """Tell the voters; after the election timeout go on to an epoch in which this node may act again."""
+    if state.shutdown_deadline_ms is None and (
+        now_ms >= role.election_deadline_ms or state.voter_set.is_only(state.key)
+    ):
+        become_unattached(state, QuorumEpoch(state.quorum_epoch + 1), now_ms=now_ms)
+        return
+    for end in role.end_calls.values():
+        if end.call.is_expired(now_ms):
+            end.call.fail(now_ms=now_ms, config=state.config)
+        if not end.is_done and end.call.is_ready(now_ms):
+            request = EndQuorumEpochRequest(
+                cluster_id=state.identity.cluster_id,
+                quorum_epoch=state.quorum_epoch,
+                leader_id=state.key.node_id,
+                preferred_successors=role.successors,
+            )
+            state.send(end.call, state.address_for(end.voter), request, now_ms=now_ms)
+
+
+def resigned_deadline_ms(state: RaftState, role: Resigned) -> int | None:
+    """When a resigned leader has something to do without an event."""
+    due = [end.call.deadline_ms for end in role.end_calls.values() if not end.is_done]
+    if state.shutdown_deadline_ms is None:
+        due.append(role.election_deadline_ms)
+    return min(due, default=None)
+
+
+def on_end_response(state: RaftState, request_id: int, response: EndQuorumEpochResponse, *, now_ms: int) -> None:
+    """A voter has heard that the epoch ends, or knows better."""
+    observe(state, response.quorum_epoch, response.leader_id, None, now_ms=now_ms)
+    end = _find(state, request_id)
+    if end is not None:
+        end.call.succeed(ready_at_ms=now_ms)
+        end.is_done = True
+
+
+def on_end_failure(state: RaftState, request_id: int, failure: Failure, *, now_ms: int) -> bool:
+    """A voter could not be told.
+
+    Returns:
+        Whether the request was one of this role.
+    """
+    end = _find(state, request_id)
+    if end is None:
+        return False
+    end.is_gone = failure is Failure.REFUSED
+    end.call.fail(now_ms=now_ms, config=state.config)
+    return True
+
+
+def _find(state: RaftState, request_id: int) -> EndCall | None:
+    if isinstance(state.role, Resigned):
+        for end in state.role.end_calls.values():
+            if end.call.request_id == request_id:
+                return end
+    return None
+
+
+def request_shutdown(state: RaftState, *, now_ms: int) -> None:
+    """Begin to leave: a leader resigns and sees to its succession, others may go at once.
+
+    Repetition changes nothing.
+    """
+    if state.shutdown_deadline_ms is None:
+        state.shutdown_deadline_ms = now_ms
+        if isinstance(state.role, Leader):
+            state.shutdown_deadline_ms = now_ms + state.config.shutdown_grace_ms
+            become_resigned(state, state.role, now_ms=now_ms)
+
+
+def is_shutdown_done(state: RaftState, *, now_ms: int) -> bool:
+    """Whether a node that is leaving has nothing left to do for the others.
+
+    A resigned leader stays to give its vote to a successor, until it hears of one; it does not stay for voters that
+    are gone.
+    """
+    assert state.shutdown_deadline_ms is not None, "no shutdown was asked for"
+    if now_ms >= state.shutdown_deadline_ms:
+        return True
+    match state.role:
+        case Resigned(end_calls=end_calls):
+            return all(end.is_gone for end in end_calls.values())
+        case role:
+            return isinstance(role, Follower)
+
+
+def finish_shutdown(state: RaftState) -> None:
+    """Tell the shell that it may stop."""
+    state.outbox.emit(FinishShutdown())

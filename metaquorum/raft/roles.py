@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data of the six roles. Behaviour is in election, follower, leader, resigned; legal changes are in transitions.
+
+What outlives a role (epoch, vote, known leader, high watermark) is in `RaftState`, not here.
+Source: KIP-595, KIP-996; Kafka's QuorumState.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from metaquorum.raft.calls import PeerCall
+from metaquorum.raft.parking import ParkedFetches
+from metaquorum.raft.types import NodeId, Offset, ReplicaKey
+from metaquorum.raft.voters import Voter
+
+
+@dataclass(slots=True, kw_only=True)
+class Unattached:
+    """Knows the epoch and no leader that it could fetch from; asks around.
+
+    Attributes:
+        election_deadline_ms: when to start an election; None for an observer and for a node that is
+            leaving, which never do.
+        fetch: the call that looks for a leader.
+        next_peer: position in the list of peers of the one to ask next.
+    """
+
+    election_deadline_ms: int | None
+    fetch: PeerCall
+    next_peer: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class VoteCall:
+    """The vote of one voter in one round: asked for by `call`, None while open."""
+
+    voter: Voter
+    call: PeerCall
+    granted: bool | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Prospective:
+    """Asks whether it would be elected; nothing durable has changed yet.
+
+    Attributes:
+        election_deadline_ms: when the round is given up.
+        leader_address: address of the leader of this epoch, when one was known: where to fall back to.
+        votes: the other voters' answers, by node id.
+    """
+
+    election_deadline_ms: int
+    leader_address: str | None
+    votes: dict[NodeId, VoteCall]
+
+
+@dataclass(slots=True, kw_only=True)
+class Candidate:
+    """Wants to lead a new epoch and has voted for itself.
+
+    Attributes:
+        election_deadline_ms: when the round is given up.
+        votes: the other voters' answers, by node id.
+        is_elected: True once a majority has voted for it and only its disk is waited for.
+    """
+
+    election_deadline_ms: int
+    votes: dict[NodeId, VoteCall]
+    is_elected: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplicaProgress:
+    """What a leader knows of another replica.
+
+    Attributes:
+        key: who it is.
+        address: where its quorum listener is; None for an observer without one.
+        end_offset: end of its flushed log (exclusive), proven to match the leader's; None before the first such fetch.
+        last_fetch_ms: when it last fetched; None before the first.
+        previous_fetch_ms: when its last fetch that matched the leader's log came.
+        previous_leader_end_offset: end of the leader's log at that time.
+        last_caught_up_ms: latest time at which it is known to have had everything.
+    """
+
+    key: ReplicaKey
+    address: str | None
+    end_offset: Offset | None = None
+    last_fetch_ms: int | None = None
+    previous_fetch_ms: int | None = None
+    previous_leader_end_offset: Offset | None = None
+    last_caught_up_ms: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Leader:
+    """Leads the epoch, which is on its disk.
+
+    Attributes:
+        started_ms: when it became leader.
+        epoch_start_offset: offset of its first record, the LeaderChange (inclusive).
+        high_watermark: end of the committed log (exclusive); None until a record of this epoch is committed.
+        voters: progress of the other voters, by node id.
+        begin_calls: the calls that make it known to them, by node id.
+        observers: progress of others that fetch, in the order of their last fetch.
+        parked: fetches that wait for something to send.
+        uncommitted: (next offset, size in bytes) of each appended proposal that is not committed.
+        uncommitted_bytes: sum of those sizes.
+        is_active: whether its users have been told to start.
+    """
+
+    started_ms: int
+    epoch_start_offset: Offset
+    high_watermark: Offset | None = None
+    voters: dict[NodeId, ReplicaProgress]
+    begin_calls: dict[NodeId, PeerCall]
+    observers: dict[ReplicaKey, ReplicaProgress] = field(default_factory=dict[ReplicaKey, ReplicaProgress])
+    parked: ParkedFetches = field(default_factory=ParkedFetches)
+    uncommitted: deque[tuple[Offset, int]] = field(default_factory=deque[tuple[Offset, int]])
+    uncommitted_bytes: int = 0
+    is_active: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class EndCall:
+    """Tells one voter that the epoch ends."""
+
+    voter: Voter
+    call: PeerCall
+    is_done: bool = False
+    is_gone: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Resigned:
+    """Led this epoch, leads no more, and gives its vote to nobody in it.
+
+    Attributes:
+        election_deadline_ms: when it moves to the next epoch on its own.
+        successors: voters in the order in which they should try to lead.
+        end_calls: the calls that tell the other voters, by node id.
+    """
+
+    election_deadline_ms: int
+    successors: tuple[ReplicaKey, ...]
+    end_calls: dict[NodeId, EndCall]
+
+
+@dataclass(slots=True, kw_only=True)
+class Follower:
+    """Fetches from the leader of the epoch.
+
+    Attributes:
+        leader_id: node id of the leader.
+        leader_address: `host:port` of its quorum listener.
+        fetch_deadline_ms: when the leader counts as lost.
+        fetch: the call that fetches.
+        has_fetched: whether this leader has given a valid answer since the role began.
+        is_leader_gone: whether the leader refused or said that it resigns, since its last valid answer.
+    """
+
+    leader_id: NodeId
+    leader_address: str
+    fetch_deadline_ms: int
+    fetch: PeerCall
+    has_fetched: bool = False
+    is_leader_gone: bool = False
+
+
+Role = Unattached | Prospective | Candidate | Leader | Resigned | Follower

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State of one quorum node, and the small moves that every role shares.
+
+Owns what outlives a role. Decides nothing: roles do. Only `transitions` replaces `role`.
+Invariants: `high_watermark` never falls; `commit_offset` <= min(high_watermark, flushed_offset);
+election.quorum_epoch is never below the epoch of the last record once started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from metaquorum.raft.calls import PeerCall
+from metaquorum.raft.config import RaftConfig
+from metaquorum.raft.effects import AdvanceCommit, AnnounceLeader, FlushLog, Reply, ReportViolation, Send
+from metaquorum.raft.log_view import LogView
+from metaquorum.raft.messages import Request, Response
+from metaquorum.raft.outbox import Outbox
+from metaquorum.raft.roles import Follower, Leader, Prospective, Resigned, Role
+from metaquorum.raft.types import LOG_BEGIN, ElectionState, NodeId, Offset, QuorumEpoch, ReplicaKey, Rng
+from metaquorum.raft.voters import Voter, VoterHistory, VoterSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this node is and whom it may ask.
+
+    Attributes:
+        key: node id and directory id.
+        cluster_id: cluster.
+        address: `host:port` of its own quorum listener; None for an observer without one.
+        addresses: configured `host:port` by node id; they win over those in the voter set.
+        bootstrap_addresses: further `host:port` at which a node of the quorum may be found.
+    """
+
+    key: ReplicaKey
+    cluster_id: str
+    address: str | None
+    addresses: Mapping[NodeId, str] = field(default_factory=dict[NodeId, str])
+    bootstrap_addresses: Sequence[str] = ()
+
+
+class RaftState:
+    """Everything that a node knows between two steps."""
+
+    __slots__ = (
+        "_announced",
+        "_next_request_id",
+        "commit_offset",
+        "config",
+        "election",
+        "high_watermark",
+        "identity",
+        "log",
+        "outbox",
+        "rng",
+        "role",
+        "shutdown_deadline_ms",
+        "voters",
+    )
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        config: RaftConfig,
+        rng: Rng,
+        election: ElectionState,
+        voters: VoterHistory,
+        log: LogView,
+        role: Role,
+    ) -> None:
+        self.identity = identity
+        self.config = config
+        self.rng = rng
+        self.election = election
+        self.voters = voters
+        self.log = log
+        self.role: Role = role
+        self.outbox = Outbox(election)
+        self.high_watermark: Offset | None = None
+        self.commit_offset = LOG_BEGIN
+        self.shutdown_deadline_ms: int | None = None
+        self._next_request_id = 1
+        self._announced: tuple[QuorumEpoch, NodeId | None, str | None] | None = None
+
+    @property
+    def key(self) -> ReplicaKey:
+        """Who this node is."""
+        return self.identity.key
+
+    @property
+    def quorum_epoch(self) -> QuorumEpoch:
+        """Highest epoch seen."""
+        return self.election.quorum_epoch
+
+    @property
+    def voter_set(self) -> VoterSet:
+        """Voters in force at the end of the log."""
+        return self.voters.latest
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this replica votes."""
+        return self.voters.latest.contains(self.identity.key)
+
+    def address_of(self, node_id: NodeId) -> str | None:
+        """Where to reach a node by its id: as configured, else as the voter set has it."""
+        voter = self.voter_set.find(node_id)
+        return self.identity.addresses.get(node_id) if voter is None else self.address_for(voter)
+
+    def address_for(self, voter: Voter) -> str:
+        """Where to reach a voter: as configured, else as the voter set has it."""
+        return self.identity.addresses.get(voter.key.node_id, voter.address)
+
+    @property
+    def known_leader_id(self) -> NodeId | None:
+        """Leader of this epoch, as far as known; a resigned leader does not send anybody to itself."""
+        return None if isinstance(self.role, Resigned) else self.election.leader_id
+
+    def leader_address(self) -> str | None:
+        """Where to reach the leader of this epoch, as far as known."""
+        match self.role:
+            case Resigned():
+                return None
+            case Follower(leader_address=address):
+                return address
+            case Leader():
+                return self.identity.address
+            case Prospective(leader_address=str() as address):
+                return address
+            case _:
+                leader_id = self.election.leader_id
+                return None if leader_id is None else self.address_of(leader_id)
+
+    def peer_addresses(self) -> list[str]:
+        """Addresses to look for a leader at, without repetition, in a fixed order."""
+        candidates = [self.address_for(voter) for voter in self.voter_set.others(self.key)]
+        candidates += [self.identity.addresses[node_id] for node_id in sorted(self.identity.addresses)]
+        candidates += self.identity.bootstrap_addresses
+        return [address for address in dict.fromkeys(candidates) if address != self.identity.address]
+
+    def draw_election_timeout_ms(self) -> int:
+        """Draw from election_timeout_ms (inclusive) to twice that (exclusive). Source: Raft section 5.2."""
+        low_ms = self.config.election_timeout_ms
+        return self.rng.randrange(low_ms, 2 * low_ms)
+
+    def draw_leader_gone_ms(self) -> int:
+        """Draw the patience of a follower whose leader refuses."""
+        gone_ms = self.config.leader_gone_ms
+        return self.rng.randrange(gone_ms // 2, gone_ms + gone_ms // 2)
+
+    def send(self, call: PeerCall, address: str, request: Request, *, now_ms: int) -> None:
+        """Send the next request of a repeated call."""
+        request_id = self._next_request_id
+        self._next_request_id += 1
+        call.start(request_id, now_ms=now_ms, config=self.config)
+        self.outbox.say(Send(request_id=request_id, address=address, request=request))
+
+    def reply(self, token: int, response: Response) -> None:
+        """Answer a request."""
+        self.outbox.say(Reply(token=token, response=response))
+
+    def report(self, text: str) -> None:
+        """Tell the operator that a peer broke the protocol."""
+        self.outbox.emit(ReportViolation(text=text))
+
+    def set_election(self, election: ElectionState) -> None:
+        """Change epoch, leader or vote, and have it put on disk before anything is said that shows it."""
+        before = self.election
+        assert election.quorum_epoch >= before.quorum_epoch, f"epoch would fall: {before} to {election}"
+        if election.quorum_epoch == before.quorum_epoch:
+            assert before.voted_key in (None, election.voted_key), f"vote would change: {before} to {election}"
+            assert before.leader_id in (None, election.leader_id), f"leader would change: {before} to {election}"
+        self.election = election
+        self.outbox.record(election)
+
+    def raise_high_watermark(self, high_watermark: Offset) -> None:
+        """Everything below this offset (exclusive) is known to be committed; a lower one than known is old news."""
+        if self.high_watermark is None or high_watermark > self.high_watermark:
+            assert high_watermark <= self.log.log_end_offset, (
+                f"high watermark {high_watermark} beyond the log end {self.log.log_end_offset}"
+            )
+            self.high_watermark = high_watermark
+
+    def settle(self) -> None:
+        """End of a step: flush what was appended, deliver what is committed and flushed, announce the leader."""
+        log = self.log
+        if not log.is_flushed and not log.is_flushing:
+            self.outbox.emit(FlushLog(flush_id=log.begin_flush()))
+        if self.high_watermark is not None:
+            commit_offset = min(self.high_watermark, log.flushed_offset)
+            if commit_offset > self.commit_offset:
+                self.commit_offset = commit_offset
+                self.outbox.emit(AdvanceCommit(commit_offset=commit_offset))
+        known = (self.quorum_epoch, self.known_leader_id, self.leader_address())
+        if known != self._announced:
+            self._announced = known
+            self.outbox.emit(AnnounceLeader(quorum_epoch=known[0], leader_id=known[1], address=known[2]))

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of role: the table of legal ones, and the one function for each target role.
+
+Owns the table and what every change must do (leave the old role cleanly, record the election state, set the timers).
+Does not decide when to change. A change that the table does not have is a programming error and stops the process: a
+node in an illegal state may give a vote twice.
+Source: KIP-595 "State machine", KIP-996; the table is printed in `docs/quorum.md`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, unique
+
+from metaquorum.raft.calls import PeerCall
+from metaquorum.raft.effects import Activate, AppendAsLeader, Deactivate, LeaderChange, VotersChange
+from metaquorum.raft.messages import FetchResponse, Refusal
+from metaquorum.raft.roles import (
+    Candidate,
+    EndCall,
+    Follower,
+    Leader,
+    Prospective,
+    ReplicaProgress,
+    Resigned,
+    Role,
+    Unattached,
+    VoteCall,
+)
+from metaquorum.raft.state import RaftState
+from metaquorum.raft.types import ElectionState, NodeId, Offset, QuorumEpoch, ReplicaKey
+
+
+@unique
+class EpochRule(Enum):
+    """What a change of role does to the epoch."""
+
+    SAME = "same epoch"
+    HIGHER = "higher epoch"
+    ANY = "same or higher epoch"
+
+
+LEGAL_TRANSITIONS: dict[tuple[type[Role], type[Role]], EpochRule] = {
+    (Unattached, Unattached): EpochRule.HIGHER,
+    (Unattached, Prospective): EpochRule.SAME,
+    (Unattached, Follower): EpochRule.ANY,
+    (Prospective, Unattached): EpochRule.ANY,
+    (Prospective, Candidate): EpochRule.HIGHER,
+    (Prospective, Follower): EpochRule.ANY,
+    (Candidate, Unattached): EpochRule.HIGHER,
+    (Candidate, Prospective): EpochRule.SAME,
+    (Candidate, Leader): EpochRule.SAME,
+    (Candidate, Follower): EpochRule.ANY,
+    (Leader, Unattached): EpochRule.HIGHER,
+    (Leader, Resigned): EpochRule.SAME,
+    (Leader, Follower): EpochRule.HIGHER,
+    (Resigned, Unattached): EpochRule.HIGHER,
+    (Resigned, Follower): EpochRule.HIGHER,
+    # Same epoch: an observer that lost its leader looks for one again; voters go through an election instead.
+    (Follower, Unattached): EpochRule.ANY,
+    (Follower, Prospective): EpochRule.SAME,
+    (Follower, Follower): EpochRule.HIGHER,
+}
+"""Legal changes of role; whatever is not here is forbidden."""
+
+
+def is_legal(old: type[Role], new: type[Role], *, old_epoch: QuorumEpoch, new_epoch: QuorumEpoch) -> bool:
+    """Whether the table has this change."""
+    match LEGAL_TRANSITIONS.get((old, new)):
+        case EpochRule.SAME:
+            return new_epoch == old_epoch
+        case EpochRule.HIGHER:
+            return new_epoch > old_epoch
+        case EpochRule.ANY:
+            return new_epoch >= old_epoch
+        case None:  # pragma: no branch -- every rule is above
+            return False
+
+
+def become_unattached(state: RaftState, epoch: QuorumEpoch, *, now_ms: int, leader_id: NodeId | None = None) -> None:
+    """Know the epoch and no leader to fetch from; leader_id may be known without an address."""
+    election = state.election
+    if epoch > election.quorum_epoch:
+        election = ElectionState(quorum_epoch=epoch, leader_id=leader_id, voted_key=None)
+    _change(state, election, unattached_role(state, now_ms))
+
+
+def unattached_role(state: RaftState, now_ms: int) -> Unattached:
+    """Role data of a node that has just become unattached."""
+    may_campaign = state.is_voter and state.shutdown_deadline_ms is None
+    deadline_ms = now_ms + state.draw_election_timeout_ms() if may_campaign else None
+    peer_count = len(state.peer_addresses())
+    first_peer = state.rng.randrange(0, peer_count) if peer_count else 0
+    return Unattached(election_deadline_ms=deadline_ms, fetch=PeerCall(now_ms), next_peer=first_peer)
+
+
+def become_follower(
+    state: RaftState, epoch: QuorumEpoch, *, leader_id: NodeId, leader_address: str, now_ms: int
+) -> None:
+    """Fetch from this leader from now on. The vote of the epoch, if given, is kept."""
+    voted_key = state.election.voted_key if epoch == state.quorum_epoch else None
+    election = ElectionState(quorum_epoch=epoch, leader_id=leader_id, voted_key=voted_key)
+    _change(state, election, follower_role(state, leader_id, leader_address, now_ms))
+
+
+def follower_role(state: RaftState, leader_id: NodeId, leader_address: str, now_ms: int) -> Follower:
+    """Role data of a node that has just begun to follow."""
+    return Follower(
+        leader_id=leader_id,
+        leader_address=leader_address,
+        fetch_deadline_ms=now_ms + state.config.fetch_timeout_ms,
+        fetch=PeerCall(now_ms),
+    )
+
+
+def become_prospective(state: RaftState, *, now_ms: int) -> None:
+    """Ask around before an election. Nothing durable changes; the vote of the epoch, if given, is kept."""
+    assert state.is_voter, f"observer {state.key} would start an election"
+    role = Prospective(
+        election_deadline_ms=now_ms + state.draw_election_timeout_ms(),
+        leader_address=state.leader_address(),
+        votes=_open_votes(state, now_ms),
+    )
+    _change(state, state.election, role)
+
+
+def become_candidate(state: RaftState, *, now_ms: int) -> None:
+    """Open the next epoch and vote for itself. Source: Raft section 5.2."""
+    election = ElectionState(quorum_epoch=QuorumEpoch(state.quorum_epoch + 1), leader_id=None, voted_key=state.key)
+    _change(state, election, candidate_role(state, now_ms))
+
+
+def candidate_role(state: RaftState, now_ms: int) -> Candidate:
+    """Role data of a node that has just become a candidate."""
+    return Candidate(election_deadline_ms=now_ms + state.draw_election_timeout_ms(), votes=_open_votes(state, now_ms))
+
+
+def become_leader(state: RaftState, candidate: Candidate, *, now_ms: int) -> None:
+    """Lead the epoch; its first record says so, and the first leader of all records the voters.
+
+    Nothing was appended in this epoch before, not even by an earlier life of this node: leadership is on disk first,
+    and a node that finds itself as leader on disk never leads that epoch again. So (offset, epoch) names one record
+    for ever.
+    """
+    assert state.outbox.is_persisted, "leadership must be on disk before the first record"
+    assert state.election.leader_id == state.key.node_id, f"not elected: {state.election}"
+    others = state.voter_set.others(state.key)
+    role = Leader(
+        started_ms=now_ms,
+        epoch_start_offset=state.log.log_end_offset,
+        voters={v.key.node_id: ReplicaProgress(key=v.key, address=state.address_for(v)) for v in others},
+        begin_calls={v.key.node_id: PeerCall(now_ms) for v in others},
+    )
+    granting = [vote.voter.key.node_id for vote in candidate.votes.values() if vote.granted]
+    _change(state, state.election, role)
+    append_as_leader(
+        state,
+        LeaderChange(leader_id=state.key.node_id, granting_voters=tuple(sorted([*granting, state.key.node_id]))),
+    )
+    if not state.voters.is_in_log:
+        voters = state.voter_set
+        state.voters.append(state.log.log_end_offset, voters)
+        append_as_leader(state, VotersChange(voters=voters))
+
+
+def append_as_leader(state: RaftState, content: LeaderChange | VotersChange) -> None:
+    """Append one control record in the present epoch."""
+    base_offset = state.log.log_end_offset
+    next_offset = Offset(base_offset + 1)
+    state.log.append(epoch=state.quorum_epoch, next_offset=next_offset)
+    state.outbox.emit(
+        AppendAsLeader(
+            base_offset=base_offset, next_offset=next_offset, quorum_epoch=state.quorum_epoch, content=content
+        )
+    )
+
+
+def activate(state: RaftState, leader: Leader) -> None:
+    """A record of this epoch is committed: everything before the epoch is, so users may start to act."""
+    leader.is_active = True
+    start_offset = Offset(leader.epoch_start_offset + 1)
+    state.outbox.emit(Activate(quorum_epoch=state.quorum_epoch, start_offset=start_offset))
+
+
+def become_resigned(state: RaftState, leader: Leader, *, now_ms: int) -> None:
+    """Lead no more, stay in the epoch, and name the successors: the most complete log first."""
+    ranked = sorted(leader.voters.values(), key=lambda p: (-(p.end_offset or 0), p.key.node_id))
+    calls = {v.key.node_id: EndCall(voter=v, call=PeerCall(now_ms)) for v in state.voter_set.others(state.key)}
+    role = Resigned(
+        election_deadline_ms=now_ms + state.draw_election_timeout_ms(),
+        successors=tuple(progress.key for progress in ranked),
+        end_calls=calls,
+    )
+    _change(state, state.election, role)
+
+
+def resigned_role(state: RaftState, now_ms: int) -> Resigned:
+    """Role data of a node that finds itself as leader on disk: it names no successors, it knows of no progress."""
+    successors: tuple[ReplicaKey, ...] = ()
+    calls = {v.key.node_id: EndCall(voter=v, call=PeerCall(now_ms)) for v in state.voter_set.others(state.key)}
+    return Resigned(
+        election_deadline_ms=now_ms + state.draw_election_timeout_ms(), successors=successors, end_calls=calls
+    )
+
+
+def _open_votes(state: RaftState, now_ms: int) -> dict[NodeId, VoteCall]:
+    return {v.key.node_id: VoteCall(voter=v, call=PeerCall(now_ms)) for v in state.voter_set.others(state.key)}
+
+
+def _change(state: RaftState, election: ElectionState, role: Role) -> None:
+    old = state.role
+    assert is_legal(type(old), type(role), old_epoch=state.quorum_epoch, new_epoch=election.quorum_epoch), (
+        f"{type(old).__name__} of epoch {state.quorum_epoch} to {type(role).__name__} of {election.quorum_epoch}"
+    )
+    old_epoch = state.quorum_epoch
+    state.set_election(election)
+    state.role = role
+    if isinstance(old, Leader):
+        _leave_leadership(state, old, old_epoch)
+
+
+def _leave_leadership(state: RaftState, leader: Leader, old_epoch: QuorumEpoch) -> None:
+    """Answer what was parked and tell the users; `state` already shows the new role."""
+    for fetch in leader.parked:
+        state.reply(
+            fetch.token,
+            FetchResponse(
+                quorum_epoch=state.quorum_epoch,
+                leader_id=state.known_leader_id,
+                leader_address=state.leader_address(),
+                refusal=Refusal.NOT_LEADER,
+            ),
+        )
+    if leader.is_active:
+        state.outbox.emit(Deactivate(quorum_epoch=old_epoch))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The set of voters, its arithmetic, and its history along the log.
+
+Owns majorities and which set is in force at the end of the log. Knows nothing of roles or time.
+Law: a VotersRecord counts from its append on, committed or not, and no longer once it is truncated away (KIP-853).
+Source: KIP-595 "Voter set", KIP-853 "Voters record".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metaquorum.raft.types import NodeId, Offset, ReplicaKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voter:
+    """One voter: who it is and where its quorum listener is (`host:port`)."""
+
+    key: ReplicaKey
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class VoterSet:
+    """Voters, ascending by node id, each id once. May be empty: a node that was never told of a voter."""
+
+    voters: tuple[Voter, ...]
+
+    def __post_init__(self) -> None:
+        ids = [voter.key.node_id for voter in self.voters]
+        assert ids == sorted(set(ids)), f"voters must ascend by node id without repetition: {ids}"
+
+    @property
+    def majority(self) -> int:
+        """Smallest number of voters such that any two such groups share a member."""
+        return len(self.voters) // 2 + 1
+
+    def find(self, node_id: NodeId) -> Voter | None:
+        """The voter with this node id, or None."""
+        for voter in self.voters:
+            if voter.key.node_id == node_id:
+                return voter
+        return None
+
+    def contains(self, key: ReplicaKey) -> bool:
+        """Whether exactly this replica, node id and directory id, is a voter."""
+        voter = self.find(key.node_id)
+        return voter is not None and voter.key == key
+
+    def is_impostor(self, key: ReplicaKey) -> bool:
+        """Whether the key has a voter's node id on another directory: a wiped or copied disk."""
+        voter = self.find(key.node_id)
+        return voter is not None and voter.key != key
+
+    def others(self, key: ReplicaKey) -> tuple[Voter, ...]:
+        """All voters but this replica."""
+        return tuple(voter for voter in self.voters if voter.key != key)
+
+    def is_only(self, key: ReplicaKey) -> bool:
+        """Whether this replica is the one and only voter."""
+        return len(self.voters) == 1 and self.voters[0].key == key
+
+
+def voter_set(voters: Sequence[Voter]) -> VoterSet:
+    """Build a set from voters in any order."""
+    return VoterSet(tuple(sorted(voters, key=lambda voter: voter.key.node_id)))
+
+
+def majority_offset(end_offsets: Sequence[Offset]) -> Offset:
+    """Largest offset that a majority of the given log ends has reached.
+
+    Args:
+        end_offsets: flushed log end (exclusive) of every voter; at least one.
+
+    Source: KIP-595 "High watermark": the element floor(n/2) of the offsets in descending order.
+    """
+    return sorted(end_offsets, reverse=True)[len(end_offsets) // 2]
+
+
+class VoterHistory:
+    """Voter sets by the offset of the record that brought them; the set of the format counts before the first."""
+
+    __slots__ = ("_changes", "_initial")
+
+    def __init__(self, initial: VoterSet, changes: Sequence[tuple[Offset, VoterSet]] = ()) -> None:
+        self._initial = initial
+        self._changes = list(changes)
+
+    @property
+    def latest(self) -> VoterSet:
+        """The set in force at the end of the log."""
+        return self._changes[-1][1] if self._changes else self._initial
+
+    @property
+    def is_in_log(self) -> bool:
+        """Whether the log has a VotersRecord; until then the first leader owes it one."""
+        return bool(self._changes)
+
+    def append(self, offset: Offset, voters: VoterSet) -> None:
+        """A VotersRecord was appended at this offset (inclusive)."""
+        assert not self._changes or offset > self._changes[-1][0], f"voters at {offset} after {self._changes[-1][0]}"
+        self._changes.append((offset, voters))
+
+    def truncate_suffix(self, to_offset: Offset) -> None:
+        """Forget every set whose record is at or after this offset."""
+        while self._changes and self._changes[-1][0] >= to_offset:
+            self._changes.pop()

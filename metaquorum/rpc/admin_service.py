@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lograft.v1.AdminService` on the quorum listener: create, delete, list and describe topics, describe the quorum.
+
+Owns requests to commands and images to answers. Only the active controller answers; others refuse with NOT_CONTROLLER
+and a hint at the leader's quorum listener. Changes are answering when they are committed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from lograft.v1 import admin_pb2, admin_pb2_grpc
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
+from metaquorum.controller.state import TopicImage
+from metaquorum.rpc import codec
+from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
+from metaquorum.runtime.commit_waiters import CommandError
+from metaquorum.runtime.controller_host import ControllerHost
+from metaquorum.runtime.quorum_node import QuorumNode
+
+DEFAULT_PAGE_SIZE: Final = 1_000
+"""Topics on a page when the request names no number."""
+
+MAX_PAGE_SIZE: Final = 10_000
+"""Most topics on a page."""
+
+
+def random_id() -> bytes:
+    """Return 16 random bytes."""
+    return secrets.token_bytes(16)
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """The service.
+
+    Args:
+        host: controller of this node.
+        node: quorum node of this node.
+        new_id: source of topic ids.
+    """
+
+    def __init__(self, host: ControllerHost, node: QuorumNode, *, new_id: Callable[[], bytes] = random_id) -> None:
+        self._host = host
+        self._node = node
+        self._new_id = new_id
+
+    async def CreateTopic(
+        self, request: admin_pb2.CreateTopicRequest, context: ServicerContext
+    ) -> admin_pb2.CreateTopicResponse:
+        """Create a topic, or check whether it could be."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            command = CreateTopic(
+                topic=request.topic,
+                topic_id=self._new_id(),
+                partition_count=request.partition_count,
+                replication_factor=request.replication_factor,
+                configs=dict(request.configs),
+                validate_only=request.validate_only,
+            )
+            outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
+            response = outcome.response
+            assert isinstance(response, TopicCreated), f"unexpected {response}"
+            return admin_pb2.CreateTopicResponse(
+                topic=codec.to_topic(response.topic, response.topic_id, response.partitions),
+                metadata_offset=0 if request.validate_only else outcome.metadata_offset,
+            )
+
+    async def DeleteTopic(
+        self, request: admin_pb2.DeleteTopicRequest, context: ServicerContext
+    ) -> admin_pb2.DeleteTopicResponse:
+        """Delete a topic."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            outcome = await self._host.submit(DeleteTopic(topic=request.topic), timeout_ms=timeout_ms(context))
+            response = outcome.response
+            assert isinstance(response, TopicDeleted), f"unexpected {response}"
+            return admin_pb2.DeleteTopicResponse(topic_id=response.topic_id, metadata_offset=outcome.metadata_offset)
+
+    async def ListTopics(
+        self, request: admin_pb2.ListTopicsRequest, context: ServicerContext
+    ) -> admin_pb2.ListTopicsResponse:
+        """List a page of topics; the token of a page is the last name of the one before."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            if not 0 <= request.page_size <= MAX_PAGE_SIZE:
+                raise CommandError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"the page size must be from 0 to {MAX_PAGE_SIZE}, not {request.page_size}",
+                )
+            if request.HasField("min_metadata_offset"):
+                await self._host.wait_for_offset(request.min_metadata_offset, timeout_ms=timeout_ms(context))
+            size = request.page_size or DEFAULT_PAGE_SIZE
+            page: list[TopicImage] = []
+            more = False
+            for topic in self._host.image.topics(after=request.page_token or None):
+                if len(page) == size:
+                    more = True
+                    break
+                page.append(topic)
+            return admin_pb2.ListTopicsResponse(
+                topics=[codec.to_summary(topic) for topic in page],
+                next_page_token=page[-1].topic if more else "",
+                metadata_offset=self._host.image.metadata_offset,
+            )
+
+    async def DescribeTopic(
+        self, request: admin_pb2.DescribeTopicRequest, context: ServicerContext
+    ) -> admin_pb2.DescribeTopicResponse:
+        """Describe a topic with all its configs."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            if request.HasField("min_metadata_offset"):
+                await self._host.wait_for_offset(request.min_metadata_offset, timeout_ms=timeout_ms(context))
+            topic = self._host.image.topic_by_name(request.topic)
+            if topic is None:
+                raise CommandError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {request.topic[:250]!r}")
+            return admin_pb2.DescribeTopicResponse(
+                topic=codec.to_topic(topic.topic, topic.topic_id, topic.partitions),
+                configs=codec.to_configs(topic),
+                metadata_offset=self._host.image.metadata_offset,
+            )
+
+    async def DescribeQuorum(
+        self, request: admin_pb2.DescribeQuorumRequest, context: ServicerContext
+    ) -> admin_pb2.DescribeQuorumResponse:
+        """Describe the quorum as its leader sees it."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            return codec.to_quorum(self._node.status(), cluster_id=self._node.cluster_id)
+
+    def _check(self, cluster_id: str) -> None:
+        check_cluster(cluster_id, self._node.cluster_id, required=False)
+        self._host.require_active()

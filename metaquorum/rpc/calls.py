@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all services of the quorum listener share: deadlines, the cluster check, failures as gRPC status.
+
+Owns the rules for one call. Law: a call always ends, with an answer or a typed status, before its caller's deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
+
+import grpc.aio
+from lograft.v1.errors_pb2 import LeaderHint
+from lograft.wire.codes import ErrorCode
+from lograft.wire.status import RichStatus, abort_status
+
+from metaquorum.runtime.commit_waiters import CommandError
+from metaquorum.runtime.listener import QuorumLeader
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_MS: Final = 30_000
+"""Longest time that a call may wait inside this server, whatever its deadline; also the time of a call without one."""
+
+DEADLINE_MARGIN_MS: Final = 50
+"""Milliseconds before the caller's deadline at which a waiting call gives its typed answer."""
+
+ServicerContext = grpc.aio.ServicerContext[Any, Any]
+
+
+def timeout_ms(context: ServicerContext) -> int:
+    """Return how long a call may wait, in milliseconds: within its deadline and within the server's limit."""
+    # The type stubs leave out that a call may have no deadline.
+    remaining_s = cast("float | None", context.time_remaining())
+    if remaining_s is None:
+        return MAX_WAIT_MS
+    return max(1, min(MAX_WAIT_MS, int(remaining_s * 1000) - DEADLINE_MARGIN_MS))
+
+
+def check_cluster(named: str, own: str, *, required: bool) -> None:
+    """Return when a request may be meant for this cluster.
+
+    Args:
+        named: cluster id in the request; empty when it names none.
+        own: cluster id of this server.
+        required: True when the request must name one (internal traffic).
+
+    Raises:
+        CommandError: WRONG_CLUSTER.
+    """
+    if named == own or (not named and not required):
+        return
+    raise CommandError(
+        ErrorCode.WRONG_CLUSTER, f"this is cluster {own!r}, the request is for {named[:100]!r}; check the address"
+    )
+
+
+def to_status(error: CommandError) -> RichStatus:
+    """Return the gRPC status of a failure."""
+    return abort_status(
+        error.code,
+        error.message,
+        retry_after_ms=error.retry_after_ms,
+        leader=None if error.leader is None else leader_hint(error.leader),
+    )
+
+
+def leader_hint(leader: QuorumLeader) -> LeaderHint | None:
+    """Return where the leader's quorum listener is, or None when leader or address are not known."""
+    if leader.leader_id is None or leader.address is None:
+        return None
+    host, _, port = leader.address.rpartition(":")
+    return LeaderHint(
+        leader_id=leader.leader_id, leader_epoch=leader.quorum_epoch, host=host.strip("[]"), port=int(port)
+    )
+
+
+@asynccontextmanager
+async def answering(context: ServicerContext) -> AsyncGenerator[None]:
+    """Turn whatever the body of a handler raises into a typed status."""
+    try:
+        yield
+    except CommandError as error:
+        await context.abort_with_status(to_status(error))
+    except Exception:
+        logger.exception("event=call_failed")
+        await context.abort_with_status(internal_error())
+
+
+def internal_error() -> RichStatus:
+    """Return the status of a fault of this server; details stay in its log."""
+    return abort_status(ErrorCode.INTERNAL, "a fault of the server; its log says more")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Core types to public protobuf messages.
+
+Owns the translation of images and quorum states; absent values become absent fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lograft.v1 import admin_pb2, metadata_pb2
+
+from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.controller.topic_configs import TOPIC_CONFIGS
+from metaquorum.runtime.quorum_node import QuorumStatus, ReplicaStatus
+
+
+def to_topic(topic: str, topic_id: bytes, partitions: Sequence[PartitionImage]) -> metadata_pb2.Topic:
+    """Return a topic as clients see it."""
+    return metadata_pb2.Topic(
+        topic=topic,
+        topic_id=topic_id,
+        partitions=[
+            metadata_pb2.Partition(
+                partition=partition.partition,
+                leader_id=partition.leader_id,
+                leader_epoch=partition.leader_epoch,
+                replicas=partition.replicas,
+                isr=partition.isr,
+            )
+            for partition in partitions
+        ],
+    )
+
+
+def to_summary(topic: TopicImage) -> admin_pb2.TopicSummary:
+    """Return a topic as a list shows it."""
+    return admin_pb2.TopicSummary(
+        topic=topic.topic,
+        topic_id=topic.topic_id,
+        partition_count=len(topic.partitions),
+        replication_factor=topic.replication_factor,
+    )
+
+
+def to_configs(topic: TopicImage) -> list[admin_pb2.ConfigEntry]:
+    """Return all configs of a topic, ascending by name, with where each value comes from."""
+    entries: list[admin_pb2.ConfigEntry] = []
+    for name, definition in TOPIC_CONFIGS.items():
+        own = topic.configs.get(name)
+        source = admin_pb2.CONFIG_SOURCE_DEFAULT if own is None else admin_pb2.CONFIG_SOURCE_TOPIC
+        entries.append(
+            admin_pb2.ConfigEntry(name=name, value=definition.default if own is None else own, source=source)
+        )
+    return entries
+
+
+def to_quorum(status: QuorumStatus, *, cluster_id: str) -> admin_pb2.DescribeQuorumResponse:
+    """Return the state of the quorum as its leader sees it."""
+    return admin_pb2.DescribeQuorumResponse(
+        cluster_id=cluster_id,
+        leader_id=status.leader.leader_id,
+        quorum_epoch=status.leader.quorum_epoch,
+        high_watermark=status.high_watermark,
+        voters=[_to_replica(voter, status) for voter in status.voters],
+        observers=[_to_replica(observer, status) for observer in status.observers],
+    )
+
+
+def _to_replica(replica: ReplicaStatus, status: QuorumStatus) -> admin_pb2.QuorumReplica:
+    leads = replica.node_id == status.leader.leader_id
+    return admin_pb2.QuorumReplica(
+        node_id=replica.node_id,
+        directory_id=replica.directory_id,
+        address=replica.address or "",
+        log_end_offset=replica.log_end_offset,
+        last_fetch_age_ms=None if leads else replica.last_fetch_age_ms,
+        last_caught_up_age_ms=replica.last_caught_up_age_ms,
+    )

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell of the controller: keeps the committed image of a voter, runs the controller core while the voter leads.
+
+Owns the image, its store, the core of the present leadership, and the callers that wait for a commit. Everything runs
+on the event loop thread; nothing is awaited between `decide` and `replay`, so commands are serial without a lock. Must
+not decide anything itself. Laws:
+
+* An answer is given only when everything appended up to its decision is committed.
+* Whoever is told "not controller", "overloaded" or "timed out" knows that nothing was appended; when something was
+  appended and its commit was not seen, the answer is OUTCOME_UNKNOWN.
+
+Source: `docs/controller.md` section "Shell".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller import image_rows
+from metaquorum.controller.commands import (
+    Bootstrap,
+    Command,
+    Decision,
+    ExpireSessions,
+    Heartbeat,
+    Refusal,
+    SweepPartitions,
+)
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.limits import ControllerSettings
+from metaquorum.runtime import record_codec
+from metaquorum.runtime.commit_waiters import (
+    RETRY_AFTER_MS,
+    CommandError,
+    OffsetWaiters,
+    Outcome,
+    ParkedAnswers,
+)
+from metaquorum.runtime.image_store import ImageStore, LoadedImage
+from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
+from metaquorum.runtime.quorum_node import BusyError, NotLeaderError
+
+logger = logging.getLogger(__name__)
+
+MAX_WORK_ITEMS: Final = 1_000
+"""Internal commands that wait for their turn; sweeps are merged, so that few are ever there."""
+
+MIN_TICK_MS: Final = 20
+"""Shortest time between two looks for expired sessions."""
+
+
+class QuorumLog(Protocol):
+    """What the host needs of the quorum node."""
+
+    @property
+    def node_id(self) -> int:
+        """Id of this node."""
+        ...
+
+    def leader(self) -> QuorumLeader:
+        """Who leads, as far as this node knows."""
+        ...
+
+    def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
+        """Append one batch; see `QuorumNode.append`."""
+        ...
+
+
+class ControllerHost:
+    """Listener of the quorum that carries the controller.
+
+    Args:
+        store: durable copy of the image; the host writes it and does not close it.
+        loaded: what the store held at the start.
+        settings: times and limits of the controller.
+    """
+
+    def __init__(self, store: ImageStore, loaded: LoadedImage, *, settings: ControllerSettings) -> None:
+        self._store = store
+        self._image = loaded.image
+        self._settings = settings
+        self._log: QuorumLog | None = None
+        self._controller: Controller | None = None
+        self._quorum_epoch = 0
+        self._parked = ParkedAnswers()
+        self._readers = OffsetWaiters()
+        self._work: deque[Command] = deque()
+        self._work_handle: asyncio.Handle | None = None
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._stopping = False
+
+    @property
+    def image(self) -> MetadataImage:
+        """The committed image."""
+        return self._image
+
+    @property
+    def settings(self) -> ControllerSettings:
+        """Times and limits of the controller."""
+        return self._settings
+
+    @property
+    def is_active(self) -> bool:
+        """True while this node is the active controller."""
+        return self._controller is not None and not self._stopping
+
+    def attach(self, log: QuorumLog) -> None:
+        """Give the host its quorum node; before the node starts."""
+        self._log = log
+
+    # Listener of the quorum.
+
+    @property
+    def applied_offset(self) -> int:
+        """Offset (exclusive) from which on the quorum must deliver."""
+        return self._image.metadata_offset
+
+    def on_commit(self, batch: CommittedBatch) -> None:
+        """Replay a committed batch on the image and in the store, then answer who waited for it."""
+        image = self._image
+        keys: list[bytes] = []
+        if not batch.is_control:
+            for offset, data in enumerate(batch.records, start=batch.base_offset):
+                record = record_codec.decode(data)
+                keys.extend(image_rows.touched_keys(record, image))
+                image.replay(record, offset)
+        image.advance(batch.next_offset)
+        self._store.apply(image, keys, quorum_epoch=batch.quorum_epoch)
+        if self._controller is not None:
+            self._controller.committed(batch.next_offset)
+        self._parked.committed(batch.next_offset)
+        self._readers.committed(batch.next_offset)
+
+    def on_leader(self, leader: QuorumLeader) -> None:
+        """Nothing to do: who leads is asked of the node when somebody wants to know."""
+
+    def on_activate(self, quorum_epoch: int) -> None:
+        """Start to decide: the image has everything from before this epoch."""
+        assert self._controller is None, f"activated for epoch {quorum_epoch} while active for {self._quorum_epoch}"
+        self._quorum_epoch = quorum_epoch
+        self._controller = Controller(self._image, settings=self._settings, now_ms=self._now_ms())
+        logger.info(
+            "event=controller_active quorum_epoch=%d metadata_offset=%d brokers=%d topics=%d",
+            quorum_epoch,
+            self._image.metadata_offset,
+            len(self._image.brokers),
+            len(self._image.topic_names),
+        )
+        self._enqueue(Bootstrap())
+        self._arm()
+
+    def on_deactivate(self) -> None:
+        """Stop to decide; drop what is not committed and answer everybody who waits."""
+        logger.info("event=controller_inactive quorum_epoch=%d unanswered=%d", self._quorum_epoch, len(self._parked))
+        self._controller = None
+        self._work.clear()
+        for handle in (self._work_handle, self._tick_handle):
+            if handle is not None:
+                handle.cancel()
+        self._work_handle = self._tick_handle = None
+        self._parked.fail_all(self._quorum().leader())
+
+    def stop(self) -> None:
+        """Refuse everything from here on; who waits for a commit goes on waiting until `on_deactivate`."""
+        self._stopping = True
+        self._readers.stop()
+
+    # Commands and reads.
+
+    async def submit(self, command: Command, *, timeout_ms: int) -> Outcome:
+        """Carry out a command and wait until that is committed.
+
+        Args:
+            command: what is asked.
+            timeout_ms: longest time to wait for the commit.
+
+        Raises:
+            CommandError: refused, not the controller, no room, or not committed in time.
+        """
+        future, appended = self._execute(command)
+        try:
+            done, _ = await asyncio.wait((future,), timeout=timeout_ms / 1000)
+            if done:
+                return future.result()
+        finally:
+            future.cancel()
+        if appended:
+            raise CommandError(
+                ErrorCode.OUTCOME_UNKNOWN,
+                f"the change was not confirmed by the quorum within {timeout_ms} ms; look before you repeat it",
+            )
+        raise CommandError(
+            ErrorCode.TIMED_OUT,
+            f"the quorum confirmed nothing for {timeout_ms} ms; nothing was changed",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    def require_active(self) -> None:
+        """Return while this node is the active controller.
+
+        Raises:
+            CommandError: it is not; who is, if known.
+        """
+        if self._stopping:
+            raise CommandError(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another one")
+        if self._controller is not None:
+            return
+        quorum = self._quorum()
+        leader = quorum.leader()
+        if leader.leader_id is None:
+            raise CommandError(
+                ErrorCode.QUORUM_UNAVAILABLE,
+                "the quorum has no leader at the moment; try again",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        if leader.leader_id == quorum.node_id:
+            raise CommandError(
+                ErrorCode.QUORUM_UNAVAILABLE,
+                f"node {leader.leader_id} was just elected and is taking over; try again",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        raise CommandError(
+            ErrorCode.NOT_CONTROLLER,
+            f"node {quorum.node_id} is not the active controller, node {leader.leader_id} is",
+            leader=leader,
+        )
+
+    async def wait_for_offset(self, metadata_offset: int, *, timeout_ms: int) -> None:
+        """Wait until the committed image has everything below `metadata_offset` (exclusive).
+
+        Raises:
+            CommandError: METADATA_NOT_REACHED after `timeout_ms`, OVERLOADED, SHUTTING_DOWN.
+        """
+        if metadata_offset <= self._image.metadata_offset:
+            return
+        if self._stopping:
+            raise CommandError(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another one")
+        await self._readers.wait(metadata_offset, timeout_ms=timeout_ms)
+
+    def _quorum(self) -> QuorumLog:
+        assert self._log is not None, "the host has no quorum node"
+        return self._log
+
+    def _execute(self, command: Command) -> tuple[asyncio.Future[Outcome], bool]:
+        """Decide and append; return the future answer and whether anything was appended."""
+        self.require_active()
+        controller = self._controller
+        assert controller is not None, "active without a controller"
+        self._parked.require_room()
+        now_ms = self._now_ms()
+        decision = controller.decide(command, now_ms)
+        if decision.heard is not None:
+            controller.hear(decision.heard, now_ms)
+        base_offset = self._append(controller, decision) if decision.records else None
+        self._report(command, decision, base_offset)
+        if decision.then is not None:
+            self._enqueue(decision.then)
+        if self._tick_handle is None:
+            self._arm()
+        future = self._parked.park(
+            decision.response,
+            wait_offset=controller.image.next_offset,
+            base_offset=base_offset,
+            committed_offset=self._image.metadata_offset,
+        )
+        return future, base_offset is not None
+
+    def _append(self, controller: Controller, decision: Decision) -> int:
+        data = [record_codec.encode(record) for record in decision.records]
+        try:
+            base_offset = self._quorum().append(data, quorum_epoch=self._quorum_epoch)
+        except NotLeaderError as error:
+            raise CommandError(
+                ErrorCode.NOT_CONTROLLER, "this node has just lost the leadership", leader=error.leader
+            ) from error
+        except BusyError as error:
+            raise CommandError(
+                ErrorCode.OVERLOADED,
+                "too many changes wait for their commit; try again",
+                retry_after_ms=RETRY_AFTER_MS,
+            ) from error
+        try:
+            for offset, record in enumerate(decision.records, start=base_offset):
+                controller.replay(record, offset)
+        except AssertionError:
+            # The overlay is wrong from here on. Decide nothing more; the commit of the record stops the node.
+            self._stopping = True
+            logger.critical("event=contradiction base_offset=%d records=%r", base_offset, decision.records[:10])
+            raise
+        return base_offset
+
+    def _report(self, command: Command, decision: Decision, base_offset: int | None) -> None:
+        name = type(command).__name__
+        if isinstance(decision.response, Refusal):
+            # A refused heartbeat or request is the caller's affair; it is told.
+            logger.debug("event=command_refused command=%s reason=%s", name, decision.response.code.name)
+        elif base_offset is not None:
+            last_offset = base_offset + len(decision.records) - 1
+            subject = _subject(command)
+            logger.info(
+                "event=command command=%s %s base_offset=%d last_offset=%d", name, subject, base_offset, last_offset
+            )
+
+    # Own commands: take-over, long work in slices, expired sessions.
+
+    def _enqueue(self, command: Command) -> None:
+        if isinstance(command, SweepPartitions) and command in self._work:
+            return
+        assert len(self._work) < MAX_WORK_ITEMS, f"{len(self._work)} internal commands wait"
+        self._work.append(command)
+        if self._work_handle is None:
+            self._work_handle = asyncio.get_running_loop().call_soon(self._run_work)
+
+    def _run_work(self) -> None:
+        """Run one internal command; the next one takes its turn behind whatever else the loop has to do."""
+        self._work_handle = None
+        if not self._work or not self.is_active:
+            return
+        loop = asyncio.get_running_loop()
+        if self._run_own(self._work[0]):
+            self._work.popleft()
+            if self._work:
+                self._work_handle = loop.call_soon(self._run_work)
+        else:
+            self._work_handle = loop.call_later(RETRY_AFTER_MS / 1000, self._run_work)
+
+    def _run_own(self, command: Command) -> bool:
+        try:
+            future, _ = self._execute(command)
+        except CommandError as error:
+            # Either the leadership is ending, which on_deactivate will say, or there is no room just now.
+            logger.info("event=command_postponed command=%s reason=%s", type(command).__name__, error.code.name)
+            return False
+        future.add_done_callback(_retrieve)
+        return True
+
+    def _arm(self) -> None:
+        deadline_ms = None if self._controller is None else self._controller.deadline_ms()
+        if deadline_ms is None:
+            self._tick_handle = None
+            return
+        delay_ms = max(MIN_TICK_MS, deadline_ms - self._now_ms())
+        planned_ms = self._now_ms() + delay_ms
+        self._tick_handle = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick, planned_ms)
+
+    def _tick(self, planned_ms: int) -> None:
+        self._tick_handle = None
+        controller = self._controller
+        if controller is None or self._stopping:
+            return
+        late_ms = self._now_ms() - planned_ms
+        if late_ms > self._settings.session_timeout_ms // 2:
+            # This process was held up (paused, swapped out): heartbeats may wait unread in its sockets.
+            logger.warning("event=held_up late_ms=%d action=sessions_extended", late_ms)
+            controller.grace(self._now_ms())
+        else:
+            self._run_own(ExpireSessions())
+        if self._tick_handle is None:
+            self._arm()
+
+    @staticmethod
+    def _now_ms() -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
+
+
+def _subject(command: Command) -> str:
+    topic: str | None = getattr(command, "topic", None)
+    broker_id: int | None = getattr(command, "broker_id", None)
+    if topic is not None:
+        return f"topic={topic}"
+    if broker_id is not None:
+        wanted = " want_shutdown=true" if isinstance(command, Heartbeat) and command.want_shutdown else ""
+        return f"broker_id={broker_id}{wanted}"
+    return "subject=cluster"
+
+
+def _retrieve(future: asyncio.Future[Outcome]) -> None:
+    """Take the result of an internal command: its failure is logged where the leadership ends."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Delivery of the committed log to one listener.
+
+Owns the listener's place in the log and the order of batches and activation. Runs in short slices on the event loop,
+so that replaying a long log at start does not hold up the quorum.
+Law: batches come in offset order without gaps; `on_activate` comes after everything below the start of the epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from metaquorum.runtime.listener import MetadataListener, QuorumLeader
+from metaquorum.runtime.log_store import LogStore
+
+SLICE_BYTES = 256 * 1024
+"""Bytes of log that one slice decodes."""
+
+
+class ListenerFeed:
+    """Feeds one listener.
+
+    Args:
+        listener: who is fed.
+        log: where batches are read.
+        on_failure: told once when the listener or the log raised; nothing is delivered after that.
+    """
+
+    def __init__(self, listener: MetadataListener, log: LogStore, on_failure: Callable[[BaseException], None]) -> None:
+        self._listener = listener
+        self._log = log
+        self._on_failure = on_failure
+        self._next_offset = listener.applied_offset
+        self._commit_offset = 0
+        self._activation: tuple[int, int] | None = None
+        self._is_active = False
+        self._scheduled: asyncio.Handle | None = None
+        self._is_closed = False
+        if self._next_offset < log.log_start_offset:
+            raise ValueError(
+                f"listener stands at {self._next_offset}, the log starts at {log.log_start_offset}:"
+                " load a snapshot first"
+            )
+
+    def announce(self, leader: QuorumLeader) -> None:
+        """Tell who leads."""
+        if not self._is_closed:
+            self._guard(lambda: self._listener.on_leader(leader))
+
+    def advance(self, commit_offset: int) -> None:
+        """Everything below commit_offset (exclusive) may be delivered."""
+        self._commit_offset = commit_offset
+        self._schedule()
+
+    def activate(self, quorum_epoch: int, start_offset: int) -> None:
+        """Tell that this node leads, once everything below start_offset (exclusive) is delivered."""
+        self._activation = (quorum_epoch, start_offset)
+        self._schedule()
+
+    def deactivate(self) -> None:
+        """Tell that this node leads no more, if that it leads was told."""
+        self._activation = None
+        if self._is_active and not self._is_closed:
+            self._is_active = False
+            self._guard(self._listener.on_deactivate)
+
+    def close(self) -> None:
+        """Deliver nothing more; an active listener is told that it leads no more."""
+        self.deactivate()
+        self._is_closed = True
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+
+    def _schedule(self) -> None:
+        if self._scheduled is None and not self._is_closed:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._run_slice)
+
+    def _run_slice(self) -> None:
+        self._scheduled = None
+        self._guard(self._deliver)
+
+    def _deliver(self) -> None:
+        if self._next_offset < self._commit_offset:
+            batches = self._log.read_committed(self._next_offset, SLICE_BYTES, commit_offset=self._commit_offset)
+            assert batches, f"nothing to read from {self._next_offset} to {self._commit_offset}"
+            for batch in batches:
+                assert batch.base_offset == self._next_offset, f"gap: {batch.base_offset} after {self._next_offset}"
+                self._listener.on_commit(batch)
+                self._next_offset = batch.next_offset
+            self._schedule()
+        if self._activation is not None and self._next_offset >= self._activation[1]:
+            quorum_epoch = self._activation[0]
+            self._activation = None
+            self._is_active = True
+            self._listener.on_activate(quorum_epoch)
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            # An image that missed a batch, or a controller that missed its deposition, is wrong from here on.
+            self._is_closed = True
+            self._on_failure(error)

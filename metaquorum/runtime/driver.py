@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one Raft core: takes events to it one at a time, carries its effects out in order, keeps its timer.
+
+Owns the core; only the event loop thread touches it. Flushes and writes of the vote run in one disk thread, so that
+the loop is not held up by the disk. Decides nothing. A failure of the log, the vote file or the core ends the node:
+what may not be on disk must not be spoken of, and a core that found itself in an impossible state must not go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from metaquorum.raft.effects import (
+    Activate,
+    AdvanceCommit,
+    AnnounceLeader,
+    AppendAsFollower,
+    AppendAsLeader,
+    Deactivate,
+    Effect,
+    FinishShutdown,
+    FlushLog,
+    LeaderChange,
+    PersistElectionState,
+    Proposal,
+    Rejection,
+    RejectProposal,
+    Reply,
+    ReplyWithBatches,
+    ReportViolation,
+    Send,
+    TruncateLog,
+    VotersChange,
+)
+from metaquorum.raft.events import (
+    ElectionStatePersisted,
+    Event,
+    LogFlushed,
+    ProposalReceived,
+    RequestFailed,
+    RequestReceived,
+    ResponseReceived,
+    ShutdownRequested,
+    Started,
+    Tick,
+)
+from metaquorum.raft.messages import Request, Response
+from metaquorum.raft.node import RaftNode
+from metaquorum.raft.types import QuorumEpoch
+from metaquorum.runtime.delivery import ListenerFeed
+from metaquorum.runtime.election_store import ElectionStore
+from metaquorum.runtime.listener import QuorumLeader
+from metaquorum.runtime.log_store import LogStore, encode_control
+from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a peer's request is answered with: a response, and the bytes of batches for a fetch."""
+
+    response: Response
+    batches: bytes = b""
+
+
+class StoppedError(Exception):
+    """The node is stopping; the request was not handled."""
+
+
+class Driver:
+    """One running core.
+
+    Args:
+        node: the core.
+        log: the open log that the core's shadow was made from.
+        elections: the vote file that the core's election state was read from.
+        transport: way to the peers.
+        request_timeout_ms: deadline of a request to a peer.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: RaftNode,
+        log: LogStore,
+        elections: ElectionStore,
+        transport: GrpcTransport,
+        request_timeout_ms: int,
+    ) -> None:
+        self._node = node
+        self._log = log
+        self._elections = elections
+        self._transport = transport
+        self._request_timeout_ms = request_timeout_ms
+        self._feeds: tuple[ListenerFeed, ...] = ()
+        self._loop = asyncio.get_running_loop()
+        self._disk_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quorum-disk")
+        self._peer_tasks: set[asyncio.Task[None]] = set()
+        self._disk_tasks: set[asyncio.Task[None]] = set()
+        self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._flush_lock = asyncio.Lock()
+        self._next_token = 1
+        self._events: deque[Event] = deque()
+        self._is_stepping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms: int | None = None
+        self._proposal: bytearray | None = None
+        self._rejection: Rejection | None = None
+        self._last_role = ""
+        self._is_closed = False
+        self._shutdown_done = asyncio.Event()
+        self.leader = QuorumLeader(leader_id=None, quorum_epoch=node.state.quorum_epoch, address=None)
+        self.failure: asyncio.Future[None] = self._loop.create_future()
+        # A failure that nobody waits for is in the log already.
+        self.failure.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def now_ms(self) -> int:
+        """The core's clock: monotonic milliseconds of the event loop."""
+        return int(self._loop.time() * 1_000)
+
+    def start(self, feeds: Sequence[ListenerFeed]) -> None:
+        """Begin: the core takes its first role."""
+        self._feeds = tuple(feeds)
+        self.submit(Started())
+
+    async def shut_down(self, *, grace_ms: int) -> None:
+        """Leave in an orderly way: hand leadership over, flush, stop. Bounded by grace_ms and one flush."""
+        if not self._is_closed:
+            self.submit(ShutdownRequested())
+            waits = [asyncio.ensure_future(self._shutdown_done.wait()), self.failure]
+            # The core bounds its shutdown by itself; the longer limit here is for a disk that hangs.
+            await asyncio.wait(waits, timeout=2 * grace_ms / 1_000, return_when=asyncio.FIRST_COMPLETED)
+            waits[0].cancel()
+        await self._close()
+
+    async def abandon(self) -> None:
+        """Stop as a crash would: nothing is handed over or flushed."""
+        await self._close()
+
+    async def _close(self) -> None:
+        self._stop_taking_events()
+        for task in list(self._peer_tasks):
+            task.cancel()
+        await asyncio.gather(*self._peer_tasks, return_exceptions=True)
+        await self._transport.close()
+        # Not cancelled: a thread that writes cannot be, and the log is closed after it only.
+        await asyncio.gather(*self._disk_tasks, return_exceptions=True)
+        await self._loop.run_in_executor(None, self._disk_thread.shutdown)
+
+    def _stop_taking_events(self) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(StoppedError("this node is stopping"))
+        self._pending.clear()
+        for feed in self._feeds:
+            feed.close()
+
+    # Events.
+
+    def submit(self, event: Event) -> None:
+        """Take an event to the core, now or after the one that is being handled."""
+        if self._is_closed:
+            return
+        self._events.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._events and not self._is_closed:
+                for effect in self._node.step(self._events.popleft(), self.now_ms()):
+                    self._execute(effect)
+            self._note_role()
+            self._set_timer()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._is_stepping = False
+
+    async def ask(self, request: Request) -> Answer:
+        """Take a peer's request to the core and wait for its answer.
+
+        Raises:
+            StoppedError: the node is stopping.
+        """
+        if self._is_closed:
+            raise StoppedError("this node is stopping")
+        token = self._next_token
+        self._next_token += 1
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._pending[token] = future
+        try:
+            self.submit(RequestReceived(token=token, request=request))
+            return await future
+        finally:
+            self._pending.pop(token, None)
+
+    def propose(self, batch: bytearray, record_count: int, *, quorum_epoch: QuorumEpoch) -> int | Rejection:
+        """Append an encoded batch as leader; returns its base offset, or why nothing was appended."""
+        if self._is_closed:
+            return Rejection.NOT_LEADER
+        assert not self._is_stepping, "append from inside a step; listeners are called outside of it"
+        base_offset = self._node.state.log.log_end_offset
+        self._proposal, self._rejection = batch, None
+        self.submit(
+            ProposalReceived(
+                proposal_id=base_offset, quorum_epoch=quorum_epoch, record_count=record_count, size_bytes=len(batch)
+            )
+        )
+        self._proposal = None
+        if self._is_closed:
+            return Rejection.NOT_LEADER
+        return base_offset if self._rejection is None else self._rejection
+
+    def fail(self, error: BaseException) -> None:
+        """Stop for good: nothing is sent, answered or delivered any more."""
+        if not self.failure.done():
+            logger.critical("event=quorum_node_failed error=%s", error, exc_info=error)
+            self.failure.set_exception(error)
+        self._stop_taking_events()
+        self._shutdown_done.set()
+
+    # Effects.
+
+    def _execute(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._spawn(self._peer_tasks, self._send(effect))
+            case Reply(token=token, response=response):
+                self._answer(token, Answer(response=response))
+            case ReplyWithBatches():
+                batches = self._log.read(effect.fetch_offset, effect.max_bytes)
+                self._answer(effect.token, Answer(response=effect.response, batches=batches))
+            case AppendAsLeader(content=content):
+                self._log.append_as_leader(effect, self._encode(content))
+            case AppendAsFollower():
+                self._log.append_as_follower(effect)
+            case TruncateLog(to_offset=to_offset):
+                logger.warning("event=log_truncated to_offset=%d", to_offset)
+                self._log.truncate_suffix(to_offset)
+            case FlushLog(flush_id=flush_id):
+                self._spawn(self._disk_tasks, self._flush(flush_id))
+            case PersistElectionState():
+                self._spawn(self._disk_tasks, self._persist(effect))
+            case _:
+                self._execute_local(effect)
+
+    def _encode(self, content: Proposal | LeaderChange | VotersChange) -> bytearray:
+        if not isinstance(content, Proposal):
+            return encode_control(content)
+        assert self._proposal is not None, "the core appends what was proposed in this step"
+        return self._proposal
+
+    def _execute_local(
+        self,
+        effect: RejectProposal
+        | AdvanceCommit
+        | AnnounceLeader
+        | Activate
+        | Deactivate
+        | ReportViolation
+        | FinishShutdown,
+    ) -> None:
+        match effect:
+            case RejectProposal(reason=reason):
+                self._rejection = reason
+            case AdvanceCommit(commit_offset=commit_offset):
+                for feed in self._feeds:
+                    feed.advance(commit_offset)
+            case AnnounceLeader():
+                self._announce(effect)
+            case Activate(quorum_epoch=epoch, start_offset=start_offset):
+                for feed in self._feeds:
+                    feed.activate(epoch, start_offset)
+            case Deactivate():
+                for feed in self._feeds:
+                    feed.deactivate()
+            case ReportViolation(text=text):
+                logger.error("event=protocol_violation text=%s", text)
+            case FinishShutdown():
+                self._shutdown_done.set()
+
+    def _announce(self, effect: AnnounceLeader) -> None:
+        self.leader = QuorumLeader(leader_id=effect.leader_id, quorum_epoch=effect.quorum_epoch, address=effect.address)
+        logger.info(
+            "event=leader_known leader=%s epoch=%d address=%s", effect.leader_id, effect.quorum_epoch, effect.address
+        )
+        for feed in self._feeds:
+            # Outside of the step, so that a listener may append or ask.
+            self._loop.call_soon(feed.announce, self.leader)
+
+    def _answer(self, token: int, answer: Answer) -> None:
+        future = self._pending.get(token)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    async def _send(self, effect: Send) -> None:
+        try:
+            response = await self._transport.call(effect.address, effect.request, timeout_ms=self._request_timeout_ms)
+        except PeerFailureError as error:
+            logger.debug("event=request_failed error=%s", error)
+            self.submit(RequestFailed(request_id=effect.request_id, failure=error.failure))
+        else:
+            self.submit(ResponseReceived(request_id=effect.request_id, response=response))
+
+    async def _flush(self, flush_id: int) -> None:
+        # The core has one flush under way, but a truncation makes it forget that one and ask for another.
+        async with self._flush_lock:
+            work = self._log.begin_flush()
+            if work is not None:
+                await self._loop.run_in_executor(self._disk_thread, work.run)
+                self._log.end_flush(work)
+        self.submit(LogFlushed(flush_id=flush_id))
+
+    async def _persist(self, effect: PersistElectionState) -> None:
+        await self._loop.run_in_executor(self._disk_thread, self._elections.save, effect.state)
+        self.submit(ElectionStatePersisted(sequence=effect.sequence))
+
+    def _spawn(self, tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(self._check)
+
+    def _check(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    # Time.
+
+    def _set_timer(self) -> None:
+        deadline_ms = None if self._is_closed else self._node.deadline_ms()
+        if deadline_ms == self._timer_ms and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_ms = deadline_ms
+        if deadline_ms is not None:
+            # Half a millisecond late rather than early, so that the clock has certainly reached the deadline.
+            self._timer = self._loop.call_at((deadline_ms + 0.5) / 1_000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.submit(Tick())
+
+    def _note_role(self) -> None:
+        state = self._node.state
+        role = type(state.role).__name__.lower()
+        if role != self._last_role:
+            self._last_role = role
+            logger.info(
+                "event=role_changed node=%d role=%s epoch=%d log_end_offset=%d high_watermark=%s",
+                state.key.node_id,
+                role,
+                state.quorum_epoch,
+                state.log.log_end_offset,
+                state.high_watermark,
+            )

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the quorum tells its users: committed batches, leaders, and the start and end of their own leadership.
+
+Owns the types that cross from the quorum to a controller or a broker. Must not know how batches are stored or sent.
+Law: a listener sees every committed batch once, in offset order, from its `applied_offset` on; nothing uncommitted,
+nothing unflushed on this node.
+Source: `docs/quorum.md` section "Delivery".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumLeader:
+    """Who leads, as far as this node knows.
+
+    Attributes:
+        leader_id: node id of the leader, or None while none is known.
+        quorum_epoch: epoch that this knowledge belongs to (Raft's term).
+        address: `host:port` of the leader's quorum listener, or None while it is not known.
+    """
+
+    leader_id: int | None
+    quorum_epoch: int
+    address: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedBatch:
+    """One batch below the high watermark.
+
+    Attributes:
+        base_offset: offset of the first record (inclusive).
+        next_offset: offset after the last record (exclusive end).
+        quorum_epoch: epoch of the leader that appended it.
+        append_timestamp_ms: wall-clock milliseconds at which that leader appended it.
+        records: serialized `MetadataRecord` messages; serialized `QuorumControlRecord` messages when `is_control`.
+        is_control: True for a batch of the quorum itself; listeners move their offset over it and nothing else.
+    """
+
+    base_offset: int
+    next_offset: int
+    quorum_epoch: int
+    append_timestamp_ms: int
+    records: list[bytes]
+    is_control: bool
+
+
+class MetadataListener(Protocol):
+    """A user of the committed metadata log. Every method is called on the event loop of the node and must not block.
+
+    An exception out of a method stops the node: an image that missed a batch is wrong from there on.
+    """
+
+    @property
+    def applied_offset(self) -> int:
+        """Offset (exclusive) up to which the listener has applied; read once, when the node starts."""
+        ...
+
+    def on_commit(self, batch: CommittedBatch) -> None:
+        """Apply one committed batch. Batches come in offset order without gaps."""
+        ...
+
+    def on_leader(self, leader: QuorumLeader) -> None:
+        """Learn that the known leader or its epoch changed; not ordered with `on_commit`."""
+        ...
+
+    def on_activate(self, quorum_epoch: int) -> None:
+        """Start to lead: everything before this epoch is committed and has been delivered to this listener."""
+        ...
+
+    def on_deactivate(self) -> None:
+        """Stop to lead; called once for each `on_activate`.
+
+        What was appended and not delivered may yet commit or vanish.
+        """
+        ...

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quorum node: one member (voter or observer) of the metadata quorum, as its users see it.
+
+Owns the composition of driver, log, vote file and transport, and the public interface of them. Must not decide
+anything: decisions are in `metaquorum.raft`. Everything here runs on one event loop thread.
+Source: `docs/quorum.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from lograft.internal.v1 import quorum_pb2 as pb
+from lograft.wire.errors import BatchTooLargeError
+from lograft.wire.limits import MAX_RECORDS_PER_BATCH
+
+from metaquorum.raft.effects import Rejection
+from metaquorum.raft.messages import Request
+from metaquorum.raft.node import RaftNode
+from metaquorum.raft.state import Identity
+from metaquorum.raft.types import NodeId, QuorumEpoch, ReplicaKey
+from metaquorum.raft.voters import VoterHistory
+from metaquorum.runtime.delivery import ListenerFeed
+from metaquorum.runtime.driver import Answer, Driver, StoppedError
+from metaquorum.runtime.election_store import ElectionStore
+from metaquorum.runtime.first_start import probe_response, read_initial_voters
+from metaquorum.runtime.listener import CommittedBatch, MetadataListener, QuorumLeader
+from metaquorum.runtime.log_store import LogStore, encode_records
+from metaquorum.runtime.quorum_settings import QuorumSettings, QuorumTimers, raft_config
+from metaquorum.runtime.quorum_status import QuorumStatus, ReplicaStatus, describe
+from metaquorum.runtime.transport import GrpcTransport
+from storage.data_directory import DataDirectory
+
+__all__ = [
+    "BusyError",
+    "CommittedBatch",
+    "MetadataListener",
+    "NotLeaderError",
+    "QuorumError",
+    "QuorumLeader",
+    "QuorumNode",
+    "QuorumSettings",
+    "QuorumStatus",
+    "QuorumTimers",
+    "ReplicaStatus",
+]
+
+
+class QuorumError(Exception):
+    """A quorum node could not do what was asked; subclasses say why."""
+
+
+class NotLeaderError(QuorumError):
+    """This node does not lead the quorum in the epoch that the caller named; ask the leader in `leader`."""
+
+    def __init__(self, leader: QuorumLeader) -> None:
+        super().__init__(f"this node does not lead the quorum; known leader: {leader}")
+        self.leader = leader
+
+
+class BusyError(QuorumError):
+    """Too many bytes are appended and not committed yet; try again after the next commit."""
+
+
+class QuorumNode:
+    """One voter or observer of the metadata quorum.
+
+    It is a voter when (node id, directory id) is among the voters of the log (or, before the first record, of the
+    format), else an observer, which follows the log and never votes.
+
+    Args:
+        settings: addresses, times, limits.
+        data_directory: the formatted, locked directory of this node; the node opens `<data>/metadata/` in it.
+        listeners: users of the committed log.
+    """
+
+    def __init__(
+        self, settings: QuorumSettings, data_directory: DataDirectory, *, listeners: Sequence[MetadataListener] = ()
+    ) -> None:
+        if data_directory.node_id != settings.node_id or data_directory.cluster_id != settings.cluster_id:
+            raise QuorumError(
+                f"{data_directory.path} belongs to node {data_directory.node_id} of cluster"
+                f" {data_directory.cluster_id!r}, not to node {settings.node_id} of {settings.cluster_id!r}"
+            )
+        self._settings = settings
+        self._data_directory = data_directory
+        self._listeners = tuple(listeners)
+        self._key = ReplicaKey(node_id=NodeId(settings.node_id), directory_id=data_directory.directory_id)
+        self._raft: RaftNode | None = None
+        self._driver: Driver | None = None
+        self._log: LogStore | None = None
+
+    @property
+    def node_id(self) -> int:
+        """Id of this node."""
+        return self._key.node_id
+
+    @property
+    def cluster_id(self) -> str:
+        """Id of the cluster."""
+        return self._settings.cluster_id
+
+    @property
+    def directory_id(self) -> bytes:
+        """Id of the data directory, 16 bytes."""
+        return self._key.directory_id
+
+    async def start(self) -> None:
+        """Open the log and the vote file, and begin to take part. Returns before a leader is known.
+
+        Raises:
+            VoteFileLostError: this node may have forgotten a vote; wipe the directory, it then joins as a new replica.
+            FirstStartRefusedError: the file of initial voters is missing or damaged.
+            storage.errors.StorageError: the log cannot be opened.
+        """
+        assert self._driver is None, "a node starts once"
+        settings, disk = self._settings, self._data_directory.disk
+        metadata = self._data_directory.metadata_path
+        elections = ElectionStore(disk, metadata, self._key)
+        election = elections.load()
+        initial_voters = read_initial_voters(disk, metadata)
+        log = LogStore.open(disk, self._data_directory.metadata_log_path)
+        self._log = log
+        self._raft = RaftNode(
+            identity=Identity(
+                key=self._key,
+                cluster_id=settings.cluster_id,
+                address=settings.advertised_address or settings.voters.get(settings.node_id),
+                addresses={NodeId(number): address for number, address in settings.voters.items()},
+                bootstrap_addresses=settings.bootstrap_addresses,
+            ),
+            config=raft_config(settings),
+            rng=random.Random(),
+            election=election,
+            voters=VoterHistory(initial_voters, log.voters),
+            log=log.view(),
+        )
+        self._driver = Driver(
+            node=self._raft,
+            log=log,
+            elections=elections,
+            transport=GrpcTransport(),
+            request_timeout_ms=settings.timers.request_timeout_ms,
+        )
+        driver = self._driver
+        driver.start([ListenerFeed(listener, log, driver.fail) for listener in self._listeners])
+
+    async def stop(self) -> None:
+        """Leave in an orderly way: a leader hands over first (bounded by `shutdown_grace_ms`). Idempotent."""
+        driver, self._driver = self._driver, None
+        if driver is None:
+            return
+        await driver.shut_down(grace_ms=self._settings.timers.shutdown_grace_ms)
+        has_failed = driver.failure.done()
+        if not has_failed:
+            driver.failure.set_result(None)
+        if self._log is not None:
+            self._log.close(is_clean=not has_failed)
+
+    async def abandon(self) -> None:
+        """Stop as a crash would: hand nothing over, flush nothing, leave no clean mark. For tests of failures."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            await driver.abandon()
+        if self._log is not None:
+            self._log.close(is_clean=False)
+
+    async def wait_stopped(self) -> None:
+        """Wait until the node has stopped; raises what stopped it when that was a failure (disk, listener)."""
+        assert self._driver is not None, "the node runs"
+        await asyncio.shield(self._driver.failure)
+
+    def leader(self) -> QuorumLeader:
+        """Who leads, as far as this node knows."""
+        if self._driver is None:
+            return QuorumLeader(leader_id=None, quorum_epoch=0, address=None)
+        return self._driver.leader
+
+    @property
+    def high_watermark(self) -> int | None:
+        """End of the committed log (exclusive) that this node has on stable storage; None while it is not known."""
+        if self._raft is None or self._raft.state.high_watermark is None:
+            return None
+        return self._raft.state.commit_offset
+
+    def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
+        """Append one batch of serialized records as leader of `quorum_epoch`; listeners see it when it is committed.
+
+        Returns:
+            The base offset of the batch.
+
+        Raises:
+            NotLeaderError: this node does not lead in that epoch. Nothing was appended.
+            BusyError: too many uncommitted bytes. Nothing was appended.
+            ValueError: no record, or more than one batch may have. Nothing was appended.
+        """
+        if not 0 < len(records) <= MAX_RECORDS_PER_BATCH:
+            raise ValueError(f"a batch has 1 to {MAX_RECORDS_PER_BATCH} records, not {len(records)}")
+        if self._driver is None:
+            raise NotLeaderError(self.leader())
+        try:
+            batch = encode_records(records)
+        except BatchTooLargeError as error:
+            raise ValueError(f"the records do not fit one batch: {error}") from error
+        match self._driver.propose(batch, len(records), quorum_epoch=QuorumEpoch(quorum_epoch)):
+            case int(base_offset):
+                return base_offset
+            case Rejection.NOT_LEADER:
+                raise NotLeaderError(self.leader())
+            case Rejection.BUSY:
+                raise BusyError(
+                    f"more than {self._settings.max_uncommitted_bytes} bytes are appended and not committed: try again"
+                )
+            case Rejection.TOO_LARGE:
+                raise ValueError(f"{len(records)} records do not fit one batch: append fewer at once")
+
+    async def handle_request(self, request: Request) -> Answer:
+        """Answer a peer's request; for `rpc.quorum_service`.
+
+        Raises:
+            StoppedError: the node is starting or stopping.
+        """
+        if self._driver is None:
+            raise StoppedError(f"node {self._key.node_id} is starting or stopping")
+        return await self._driver.ask(request)
+
+    def handle_probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
+        """Answer a node that wants to know whether it may format; for `rpc.quorum_service`.
+
+        Raises:
+            StoppedError: the node is starting or stopping.
+        """
+        if self._raft is None:
+            raise StoppedError(f"node {self._key.node_id} is starting")
+        state = self._raft.state
+        voters = state.voter_set
+        asking = ReplicaKey(node_id=NodeId(request.node_id), directory_id=request.directory_id)
+        return probe_response(
+            key=self._key,
+            cluster_id=self._settings.cluster_id,
+            is_formatted=True,
+            has_history=state.quorum_epoch > 0 or state.log.log_end_offset > 0,
+            voters=voters,
+            accepts=voters.contains(asking),
+        )
+
+    def status(self) -> QuorumStatus:
+        """State of the quorum as this node sees it.
+
+        Raises:
+            QuorumError: the node has not started.
+        """
+        if self._raft is None or self._driver is None:
+            raise QuorumError(f"node {self._key.node_id} does not run")
+        return describe(self._raft.state, self.leader(), now_ms=self._driver.now_ms())

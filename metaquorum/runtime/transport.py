@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to peers over gRPC: one channel for each address, a deadline for each call, quick redialling.
+
+Owns channels and the mapping of gRPC failures to the two that the core knows. Decides nothing and never retries: the
+core does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from lograft.internal.v1 import quorum_pb2 as pb
+from lograft.internal.v1.quorum_pb2_grpc import QuorumServiceStub
+from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+
+from metaquorum.raft.events import Failure
+from metaquorum.raft.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchRequest,
+    PreVoteRequest,
+    Request,
+    Response,
+    VoteRequest,
+)
+from metaquorum.runtime import quorum_codec as codec
+
+if TYPE_CHECKING:
+    # A name of the type stubs alone: at run time one class serves both kinds of channel.
+    from lograft.internal.v1.quorum_pb2_grpc import QuorumServiceAsyncStub
+
+logger = logging.getLogger(__name__)
+
+MAX_CHANNELS = 64
+"""Most open channels; the one used longest ago is closed for a new one."""
+
+MAX_TIMEOUTS_IN_A_ROW = 2
+"""A channel with so many calls in a row without an answer is replaced by a new connection."""
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+    # A restarted peer must be found within a fraction of an election; the defaults are 1 s to 2 minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    # A new channel is to be a new connection, not the one of the channel that was given up.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Peers are named by address; a proxy of the environment must not come between them.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class PeerFailureError(Exception):
+    """A request to a peer got no answer that can be used."""
+
+    def __init__(self, failure: Failure, text: str) -> None:
+        super().__init__(text)
+        self.failure = failure
+
+
+@dataclass(slots=True)
+class _Peer:
+    """The channel to one address, and how many calls in a row it has left without an answer."""
+
+    channel: grpc.aio.Channel
+    stub: QuorumServiceAsyncStub
+    timeout_count: int = 0
+
+
+class GrpcTransport:
+    """Channels to the other nodes of the quorum."""
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def call(self, address: str, request: Request, *, timeout_ms: int) -> Response:
+        """Send a request and wait for its response.
+
+        Raises:
+            PeerFailureError: no response, or one that no correct peer sends.
+        """
+        peer = self._peer(address)
+        timeout = timeout_ms / 1_000
+        try:
+            response = await _call(peer.stub, request, timeout)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(address, peer, error) from error
+        except codec.InvalidMessageError as error:
+            logger.error("event=bad_response peer=%s error=%s", address, error)
+            raise PeerFailureError(Failure.TIMED_OUT, f"{address} answered nonsense: {error}") from error
+        peer.timeout_count = 0
+        return response
+
+    async def probe(self, address: str, request: pb.ProbeRequest, *, timeout_ms: int) -> pb.ProbeResponse:
+        """Ask a peer who it is.
+
+        Raises:
+            PeerFailureError: no response.
+        """
+        peer = self._peer(address)
+        try:
+            return await peer.stub.Probe(request, timeout=timeout_ms / 1_000)
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(address, peer, error) from error
+
+    async def close(self) -> None:
+        """Close all channels; calls under way fail."""
+        for peer in self._peers.values():
+            self._retire(peer)
+        self._peers.clear()
+        await asyncio.gather(*self._closing)
+
+    def _peer(self, address: str) -> _Peer:
+        peer = self._peers.get(address)
+        if peer is None:
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            peer = _Peer(channel, QuorumServiceStub(channel))
+            self._peers[address] = peer
+            if len(self._peers) > MAX_CHANNELS:
+                self._retire(self._peers.popitem(last=False)[1])
+        self._peers.move_to_end(address)
+        return peer
+
+    def _failure(self, address: str, peer: _Peer, error: grpc.aio.AioRpcError) -> PeerFailureError:
+        """Note a failure; a channel that only swallows requests is given up.
+
+        After a partition TCP would go on resending into the void for minutes, while a new connection works at once.
+        """
+        is_refused = error.code() is grpc.StatusCode.UNAVAILABLE
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            peer.timeout_count += 1
+            if peer.timeout_count >= MAX_TIMEOUTS_IN_A_ROW and self._peers.get(address) is peer:
+                del self._peers[address]
+                self._retire(peer)
+        failure = Failure.REFUSED if is_refused else Failure.TIMED_OUT
+        return PeerFailureError(failure, f"{address}: {error.code().name} {error.details()}")
+
+    def _retire(self, peer: _Peer) -> None:
+        task = asyncio.get_running_loop().create_task(peer.channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _call(stub: QuorumServiceAsyncStub, request: Request, timeout: float) -> Response:
+    match request:
+        case VoteRequest() | PreVoteRequest():
+            vote = await stub.Vote(codec.encode_vote_request(request), timeout=timeout)
+            return codec.decode_vote_response(vote)
+        case BeginQuorumEpochRequest():
+            begun = await stub.BeginQuorumEpoch(codec.encode_begin_request(request), timeout=timeout)
+            return codec.decode_begin_response(begun)
+        case EndQuorumEpochRequest():
+            ended = await stub.EndQuorumEpoch(codec.encode_end_request(request), timeout=timeout)
+            return codec.decode_end_response(ended)
+        case FetchRequest():
+            fetched = await stub.FetchQuorum(codec.encode_fetch_request(request), timeout=timeout)
+            return codec.decode_fetch_response(fetched)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quorum server: builds the objects of one voter, connects them, starts and stops them in order.
+
+Owns nothing but the composition. Start: listener, first start if asked for, data directory, image, controller, quorum
+node. Stop, in reverse: new work is refused, the leadership handed over, the listener closed, the image and the
+directory last.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from lograft.internal.v1 import controller_pb2, controller_pb2_grpc, quorum_pb2
+from lograft.v1 import admin_pb2, admin_pb2_grpc
+from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+
+from metaquorum.controller.image import MetadataImage
+from metaquorum.rpc.admin_service import AdminServicer
+from metaquorum.rpc.controller_service import ControllerServicer
+from metaquorum.rpc.quorum_service import QuorumServicer
+from metaquorum.runtime.controller_host import ControllerHost
+from metaquorum.runtime.first_start import FirstStart, is_formatted
+from metaquorum.runtime.image_store import ImageUnreadableError, open_image
+from metaquorum.runtime.listener import MetadataListener
+from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
+from metaquorum.settings import Address, QuorumServerSettings
+from storage.data_directory import DataDirectory
+from storage.env_posix import PosixDisk
+
+logger = logging.getLogger(__name__)
+
+MAX_CONCURRENT_RPCS: Final = 50_000
+"""Calls that the listener serves at once; more are refused by gRPC with RESOURCE_EXHAUSTED."""
+
+STOP_GRACE_S: Final = 1.0
+"""Seconds that calls under way get when the listener closes."""
+
+SERVICES: Final = (
+    quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"].full_name,
+    controller_pb2.DESCRIPTOR.services_by_name["ControllerService"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+)
+"""Full names of the services of the quorum listener."""
+
+
+class ServerError(Exception):
+    """The server cannot start; the message says why and what to do."""
+
+
+class PortInUseError(ServerError):
+    """The address cannot be listened on: another process does, or it is not one of this machine."""
+
+
+class QuorumServer:
+    """One voter of the metadata quorum with its controller.
+
+    Args:
+        settings: what it is told.
+        data_directory: path of its data directory; or the opened directory, which then stays the caller's.
+        listeners: further users of the committed metadata (the broker in combined mode).
+
+    Raises:
+        SettingsError: the settings cannot work.
+    """
+
+    def __init__(
+        self,
+        settings: QuorumServerSettings,
+        data_directory: Path | DataDirectory,
+        *,
+        listeners: Sequence[MetadataListener] = (),
+    ) -> None:
+        settings.check()
+        self._settings = settings
+        self._given_directory = data_directory
+        self._listeners = tuple(listeners)
+        self._stack = AsyncExitStack()
+        self._address: Address | None = None
+        self._directory: DataDirectory | None = None
+        self._host: ControllerHost | None = None
+        self._node: QuorumNode | None = None
+        self._started = False
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the real port; after `start`."""
+        assert self._address is not None, "the server was not started"
+        return self._address
+
+    @property
+    def data_directory(self) -> DataDirectory:
+        """The opened data directory; after `start`."""
+        assert self._directory is not None, "the server was not started"
+        return self._directory
+
+    @property
+    def node(self) -> QuorumNode:
+        """The quorum node; after `start`."""
+        assert self._node is not None, "the server was not started"
+        return self._node
+
+    @property
+    def image(self) -> MetadataImage:
+        """The committed metadata; after `start`."""
+        return self.host.image
+
+    @property
+    def host(self) -> ControllerHost:
+        """The controller's shell; after `start`."""
+        assert self._host is not None, "the server was not started"
+        return self._host
+
+    async def start(self) -> None:
+        """Start everything; returns before a leader is known. A failed start has stopped everything again.
+
+        Raises:
+            ServerError: the port is in use, or the image cannot be opened.
+            StorageError: the data directory cannot be used.
+        """
+        assert not self._started, "a server starts once"
+        self._started = True
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        listen = settings.listen
+        if isinstance(self._given_directory, Path):
+            if settings.first_start and not is_formatted(self._given_directory):
+                listen = await self._first_start(self._given_directory)
+            self._directory = DataDirectory.open(
+                PosixDisk(),
+                str(self._given_directory.absolute()),
+                cluster_id=settings.cluster_id,
+                node_id=settings.node_id,
+            )
+            self._stack.callback(self._directory.close)
+        else:
+            self._directory = self._given_directory
+        self._host = host = self._open_controller(self._directory)
+
+        server = new_grpc_server()
+        self._address = bind(server, listen)
+        advertised = settings.advertise or self._address
+        self._node = node = QuorumNode(
+            QuorumSettings(
+                node_id=settings.node_id,
+                cluster_id=settings.cluster_id,
+                voters=settings.voters or {settings.node_id: str(advertised)},
+                advertised_address=str(advertised),
+                timers=settings.timers,
+            ),
+            self._directory,
+            listeners=(host, *self._listeners),
+        )
+        host.attach(node)
+        quorum = QuorumServicer()
+        quorum.add_to(server)
+        controller = ControllerServicer(host, cluster_id=settings.cluster_id)
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(controller, server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(host, node), server)
+        checks = add_health_and_reflection(server)
+        await server.start()
+        self._stack.push_async_callback(server.stop, STOP_GRACE_S)
+        self._stack.push_async_callback(controller.stop)
+        quorum.attach(node)
+        self._stack.callback(quorum.detach)
+        await node.start()
+        self._stack.push_async_callback(node.stop)
+        self._stack.callback(host.stop)
+        self._stack.push_async_callback(checks.enter_graceful_shutdown)
+        for name in ("", *SERVICES):
+            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        logger.info(
+            "event=server_started node_id=%d address=%s advertised=%s", settings.node_id, self._address, advertised
+        )
+
+    async def _first_start(self, data_directory: Path) -> Address:
+        """Serve Probe alone until the voters agree and the directory is formatted; return the address for later."""
+        settings = self._settings
+        server = new_grpc_server()
+        quorum = QuorumServicer()
+        quorum.add_to(server)
+        first_start = FirstStart(
+            data_directory, node_id=settings.node_id, cluster_id=settings.cluster_id, voters=settings.voters
+        )
+        address = bind(server, settings.listen)
+        await server.start()
+        try:
+            quorum.attach(first_start)
+            logger.info("event=first_start_asks voters=%s", settings.voters)
+            await first_start.run()
+        finally:
+            quorum.detach()
+            await server.stop(STOP_GRACE_S)
+        return address
+
+    def _open_controller(self, directory: DataDirectory) -> ControllerHost:
+        path = Path(directory.image_path)
+        try:
+            store, loaded = open_image(path)
+        except ImageUnreadableError as error:
+            raise ServerError(f"{error}; free the directory or its disk") from error
+        self._stack.callback(store.close)
+        logger.info(
+            "event=image_open metadata_offset=%d quorum_epoch=%d", loaded.image.metadata_offset, loaded.quorum_epoch
+        )
+        return ControllerHost(store, loaded, settings=self._settings.controller)
+
+    async def wait_stopped(self) -> None:
+        """Wait until the quorum node has stopped; raises what stopped it when that was a failure."""
+        await self.node.wait_stopped()
+
+    async def stop(self) -> None:
+        """Stop in an orderly way: a leader hands over first. Idempotent."""
+        await self._stack.aclose()
+
+
+def new_grpc_server() -> grpc.aio.Server:
+    """Return a gRPC server with explicit limits."""
+    return grpc.aio.server(
+        options=(
+            ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
+            # Without this two servers could listen on one port and each get half of the calls.
+            ("grpc.so_reuseport", 0),
+        ),
+        maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
+    )
+
+
+def bind(server: grpc.aio.Server, listen: Address) -> Address:
+    """Bind the listener; return the address with its real port.
+
+    Raises:
+        PortInUseError: it cannot be bound.
+    """
+    _require_free(listen)
+    try:
+        port = server.add_insecure_port(str(listen))
+    except RuntimeError as error:
+        raise PortInUseError(f"cannot listen on {listen}: {error}") from error
+    return Address(host=listen.host, port=port)
+
+
+def _require_free(listen: Address) -> None:
+    """Bind and close the address once: the system's own reason is clearer than gRPC's, which also logs by itself."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another --listen") from error
+
+
+def add_health_and_reflection(server: grpc.aio.Server) -> health.aio.HealthServicer:
+    """Add the standard services; every service is reported as not serving until it is said to be."""
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return checks

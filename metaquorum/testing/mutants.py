@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of the Raft core: known mistakes that the simulator must find, or its silence proves nothing.
+
+A mutant replaces one piece of text in the source of one function and puts the recompiled function wherever the original is bound.
+Owns the list and the patching; nothing here runs outside of tests and `metaquorum.testing.run --mutants`.
+Source: openraft's re-introduced bug; style 2e "mutants".
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+
+from metaquorum.raft import election, follower, leader, log_view, outbox, start, state, transitions, voters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One mistake.
+
+    Attributes:
+        name: what is wrong, as words.
+        owner: module or class that has the function.
+        function: name of the function.
+        old: text that occurs exactly once in its source.
+        new: what stands there instead.
+    """
+
+    name: str
+    owner: ModuleType | type
+    function: str
+    old: str
+    new: str
+
+
+_LEAD_AGAIN = """
+        from metaquorum.raft.calls import PeerCall
+        from metaquorum.raft.roles import Leader, ReplicaProgress
+        others = state.voter_set.others(state.key)
+        return Leader(
+            started_ms=now_ms,
+            epoch_start_offset=state.log.log_end_offset,
+            voters={v.key.node_id: ReplicaProgress(key=v.key, address=v.address) for v in others},
+            begin_calls={v.key.node_id: PeerCall(now_ms) for v in others},
+        )
+"""
+
+MUTANTS = (
+    Mutant(
+        name="a voter fetches before it has flushed",
+        owner=follower,
+        function="_is_word_good",
+        old="return state.log.is_flushed or not state.is_voter",
+        new="return True",
+    ),
+    Mutant(
+        name="a voter votes twice in an epoch",
+        owner=election,
+        function="would_grant",
+        old="return state.election.voted_key == request.candidate",
+        new="return is_up_to_date",
+    ),
+    Mutant(
+        name="a vote is given to a log that is behind",
+        owner=election,
+        function="would_grant",
+        old=">= state.log.end_position",
+        new="is not None",
+    ),
+    Mutant(
+        name="a restarted node forgets its vote",
+        owner=start,
+        function="initial_role",
+        old="    leader_id = state.election.leader_id\n",
+        new="    leader_id = None\n    state.election = type(state.election)(\n"
+        "        quorum_epoch=state.election.quorum_epoch, leader_id=None, voted_key=None)\n",
+    ),
+    Mutant(
+        name="a restarted leader leads its epoch again",
+        owner=start,
+        function="initial_role",
+        old="return resigned_role(state, now_ms)",
+        new=_LEAD_AGAIN,
+    ),
+    Mutant(
+        name="records of an older epoch are committed by counting",
+        owner=leader,
+        function="update_high_watermark",
+        old="high_watermark <= role.epoch_start_offset or ",
+        new="",
+    ),
+    Mutant(
+        name="the high watermark is one voter too high",
+        owner=voters,
+        function="majority_offset",
+        old="len(end_offsets) // 2]",
+        new="max(0, len(end_offsets) // 2 - 1)]",
+    ),
+    Mutant(
+        name="the leader counts what it has not flushed",
+        owner=leader,
+        function="update_high_watermark",
+        old="end_offsets.append(state.log.flushed_offset)",
+        new="end_offsets.append(state.log.log_end_offset)",
+    ),
+    Mutant(
+        name="a message leaves before its state is on disk",
+        owner=outbox.Outbox,
+        function="say",
+        old="if self.is_persisted:",
+        new="if True:",
+    ),
+    Mutant(
+        name="the epoch before the fetch offset is not compared",
+        owner=leader,
+        function="on_fetch",
+        old="own.epoch != request.last_fetched_epoch or ",
+        new="",
+    ),
+    Mutant(
+        name="a follower cuts one record too few",
+        owner=follower,
+        function="_truncate",
+        old="own.end_offset, diverging.end_offset)",
+        new="own.end_offset, max(diverging.end_offset, own.end_offset))",
+    ),
+    Mutant(
+        name="a leader needs one vote less than a majority",
+        owner=election,
+        function="poll_candidate",
+        old="if granted + 1 >= state.voter_set.majority:",
+        new="if granted + 2 >= state.voter_set.majority:",
+    ),
+    Mutant(
+        name="a node delivers what it has not flushed",
+        owner=state.RaftState,
+        function="settle",
+        old="min(self.high_watermark, log.flushed_offset)",
+        new="self.high_watermark",
+    ),
+    Mutant(
+        name="a flush covers what was appended after it began",
+        owner=log_view.LogView,
+        function="end_flush",
+        old="self.flushed_offset = self._flush_end_offset",
+        new="self.flushed_offset = self.log_end_offset",
+    ),
+    Mutant(
+        name="records are appended before leadership is on disk",
+        owner=transitions,
+        function="become_leader",
+        old='assert state.outbox.is_persisted, "leadership must be on disk before the first record"',
+        new="pass",
+    ),
+)
+"""Every mutant; the last one needs a second change to show, see `apply`."""
+
+
+@contextmanager
+def apply(mutant: Mutant) -> Generator[None]:
+    """Make the mistake for a while."""
+    patches = [_patch(mutant.owner, mutant.function, mutant.old, mutant.new)]
+    if mutant.function == "become_leader":
+        patches.append(_patch(election, "poll_candidate", "if state.outbox.is_persisted:", "if True:"))
+    try:
+        yield
+    finally:
+        for restore in reversed(patches):
+            restore()
+
+
+def _patch(owner: ModuleType | type, function: str, old: str, new: str) -> Callable[[], None]:
+    original: object = vars(owner)[function]
+    assert isinstance(original, FunctionType), f"{function} is no function"
+    source = textwrap.dedent(inspect.getsource(original))
+    assert source.count(old) == 1, f"{function}: {old!r} occurs {source.count(old)} times"
+    scope: dict[str, object] = {}
+    code = compile("from __future__ import annotations\n" + source.replace(old, new), f"<mutant of {function}>", "exec")
+    exec(code, original.__globals__, scope)  # noqa: S102 -- source-level mutation is the point
+    changed = scope[function]
+    holders = _holders(owner, function, original)
+    for holder in holders:
+        setattr(holder, function, changed)
+
+    def restore() -> None:
+        for holder in holders:
+            setattr(holder, function, original)
+
+    return restore
+
+
+def _holders(owner: ModuleType | type, function: str, original: object) -> list[ModuleType | type]:
+    """Every module of the core that has imported the function by name."""
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("metaquorum.raft")]
+    return [owner, *(m for m in modules if m is not owner and vars(m).get(function) is original)]

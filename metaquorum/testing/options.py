@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of one simulated run: each seed turns on only some faults, so that no fault hides another (swarm testing).
+
+Source: Groce et al., "Swarm testing"; reliability 2.6.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimOptions:
+    """What may happen in a run. Times in milliseconds, chances from 0 to 1.
+
+    Attributes:
+        voter_count: voters, 1 to 5.
+        observer_count: observers.
+        delay_ms_max: longest delay of a message; the shortest is 0, so messages overtake each other.
+        loss: chance that a message is lost.
+        duplication: chance that a message arrives twice.
+        flush_ms_max: longest time of a flush or of a write of the vote.
+        crash_every_ms: mean time between crashes; None for none. A crash loses what is not flushed.
+        shutdown_every_ms: mean time between orderly shutdowns; None for none.
+        cut_every_ms: mean time between network cuts, one-way or both ways; None for none.
+        pause_every_ms: mean time between pauses of a process (its timers come late); None for none.
+        wipe: whether one voter loses its whole disk once and returns as an observer.
+        clock_drift: greatest relative drift of a node's clock.
+        proposal_every_ms: mean time between proposals.
+        down_ms_max: longest time that a stopped node stays down, and that a cut lasts.
+    """
+
+    voter_count: int
+    observer_count: int
+    delay_ms_max: int
+    loss: float
+    duplication: float
+    flush_ms_max: int
+    crash_every_ms: int | None
+    shutdown_every_ms: int | None
+    cut_every_ms: int | None
+    pause_every_ms: int | None
+    wipe: bool
+    clock_drift: float
+    proposal_every_ms: int
+    down_ms_max: int
+
+
+def draw_options(rng: random.Random) -> SimOptions:
+    """Draw the options of one seed."""
+    voter_count = rng.choice([1, 2, 3, 3, 3, 3, 4, 5, 5])
+
+    def sometimes(low: int, high: int, chance: float = 0.6) -> int | None:
+        return rng.randint(low, high) if rng.random() < chance else None
+
+    return SimOptions(
+        voter_count=voter_count,
+        observer_count=rng.choice([0, 0, 1, 2]),
+        delay_ms_max=rng.choice([2, 10, 30, 150]),
+        loss=rng.choice([0.0, 0.0, 0.01, 0.05, 0.2]),
+        duplication=rng.choice([0.0, 0.02, 0.2]),
+        flush_ms_max=rng.choice([1, 5, 20, 80]),
+        crash_every_ms=sometimes(500, 5_000, 0.8),
+        shutdown_every_ms=sometimes(1_000, 10_000, 0.4),
+        cut_every_ms=sometimes(500, 6_000),
+        pause_every_ms=sometimes(1_000, 8_000, 0.4),
+        wipe=voter_count >= 3 and rng.random() < 0.3,
+        clock_drift=rng.choice([0.0, 0.0, 0.01, 0.1]),
+        proposal_every_ms=rng.choice([4, 10, 30, 100]),
+        down_ms_max=rng.choice([50, 500, 3_000]),
+    )
+
+
+def election_storm(seed: int) -> SimOptions:
+    """Options under which hardly anything else happens than crashes and elections: for the hunt of mutants."""
+    return SimOptions(
+        voter_count=3 if seed % 2 else 5,
+        observer_count=seed % 2,
+        delay_ms_max=60,
+        loss=0.02,
+        duplication=0.05,
+        flush_ms_max=20,
+        crash_every_ms=150,
+        shutdown_every_ms=None,
+        cut_every_ms=700,
+        pause_every_ms=None,
+        wipe=False,
+        clock_drift=0.0,
+        proposal_every_ms=40,
+        down_ms_max=60,
+    )

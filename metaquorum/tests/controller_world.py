@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A controller core with a log in memory: what a shell does, without a quorum, for tests of the core."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from metaquorum.controller import image_rows
+from metaquorum.controller.commands import (
+    BrokerRegistered,
+    Command,
+    CreateTopic,
+    Decision,
+    Heartbeat,
+    Refusal,
+    RegisterBroker,
+)
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.records import MetadataRecord, NoOpRecord
+from metaquorum.runtime import record_codec
+
+SETTINGS = ControllerSettings()
+
+
+def incarnation(number: int) -> bytes:
+    """Return a recognisable 16-byte id."""
+    return number.to_bytes(16, "big")
+
+
+def register(broker_id: int, /, *, process: int | None = None, **changes: object) -> RegisterBroker:
+    """Return a registration of a broker by a process; the process is named like the broker unless told otherwise."""
+    command = RegisterBroker(
+        broker_id=broker_id,
+        incarnation_id=incarnation(broker_id if process is None else process),
+        host=f"broker-{broker_id}",
+        port=9640,
+        rack="r1",
+        log_directory_ids=(incarnation(900 + broker_id),),
+    )
+    return replace(command, **changes)
+
+
+def create_topic(topic: str, /, *, partition_count: int = 1, **changes: object) -> CreateTopic:
+    """Return a creation with an id that is derived from the name."""
+    command = CreateTopic(
+        topic=topic, topic_id=topic_id(topic), partition_count=partition_count, replication_factor=1, configs={}
+    )
+    return replace(command, **changes)
+
+
+def topic_id(topic: str) -> bytes:
+    """Return the id that `create_topic` gives."""
+    return topic.encode().rjust(16, b"\x00")[-16:]
+
+
+class World:
+    """A log, a committed image and the controller of one leadership over it.
+
+    Args:
+        settings: times and limits.
+        first_offset: offset of the first record; the ones below belong to the quorum.
+    """
+
+    def __init__(self, *, settings: ControllerSettings = SETTINGS, first_offset: int = 2) -> None:
+        self.settings = settings
+        self.now_ms = 10_000
+        self.log: list[tuple[int, MetadataRecord]] = []
+        self.log_end_offset = first_offset
+        self.image = MetadataImage()
+        self.image.advance(first_offset)
+        self.controller = self.take_over()
+
+    def take_over(self) -> Controller:
+        """Start a new leadership: whatever was appended and not committed is gone."""
+        self.log = [entry for entry in self.log if entry[0] < self.image.metadata_offset]
+        self.log_end_offset = self.image.metadata_offset
+        self.controller = Controller(self.image, settings=self.settings, now_ms=self.now_ms)
+        return self.controller
+
+    def decide(self, command: Command) -> Decision:
+        """Decide only."""
+        return self.controller.decide(command, self.now_ms)
+
+    def append(self, command: Command) -> Decision:
+        """Decide and append, as the shell does; nothing is committed."""
+        decision = self.decide(command)
+        if decision.heard is not None:
+            self.controller.hear(decision.heard, self.now_ms)
+        for record in decision.records:
+            # Through bytes, so that the codec takes part in every test.
+            record = record_codec.decode(record_codec.encode(record))
+            self.controller.replay(record, self.log_end_offset)
+            self.log.append((self.log_end_offset, record))
+            self.log_end_offset += 1
+        return decision
+
+    def commit(self) -> None:
+        """Commit everything that is appended."""
+        for offset, record in self.log:
+            if offset >= self.image.metadata_offset:
+                self.image.replay(record, offset)
+        self.image.advance(self.log_end_offset)
+        self.controller.committed(self.log_end_offset)
+
+    def run(self, command: Command) -> Decision:
+        """Append and commit a command and everything that follows from it; return its decision."""
+        first = decision = self.append(command)
+        self.commit()
+        while decision.then is not None:
+            decision = self.append(decision.then)
+            self.commit()
+        return first
+
+    def refusal(self, command: Command) -> Refusal:
+        """Return the refusal of a command that must be refused and have no records."""
+        decision = self.decide(command)
+        assert isinstance(decision.response, Refusal), decision
+        assert decision.records == ()
+        assert decision.then is None
+        return decision.response
+
+    def pass_over(self, count: int = 1) -> None:
+        """Append and commit records that change nothing, so that offsets move on."""
+        for _ in range(count):
+            self.controller.replay(NoOpRecord(), self.log_end_offset)
+            self.log.append((self.log_end_offset, NoOpRecord()))
+            self.log_end_offset += 1
+        self.commit()
+
+    def epoch(self, broker_id: int) -> int:
+        """Return the epoch of a registered broker."""
+        broker = self.controller.image.broker(broker_id)
+        assert broker is not None
+        return broker.broker_epoch
+
+    def beat(self, broker_id: int, *, metadata_offset: int | None = None, **wishes: bool) -> Decision:
+        """Run a heartbeat of a broker that is caught up unless told otherwise."""
+        offset = self.log_end_offset if metadata_offset is None else metadata_offset
+        return self.run(
+            Heartbeat(broker_id=broker_id, broker_epoch=self.epoch(broker_id), metadata_offset=offset, **wishes)
+        )
+
+    def start_broker(self, broker_id: int, *, process: int | None = None) -> int:
+        """Register and unfence a broker; return its epoch."""
+        decision = self.run(register(broker_id, process=process))
+        assert isinstance(decision.response, BrokerRegistered), decision
+        self.beat(broker_id)
+        assert not self.image.brokers[broker_id].fenced
+        return self.epoch(broker_id)
+
+    def leaders(self, topic: str) -> list[int | None]:
+        """Return the committed leaders of a topic's partitions."""
+        found = self.image.topic_by_name(topic)
+        assert found is not None
+        return [partition.leader_id for partition in found.partitions]
+
+
+def view(image: MetadataImage) -> list[tuple[bytes, MetadataRecord]]:
+    """Return everything that an image holds, comparable."""
+    return list(image_rows.all_rows(image))

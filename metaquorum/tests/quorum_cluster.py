@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real quorum servers in this process, on loopback, and clients of them, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import grpc.aio
+from lograft.internal.v1 import controller_pb2, controller_pb2_grpc
+from lograft.v1 import admin_pb2_grpc
+from lograft.wire.codes import ErrorCode
+from lograft.wire.status import RemoteStatus, parse_rpc_error
+
+from metaquorum.controller.limits import ControllerSettings
+from metaquorum.runtime.first_start import InitialVoter, format_with_voters
+from metaquorum.server import QuorumServer
+from metaquorum.settings import Address, QuorumServerSettings
+
+HOST = "127.0.0.1"
+CLUSTER = "test-cluster"
+DEADLINE_S = 20.0
+POLL_S = 0.01
+
+T = TypeVar("T")
+HeartbeatCall: TypeAlias = (
+    "grpc.aio.StreamStreamCall[controller_pb2.HeartbeatRequest, controller_pb2.HeartbeatResponse]"
+)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+async def until(condition: Callable[[], T | None], *, what: str) -> T:
+    """Wait until a condition gives something true, and return that."""
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
+        await asyncio.sleep(POLL_S)
+
+
+def settings_for(
+    node_id: int, port: int, voters: Mapping[int, str], *, controller: ControllerSettings | None = None, **changes: bool
+) -> QuorumServerSettings:
+    """Return the settings of a voter on loopback."""
+    return QuorumServerSettings(
+        node_id=node_id,
+        cluster_id=CLUSTER,
+        listen=Address(host=HOST, port=port),
+        voters=voters,
+        controller=controller or ControllerSettings(),
+        **changes,
+    )
+
+
+class QuorumCluster:
+    """Several voters in one process; each can be stopped and started again on its directory.
+
+    Args:
+        directory: where the data directories lie.
+        count: number of voters, with the node ids from 1 on.
+        controller: times and limits of the controller.
+    """
+
+    def __init__(self, directory: Path, count: int, *, controller: ControllerSettings | None = None) -> None:
+        self.directory = directory
+        self.controller = controller
+        self.ports = dict(enumerate(free_ports(count), start=1))
+        self.voters = {node_id: f"{HOST}:{port}" for node_id, port in self.ports.items()}
+        self.servers: dict[int, QuorumServer] = {}
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        initial = [
+            InitialVoter(node_id=node_id, address=address, directory_id=node_id.to_bytes(16, "big"))
+            for node_id, address in self.voters.items()
+        ]
+        for node_id in self.voters:
+            format_with_voters(self.path(node_id), node_id=node_id, cluster_id=CLUSTER, voters=initial)
+
+    def path(self, node_id: int) -> Path:
+        """Return the data directory of a voter."""
+        return self.directory / f"voter-{node_id}"
+
+    async def start(self, node_id: int) -> QuorumServer:
+        """Start a voter."""
+        server = QuorumServer(
+            settings_for(node_id, self.ports[node_id], self.voters, controller=self.controller), self.path(node_id)
+        )
+        await server.start()
+        self.servers[node_id] = server
+        return server
+
+    async def stop(self, node_id: int) -> None:
+        """Stop a voter in an orderly way."""
+        await self.servers.pop(node_id).stop()
+
+    async def active(self) -> int:
+        """Wait for the active controller and return its node id."""
+        return await until(
+            lambda: next((node_id for node_id, server in self.servers.items() if server.host.is_active), None),
+            what="an active controller",
+        )
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Return a channel, one for each address."""
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address)
+        return self._channels[address]
+
+    def admin(self, node_id: int) -> admin_pb2_grpc.AdminServiceAsyncStub:
+        """Return a client of a voter's AdminService."""
+        return admin_pb2_grpc.AdminServiceStub(self.channel(self.voters[node_id]))
+
+    def controllers(self, node_id: int) -> controller_pb2_grpc.ControllerServiceAsyncStub:
+        """Return a client of a voter's ControllerService."""
+        return controller_pb2_grpc.ControllerServiceStub(self.channel(self.voters[node_id]))
+
+    async def close(self) -> None:
+        """Stop everything."""
+        for channel in self._channels.values():
+            await channel.close()
+        results = await asyncio.gather(*(self.stop(node_id) for node_id in list(self.servers)), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
+@asynccontextmanager
+async def quorum_cluster(
+    directory: Path, count: int, *, controller: ControllerSettings | None = None
+) -> AsyncIterator[QuorumCluster]:
+    """Run a cluster of `count` voters, with an active controller at the start."""
+    cluster = QuorumCluster(directory, count, controller=controller)
+    try:
+        await asyncio.gather(*(cluster.start(node_id) for node_id in cluster.voters))
+        await cluster.active()
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+async def refused(call: Awaitable[object], code: ErrorCode) -> RemoteStatus:
+    """Await a call that must fail with a code; return what it said."""
+    try:
+        answer = await call
+    except grpc.aio.AioRpcError as error:
+        status = parse_rpc_error(error)
+        assert status.code is code, f"{status} instead of {code.name}"
+        assert status.message
+        return status
+    raise AssertionError(f"{answer} instead of {code.name}")
+
+
+def registration(broker_id: int, *, process: int | None = None, port: int = 9) -> controller_pb2.RegisterBrokerRequest:
+    """Return the registration of a broker process."""
+    return controller_pb2.RegisterBrokerRequest(
+        cluster_id=CLUSTER,
+        broker_id=broker_id,
+        incarnation_id=(broker_id if process is None else process).to_bytes(16, "big"),
+        host=HOST,
+        port=port,
+        log_directory_ids=[bytes(16)],
+        feature_level=controller_pb2.FeatureRange(min_level=1, max_level=1),
+    )
+
+
+class BrokerStub:
+    """What a broker process does towards the controller: registers, and beats when told to.
+
+    The real broker lives in another package; this is its protocol over real gRPC, under the test's control.
+    """
+
+    def __init__(self, cluster: QuorumCluster, broker_id: int, *, port: int = 9) -> None:
+        self._cluster = cluster
+        self.broker_id = broker_id
+        self.port = port
+        self.broker_epoch = 0
+        self._call: HeartbeatCall | None = None
+
+    async def register(self, node_id: int, *, process: int | None = None) -> controller_pb2.RegisterBrokerResponse:
+        """Register at a voter."""
+        request = registration(self.broker_id, process=process, port=self.port)
+        response = await self._cluster.controllers(node_id).RegisterBroker(request)
+        self.broker_epoch = response.broker_epoch
+        return response
+
+    async def beat(
+        self, node_id: int, *, metadata_offset: int = 1 << 40, want_shutdown: bool = False
+    ) -> controller_pb2.HeartbeatResponse:
+        """Send one heartbeat on the stream, opened when there is none, and return its answer."""
+        if self._call is None:
+            self._call = self._cluster.controllers(node_id).Heartbeat()
+        request = controller_pb2.HeartbeatRequest(
+            cluster_id=CLUSTER,
+            broker_id=self.broker_id,
+            broker_epoch=self.broker_epoch,
+            metadata_offset=metadata_offset,
+            want_shutdown=want_shutdown,
+        )
+        call = self._call
+        try:
+            await call.write(request)
+            response = await call.read()
+        except grpc.aio.AioRpcError:
+            self._call = None
+            raise
+        except asyncio.InvalidStateError:
+            # The stream had ended already; its status says why.
+            self._call = None
+            raise await self._error_of(call) from None
+        if isinstance(response, controller_pb2.HeartbeatResponse):
+            return response
+        self._call = None
+        raise await self._error_of(call)
+
+    @staticmethod
+    async def _error_of(call: HeartbeatCall) -> grpc.aio.AioRpcError:
+        return grpc.aio.AioRpcError(
+            await call.code(),
+            await call.initial_metadata(),
+            await call.trailing_metadata(),
+            details=await call.details(),
+        )
+
+    def break_stream(self) -> None:
+        """Let the heartbeat stream end as when the process dies."""
+        assert self._call is not None
+        self._call.cancel()
+        self._call = None
+
+    async def join(self, node_id: int) -> int:
+        """Register and get unfenced; return the epoch."""
+        await self.register(node_id)
+        answer = await self.beat(node_id)
+        assert not answer.fenced
+        return self.broker_epoch

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller's shell over a log whose commits the test decides: answers, outcomes, limits, own work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.commands import (
+    AllocateProducerIds,
+    BrokerRegistered,
+    CreateTopic,
+    Heartbeat,
+    ProducerIdsAllocated,
+    RegisterBroker,
+    TopicCreated,
+)
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.limits import ControllerSettings
+from metaquorum.runtime import commit_waiters
+from metaquorum.runtime.commit_waiters import CommandError, Outcome
+from metaquorum.runtime.controller_host import ControllerHost
+from metaquorum.runtime.image_store import ImageStore, open_image
+from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
+from metaquorum.runtime.quorum_node import BusyError, NotLeaderError
+from metaquorum.tests.controller_world import create_topic, register, view
+from metaquorum.tests.quorum_cluster import until
+
+EPOCH = 4
+SETTINGS = ControllerSettings(session_timeout_ms=60_000)
+
+
+class ManualLog:
+    """A quorum's log that commits when the test says so: the timing is the subject, so it must be in hand."""
+
+    def __init__(self) -> None:
+        self.node_id = 1
+        self.known = QuorumLeader(leader_id=1, quorum_epoch=EPOCH, address="127.0.0.1:9641")
+        self.failure: Exception | None = None
+        self.end_offset = 2
+        self.pending: list[CommittedBatch] = []
+
+    def leader(self) -> QuorumLeader:
+        """Who leads."""
+        return self.known
+
+    def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
+        """Append, or fail as told."""
+        if self.failure is not None:
+            raise self.failure
+        base_offset = self.end_offset
+        self.end_offset += len(records)
+        self.pending.append(
+            CommittedBatch(
+                base_offset=base_offset,
+                next_offset=self.end_offset,
+                quorum_epoch=quorum_epoch,
+                append_timestamp_ms=0,
+                records=list(records),
+                is_control=False,
+            )
+        )
+        return base_offset
+
+
+class Shell:
+    """A host on a manual log."""
+
+    def __init__(self, directory: Path, *, settings: ControllerSettings = SETTINGS) -> None:
+        self.store: ImageStore
+        self.store, loaded = open_image(directory)
+        self.log = ManualLog()
+        self.host = ControllerHost(self.store, loaded, settings=settings)
+        self.host.attach(self.log)
+        if self.host.applied_offset == 0:
+            self.host.on_commit(control(0, 2))
+        self.log.end_offset = self.host.applied_offset
+
+    async def activate(self) -> None:
+        """Become the controller and commit what it does by itself."""
+        self.host.on_activate(EPOCH)
+        await self.settle()
+
+    def commit(self) -> None:
+        """Commit everything that is appended."""
+        batches, self.log.pending = self.log.pending, []
+        for batch in batches:
+            self.host.on_commit(batch)
+
+    async def settle(self) -> None:
+        """Commit until the host has nothing more to do."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+            self.commit()
+
+    async def run(self, command: RegisterBroker | Heartbeat | CreateTopic | AllocateProducerIds) -> Outcome:
+        """Submit and commit."""
+        task = asyncio.ensure_future(self.host.submit(command, timeout_ms=5_000))
+        await self.settle()
+        return await task
+
+    async def broker(self, broker_id: int) -> int:
+        """Register and unfence a broker; return its epoch."""
+        outcome = await self.run(register(broker_id))
+        assert outcome.response == BrokerRegistered(broker_epoch=None)
+        assert outcome.base_offset is not None
+        await self.run(Heartbeat(broker_id=broker_id, broker_epoch=outcome.base_offset, metadata_offset=1 << 40))
+        return outcome.base_offset
+
+
+def control(base_offset: int, next_offset: int) -> CommittedBatch:
+    """Return a committed batch of the quorum itself."""
+    return CommittedBatch(
+        base_offset=base_offset,
+        next_offset=next_offset,
+        quorum_epoch=EPOCH,
+        append_timestamp_ms=0,
+        records=[b"not a metadata record"] * (next_offset - base_offset),
+        is_control=True,
+    )
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    one = Shell(tmp_path / "image")
+    yield one
+    one.store.close()
+
+
+async def failure(shell: Shell, command: CreateTopic | AllocateProducerIds, *, timeout_ms: int = 50) -> CommandError:
+    """Submit a command that must fail; return how."""
+    with pytest.raises(CommandError) as caught:
+        await shell.host.submit(command, timeout_ms=timeout_ms)
+    return caught.value
+
+
+async def test_answer_comes_with_the_commit_and_not_before(shell: Shell) -> None:
+    """An answer is given when its records are committed, in order, with the offset at which it is visible."""
+    await shell.activate()
+    await shell.broker(1)
+    first = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
+    second = asyncio.ensure_future(shell.host.submit(create_topic("b"), timeout_ms=5_000))
+    await asyncio.sleep(0)
+    assert shell.host.image.topic_by_name("a") is None
+    done, _ = await asyncio.wait((first, second), timeout=0.05)
+    assert not done
+    batches, shell.log.pending = shell.log.pending, []
+    shell.host.on_commit(batches[0])
+    outcome = await first
+    assert isinstance(outcome.response, TopicCreated)
+    assert outcome.metadata_offset == batches[0].next_offset
+    assert not second.done()
+    shell.host.on_commit(batches[1])
+    assert (await second).metadata_offset == batches[1].next_offset
+
+
+async def test_answer_without_records_waits_for_what_it_rests_on(shell: Shell) -> None:
+    """A refusal because of an uncommitted topic is given only when that topic is committed."""
+    await shell.activate()
+    await shell.broker(1)
+    creation = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
+    await asyncio.sleep(0)
+    refusal = asyncio.ensure_future(shell.host.submit(create_topic("a", topic_id=bytes(16)), timeout_ms=5_000))
+    done, _ = await asyncio.wait((creation, refusal), timeout=0.05)
+    assert not done
+    shell.commit()
+    await creation
+    with pytest.raises(CommandError, match="TOPIC_ALREADY_EXISTS"):
+        await refusal
+
+
+async def test_timeout_says_whether_anything_was_appended(shell: Shell) -> None:
+    """Without a commit: with records the outcome is unknown, without records nothing was changed."""
+    await shell.activate()
+    epoch = await shell.broker(1)
+    unknown = await failure(shell, create_topic("a"))
+    assert unknown.code is ErrorCode.OUTCOME_UNKNOWN
+    nothing = await failure(shell, AllocateProducerIds(broker_id=1, broker_epoch=epoch + 1))
+    assert nothing.code is ErrorCode.TIMED_OUT
+    assert nothing.retry_after_ms is not None
+    # The record may commit all the same: that is what "unknown" means.
+    shell.commit()
+    assert shell.host.image.topic_by_name("a") is not None
+
+
+async def test_end_of_leadership_answers_everybody(shell: Shell) -> None:
+    """Appended: outcome unknown. Not appended: not the controller, and who is."""
+    await shell.activate()
+    epoch = await shell.broker(1)
+    appended = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
+    await asyncio.sleep(0)
+    resting = asyncio.ensure_future(
+        shell.host.submit(AllocateProducerIds(broker_id=1, broker_epoch=epoch + 1), timeout_ms=5_000)
+    )
+    impatient = asyncio.ensure_future(shell.host.submit(create_topic("b"), timeout_ms=5_000))
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await asyncio.sleep(0)
+    shell.log.known = QuorumLeader(leader_id=2, quorum_epoch=EPOCH + 1, address="127.0.0.1:9642")
+    shell.host.on_deactivate()
+    with pytest.raises(CommandError, match="OUTCOME_UNKNOWN"):
+        await appended
+    with pytest.raises(CommandError) as caught:
+        await resting
+    assert caught.value.code is ErrorCode.NOT_CONTROLLER
+    assert caught.value.leader == shell.log.known
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    refused = await failure(shell, create_topic("c"))
+    assert (refused.code, refused.leader) == (ErrorCode.NOT_CONTROLLER, shell.log.known)
+
+
+async def test_next_leadership_starts_from_what_is_committed(shell: Shell) -> None:
+    """What was appended in one leadership and vanished is unknown in the next; producer ids are not lost to it."""
+    await shell.activate()
+    epoch = await shell.broker(1)
+    await failure(shell, create_topic("vanishes"))
+    await failure(shell, AllocateProducerIds(broker_id=1, broker_epoch=epoch))
+    shell.host.on_deactivate()
+    shell.log.pending.clear()
+    shell.log.end_offset = shell.host.image.metadata_offset
+    await shell.activate()
+    await shell.run(create_topic("vanishes"))
+    outcome = await shell.run(AllocateProducerIds(broker_id=1, broker_epoch=epoch))
+    assert outcome.response == ProducerIdsAllocated(first_producer_id=1, count=1000)
+
+
+@pytest.mark.parametrize(
+    ("known", "code", "words"),
+    [
+        (QuorumLeader(leader_id=None, quorum_epoch=4, address=None), ErrorCode.QUORUM_UNAVAILABLE, "no leader"),
+        (QuorumLeader(leader_id=1, quorum_epoch=4, address="h:1"), ErrorCode.QUORUM_UNAVAILABLE, "taking over"),
+        (QuorumLeader(leader_id=2, quorum_epoch=4, address="h:1"), ErrorCode.NOT_CONTROLLER, "node 2 is"),
+    ],
+)
+async def test_inactive_node_says_why(shell: Shell, known: QuorumLeader, code: ErrorCode, words: str) -> None:
+    """No leader, just elected, another leader: three different answers, nothing appended."""
+    shell.log.known = known
+    shell.host.on_leader(known)
+    error = await failure(shell, create_topic("a"))
+    assert error.code is code
+    assert words in error.message
+    assert shell.log.pending == []
+
+
+async def test_full_or_lost_log_refuses_and_changes_nothing(shell: Shell) -> None:
+    """An append that fails leaves the overlay as it was, so that the next decision is right."""
+    await shell.activate()
+    await shell.broker(1)
+    shell.log.failure = BusyError("full")
+    assert (await failure(shell, create_topic("a"))).code is ErrorCode.OVERLOADED
+    shell.log.failure = NotLeaderError(QuorumLeader(leader_id=3, quorum_epoch=9, address=None))
+    lost = await failure(shell, create_topic("a"))
+    assert lost.code is ErrorCode.NOT_CONTROLLER
+    assert lost.leader is not None
+    assert lost.leader.leader_id == 3
+    shell.log.failure = None
+    await shell.run(create_topic("a"))
+
+
+async def test_own_work_is_tried_again_when_there_was_no_room(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+    """A sweep or a bootstrap that found the log full is not forgotten."""
+    shell.log.failure = BusyError("full")
+    with caplog.at_level(logging.INFO):
+        shell.host.on_activate(EPOCH)
+        await until(lambda: "event=command_postponed" in caplog.text, what="a postponed command")
+    shell.log.failure = None
+
+    def committed() -> bool:
+        shell.commit()
+        return bool(shell.host.image.features)
+
+    await until(committed, what="the bootstrap record")
+
+
+async def test_parked_commands_are_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More commands than may wait are refused, and there is room again after a commit."""
+    monkeypatch.setattr(commit_waiters, "MAX_PARKED_COMMANDS", 3)
+    await shell.activate()
+    await shell.broker(1)
+    waiting = [
+        asyncio.ensure_future(shell.host.submit(create_topic(f"t{number}"), timeout_ms=5_000)) for number in range(3)
+    ]
+    await asyncio.sleep(0)
+    assert (await failure(shell, create_topic("more"))).code is ErrorCode.OVERLOADED
+    shell.commit()
+    await asyncio.gather(*waiting)
+    await shell.run(create_topic("more"))
+
+
+async def test_offset_waiters_are_bounded_and_woken_in_any_order(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers wait for their offset, not more of them than allowed, and a stop sends them away."""
+    monkeypatch.setattr(commit_waiters, "MAX_OFFSET_WAITERS", 2)
+    here = shell.host.image.metadata_offset
+    await shell.host.wait_for_offset(here, timeout_ms=1)
+    far = asyncio.ensure_future(shell.host.wait_for_offset(here + 5, timeout_ms=5_000))
+    near = asyncio.ensure_future(shell.host.wait_for_offset(here + 1, timeout_ms=5_000))
+    await asyncio.sleep(0)
+    with pytest.raises(CommandError, match="OVERLOADED"):
+        await shell.host.wait_for_offset(here + 1, timeout_ms=5_000)
+    shell.host.on_commit(control(here, here + 1))
+    await near
+    assert not far.done()
+    with pytest.raises(CommandError, match="METADATA_NOT_REACHED"):
+        await shell.host.wait_for_offset(here + 9, timeout_ms=20)
+    shell.host.stop()
+    with pytest.raises(CommandError, match="SHUTTING_DOWN"):
+        await far
+    with pytest.raises(CommandError, match="SHUTTING_DOWN"):
+        await shell.host.wait_for_offset(here + 9, timeout_ms=20)
+    with pytest.raises(CommandError, match="SHUTTING_DOWN"):
+        shell.host.require_active()
+
+
+async def test_stop_lets_own_work_and_ticks_rest(tmp_path: Path) -> None:
+    """After stop nothing is appended by the host itself, though the node may still lead for a moment."""
+    shell = Shell(tmp_path / "image", settings=ControllerSettings(session_timeout_ms=100))
+    await shell.activate()
+    await shell.broker(1)
+    shell.host.stop()
+    await asyncio.sleep(0)
+    appended = shell.log.end_offset
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await until(lambda: shell.log.end_offset != appended, what="an append that must not come")
+    shell.host.on_deactivate()
+    shell.store.close()
+
+
+async def test_missed_heartbeats_fence_after_the_session(tmp_path: Path) -> None:
+    """The tick comes by itself at the end of the first session."""
+    shell = Shell(tmp_path / "image", settings=ControllerSettings(session_timeout_ms=150))
+    await shell.activate()
+    await shell.broker(1)
+
+    def fenced() -> bool:
+        shell.commit()
+        return shell.host.image.brokers[1].fenced
+
+    await until(fenced, what="the session to end")
+    shell.host.on_deactivate()
+    shell.store.close()
+
+
+async def test_controller_that_was_held_up_does_not_blame_the_brokers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the tick itself comes much too late, the sessions start anew instead of ending."""
+    shell = Shell(tmp_path / "image", settings=ControllerSettings(session_timeout_ms=200))
+    await shell.activate()
+    await shell.broker(1)
+    loop = asyncio.get_running_loop()
+    blocked_until = loop.time() + 0.5
+    while loop.time() < blocked_until:
+        # Holds the event loop as a paused process would.
+        pass
+    with caplog.at_level(logging.WARNING):
+        await until(lambda: "event=held_up" in caplog.text, what="the late tick")
+    shell.commit()
+    assert not shell.host.image.brokers[1].fenced
+    shell.host.on_deactivate()
+    shell.store.close()
+
+
+async def test_restart_replays_only_what_the_image_lacks(shell: Shell, tmp_path: Path) -> None:
+    """The image on disk is at the last commit, and a new host asks for what follows."""
+    await shell.activate()
+    await shell.broker(1)
+    await shell.run(create_topic("a", partition_count=3, configs={"segment.ms": "5"}))
+    shell.host.on_deactivate()
+    before = view(shell.host.image)
+    offset = shell.host.applied_offset
+    shell.store.close()
+    again = Shell(tmp_path / "image")
+    assert again.host.applied_offset == offset
+    assert view(again.host.image) == before
+    again.store.close()
+
+
+async def test_damaged_record_stops_the_listener(shell: Shell) -> None:
+    """A committed record that cannot be read is not skipped: the node must stop."""
+    broken = CommittedBatch(
+        base_offset=2, next_offset=3, quorum_epoch=EPOCH, append_timestamp_ms=0, records=[b"\xff"], is_control=False
+    )
+    with pytest.raises(Exception, match="metadata record"):
+        shell.host.on_commit(broken)
+
+
+async def test_contradiction_ends_all_deciding(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that the overlay cannot take is a fault: nothing is decided on a state that is known to be wrong."""
+    await shell.activate()
+    await shell.broker(1)
+
+    def contradict(controller: Controller, record: object, offset: int) -> None:
+        raise AssertionError("contradiction")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Controller, "replay", contradict)
+        with pytest.raises(AssertionError, match="contradiction"):
+            await shell.host.submit(create_topic("a"), timeout_ms=50)
+    assert (await failure(shell, create_topic("b"))).code is ErrorCode.SHUTTING_DOWN

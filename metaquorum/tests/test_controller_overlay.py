@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Properties of the controller core: decide changes nothing, the overlay equals a replay, it goes with leadership."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from metaquorum.controller import image_rows
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.commands import (
+    AllocateProducerIds,
+    Bootstrap,
+    Command,
+    DeleteTopic,
+    ExpireSessions,
+    FenceBroker,
+    Heartbeat,
+)
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.limits import FEATURE_NAME
+from metaquorum.controller.records import ConfigRecord, ConfigResource, MetadataRecord
+from metaquorum.tests.controller_world import World, create_topic, register, topic_id, view
+
+BROKERS = (1, 2, 3)
+TOPICS = ("a", "b", "c")
+
+# One step of a history: what, which broker or topic, a number, a switch.
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "register",
+                "beat",
+                "fence",
+                "expire",
+                "create",
+                "delete",
+                "ids",
+                "bootstrap",
+                "commit",
+                "take_over",
+                "wait",
+            ]
+        ),
+        st.integers(0, 2),
+        st.integers(0, 6),
+        st.booleans(),
+    ),
+    max_size=60,
+)
+
+
+def command_for(world: World, kind: str, which: int, number: int, switch: bool) -> Command:
+    """Return the command of a step, sometimes with a stale epoch."""
+    broker_id = BROKERS[which]
+    broker = world.controller.image.broker(broker_id)
+    epoch = number if broker is None else broker.broker_epoch
+    match kind:
+        case "register":
+            return register(broker_id, process=broker_id * 10 + number % 2, port=9640 + switch)
+        case "beat":
+            behind = 0 if number == 0 else world.log_end_offset
+            return Heartbeat(
+                broker_id=broker_id,
+                broker_epoch=epoch,
+                metadata_offset=behind,
+                want_fence=number == 1,
+                want_shutdown=switch and number > 3,
+            )
+        case "fence":
+            return FenceBroker(broker_id=broker_id, broker_epoch=epoch)
+        case "expire":
+            return ExpireSessions()
+        case "create":
+            configs = {"segment.ms": str(number)} if switch and number else {}
+            name = TOPICS[which]
+            fresh = topic_id(f"{name}{world.log_end_offset}")
+            return create_topic(name, topic_id=fresh, partition_count=number, configs=configs)
+        case "delete":
+            return DeleteTopic(topic=TOPICS[which])
+        case "ids":
+            return AllocateProducerIds(broker_id=broker_id, broker_epoch=epoch)
+        case _:
+            return Bootstrap()
+
+
+def step(world: World, kind: str, which: int, number: int, switch: bool) -> None:
+    """Take one step of a history."""
+    if kind == "commit":
+        world.commit()
+    elif kind == "take_over":
+        world.take_over()
+    elif kind == "wait":
+        world.now_ms += 700 * number
+        world.pass_over(number % 2)
+    elif switch and kind in ("create", "delete", "expire"):
+        world.run(command_for(world, kind, which, number, switch))
+    else:
+        world.append(command_for(world, kind, which, number, switch))
+
+
+def prepared() -> World:
+    """Return a world in which most steps do something: three live brokers and one topic, the last one uncommitted."""
+    world = World()
+    for broker_id in BROKERS:
+        world.start_broker(broker_id)
+    world.append(create_topic(TOPICS[0], partition_count=3, configs={"segment.ms": "1"}))
+    return world
+
+
+def appended_view(appended: AppendedImage, shadow: MetadataImage) -> list[object]:
+    """Return everything that decisions can see, in the form of `image_view`."""
+    return [
+        appended.brokers(),
+        [replace(topic) for topic in appended.topics()],
+        [appended.topic_by_name(name) for name in TOPICS],
+        [appended.topic_by_id(topic.topic_id) for topic in shadow.topics_by_id()],
+        [appended.broker(broker_id) for broker_id in BROKERS],
+        appended.counts,
+        appended.next_producer_id,
+        appended.feature_level(FEATURE_NAME),
+        appended.topic_count,
+        appended.broker_count,
+    ]
+
+
+def image_view(image: MetadataImage) -> list[object]:
+    """Return the same of an image."""
+    return [
+        [image.brokers[broker_id] for broker_id in sorted(image.brokers)],
+        [replace(topic) for topic in image.topics()],
+        [image.topic_by_name(name) for name in TOPICS],
+        [image.topic_by_id(topic.topic_id) for topic in image.topics_by_id()],
+        [image.broker(broker_id) for broker_id in BROKERS],
+        image.counts,
+        image.next_producer_id,
+        image.features.get(FEATURE_NAME),
+        len(image.topic_names),
+        len(image.brokers),
+    ]
+
+
+def replayed(log: list[tuple[int, MetadataRecord]]) -> MetadataImage:
+    """Return an image of a whole log."""
+    image = MetadataImage()
+    for offset, record in log:
+        image.replay(record, offset)
+    return image
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(STEPS)
+def test_overlay_equals_a_replay_of_the_whole_log_and_holds_only_what_is_uncommitted(
+    steps: list[tuple[str, int, int, bool]],
+) -> None:
+    """Law of the overlay, over random histories with commits and changes of leadership at any point."""
+    world = prepared()
+    for kind, which, number, switch in steps:
+        step(world, kind, which, number, switch)
+        shadow = replayed(world.log)
+        assert appended_view(world.controller.image, shadow) == image_view(shadow)
+        uncommitted = [entry for entry in world.log if entry[0] >= world.image.metadata_offset]
+        if not uncommitted:
+            assert world.controller.image.overlay_size == 0
+    world.commit()
+    assert world.controller.image.overlay_size == 0
+    assert view(world.image) == view(replayed(world.log))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(STEPS, STEPS)
+def test_decide_changes_nothing(
+    steps: list[tuple[str, int, int, bool]], asked: list[tuple[str, int, int, bool]]
+) -> None:
+    """Any command can be decided at any time without a trace: the same question gets the same answer."""
+    world = prepared()
+    for kind, which, number, switch in steps:
+        step(world, kind, which, number, switch)
+    shadow = replayed(world.log)
+    commands = [command_for(world, *one) for one in asked if one[0] not in ("commit", "take_over", "wait")]
+    deadline_ms = world.controller.deadline_ms()
+    first = [world.decide(command) for command in commands]
+    assert appended_view(world.controller.image, shadow) == image_view(shadow)
+    assert world.controller.deadline_ms() == deadline_ms
+    assert [world.decide(command) for command in reversed(commands)] == first[::-1]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(STEPS)
+def test_rows_of_an_image_rebuild_it_and_touched_rows_keep_a_copy_up_to_date(
+    steps: list[tuple[str, int, int, bool]],
+) -> None:
+    """Laws of the rows: replayed in key order they are the image; touched keys are all that changes."""
+    world = prepared()
+    for kind, which, number, switch in steps:
+        step(world, kind, which, number, switch)
+    world.commit()
+    image = MetadataImage()
+    table: dict[bytes, MetadataRecord] = {}
+    for offset, record in world.log:
+        keys = image_rows.touched_keys(record, image)
+        image.replay(record, offset)
+        for key in keys:
+            row = image_rows.row(image, key)
+            if row is None:
+                table.pop(key, None)
+            else:
+                table[key] = row
+    assert dict(view(image)) == table
+    assert [key for key, _ in view(image)] == sorted(table)
+    rebuilt = MetadataImage()
+    for _, row in sorted(table.items(), key=lambda item: item[0]):
+        rebuilt.replay(row, rebuilt.metadata_offset)
+    assert view(rebuilt) == view(image)
+    assert rebuilt.counts == image.counts
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(STEPS)
+def test_only_usable_brokers_lead_once_work_is_done(steps: list[tuple[str, int, int, bool]]) -> None:
+    """Invariant: after a sweep every leader is unfenced and in sync, and whoever could be led is led."""
+    world = prepared()
+    for kind, which, number, switch in steps:
+        step(world, kind, which, number, switch)
+    world.run(Bootstrap())
+    usable = {broker_id for broker_id, broker in world.image.brokers.items() if broker.can_lead}
+    for topic in world.image.topics():
+        for partition in topic.partitions:
+            assert partition.isr
+            if set(partition.isr) & usable:
+                assert partition.leader_id in usable
+            else:
+                assert partition.leader_id is None
+
+
+def test_loss_of_leadership_drops_what_is_not_committed() -> None:
+    """What was appended and not committed is unknown to the next leadership."""
+    world = World()
+    world.start_broker(1)
+    world.run(create_topic("kept"))
+    world.append(create_topic("lost"))
+    world.append(DeleteTopic(topic="kept"))
+    world.append(AllocateProducerIds(broker_id=1, broker_epoch=world.epoch(1)))
+    assert world.controller.image.topic_by_name("lost") is not None
+    assert world.controller.image.topic_by_name("kept") is None
+    assert world.controller.image.overlay_size > 0
+    world.take_over()
+    assert world.controller.image.topic_by_name("lost") is None
+    assert world.controller.image.topic_by_name("kept") is not None
+    assert world.controller.image.next_producer_id == 1
+    assert world.controller.image.overlay_size == 0
+
+
+def test_readers_see_committed_state_only() -> None:
+    """The committed image does not move before the commit, and then moves at once."""
+    world = World()
+    world.start_broker(1)
+    before = view(world.image)
+    world.append(create_topic("t", partition_count=2))
+    assert view(world.image) == before
+    world.commit()
+    assert world.image.topic_by_name("t") is not None
+
+
+def test_configs_of_brokers_and_cluster_are_kept_in_the_image_and_ignored_by_decisions() -> None:
+    """Configs that belong to no topic are set, replaced and removed by records, and have rows."""
+    image = MetadataImage()
+    facts = [
+        (ConfigResource.CLUSTER, "", "x", "1"),
+        (ConfigResource.BROKER, "7", "y", "2"),
+        (ConfigResource.BROKER, "7", "x", "3"),
+        (ConfigResource.BROKER, "7", "x", None),
+        (ConfigResource.CLUSTER, "", "x", "4"),
+        (ConfigResource.CLUSTER, "", "unknown", None),
+        (ConfigResource.BROKER, "8", "unknown", None),
+    ]
+    appended = AppendedImage(image)
+    keys: set[bytes] = set()
+    for offset, (resource, resource_name, name, value) in enumerate(facts):
+        record = ConfigRecord(resource=resource, resource_name=resource_name, name=name, value=value)
+        keys.update(image_rows.touched_keys(record, image))
+        image.replay(record, offset)
+        appended.replay(record, offset)
+    assert {key: dict(value) for key, value in image.other_configs().items()} == {
+        (ConfigResource.CLUSTER, ""): {"x": "4"},
+        (ConfigResource.BROKER, "7"): {"y": "2"},
+    }
+    rows = view(image)
+    assert [row for key in sorted(keys) if (row := image_rows.row(image, key)) is not None] == [row for _, row in rows]
+    image.replay(ConfigRecord(resource=ConfigResource.CLUSTER, resource_name="", name="x", value=None), 99)
+    assert (ConfigResource.CLUSTER, "") not in image.other_configs()
+    assert appended.overlay_size == 0

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lograft's Python SDK: produce, consume and administer a log store on a Raft quorum.
+
+Owns the public names and nothing else. They are found at first use (PEP 562), so that importing `lograft.wire` or the
+generated stubs loads no client, no thread and no channel.
+
+    from lograft import Admin, Consumer, Producer, TopicPartition
+    from lograft import aio          # the same clients, native asyncio
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from lograft import aio as aio
+    from lograft import errors as errors
+    from lograft.admin import Admin as Admin
+    from lograft.consumer import Consumer as Consumer
+    from lograft.errors import DeliveryError as DeliveryError
+    from lograft.errors import LograftError as LograftError
+    from lograft.fetched import FetchedBatch as FetchedBatch
+    from lograft.producer import Producer as Producer
+    from lograft.types import BatchReceipt as BatchReceipt
+    from lograft.types import ConsumerRecord as ConsumerRecord
+    from lograft.types import Durability as Durability
+    from lograft.types import OffsetQuery as OffsetQuery
+    from lograft.types import TopicPartition as TopicPartition
+    from lograft.wire.codes import ErrorCode as ErrorCode
+
+__version__: Final = "0.1.0.dev0"
+
+__all__ = [
+    "Admin",
+    "BatchReceipt",
+    "Consumer",
+    "ConsumerRecord",
+    "DeliveryError",
+    "Durability",
+    "ErrorCode",
+    "FetchedBatch",
+    "LograftError",
+    "OffsetQuery",
+    "Producer",
+    "TopicPartition",
+    "__version__",
+    "aio",
+    "errors",
+]
+
+_HOMES: Final = {
+    "Admin": "lograft.admin",
+    "BatchReceipt": "lograft.types",
+    "Consumer": "lograft.consumer",
+    "ConsumerRecord": "lograft.types",
+    "DeliveryError": "lograft.errors",
+    "Durability": "lograft.types",
+    "ErrorCode": "lograft.wire.codes",
+    "FetchedBatch": "lograft.fetched",
+    "LograftError": "lograft.errors",
+    "OffsetQuery": "lograft.types",
+    "Producer": "lograft.producer",
+    "TopicPartition": "lograft.types",
+}
+_MODULES: Final = frozenset({"aio", "errors"})
+
+
+def __getattr__(name: str) -> object:
+    """Import the home of a public name at its first use."""
+    if name in _MODULES:
+        return import_module(f"lograft.{name}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'lograft' has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

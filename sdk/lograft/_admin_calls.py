@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of the admin clients.
+
+Owns requests and answers of AdminService and of the metadata that goes with them. Must not hold state besides the
+connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from lograft._cluster import Attempt, Cluster
+from lograft._codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
+from lograft._offsets import list_offsets
+from lograft.errors import UsageError
+from lograft.settings import ClientSettings
+from lograft.types import (
+    ClusterDescription,
+    OffsetAnswer,
+    OffsetQuery,
+    QuorumDescription,
+    TopicDescription,
+    TopicSummary,
+)
+from lograft.v1 import admin_pb2
+from lograft.v1.admin_pb2_grpc import AdminServiceStub
+
+PAGE_TOPICS: Final = 1_000
+"""Topics of one page of a list."""
+
+
+class AdminCalls:
+    """See the module docstring. Belongs to one event loop."""
+
+    def __init__(self, client: ClientSettings, timeout_ms: int) -> None:
+        self.cluster = Cluster(client)
+        self._timeout_ms = timeout_ms
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        partition_count: int,
+        replication_factor: int,
+        configs: Mapping[str, str] | None,
+        validate_only: bool,
+    ) -> TopicDescription:
+        """Create a topic and wait until the answering broker shows it."""
+        request = admin_pb2.CreateTopicRequest(
+            cluster_id=self.cluster.cluster_id,
+            topic=topic,
+            partition_count=_int32("partition_count", partition_count),
+            replication_factor=_int32("replication_factor", replication_factor),
+            configs={name: str(value) for name, value in (configs or {}).items()},
+            validate_only=validate_only,
+        )
+
+        async def work(attempt: Attempt) -> admin_pb2.CreateTopicResponse:
+            return await AdminServiceStub(attempt.channel).CreateTopic(request, timeout=attempt.timeout_s)
+
+        response = await self.cluster.call(work, timeout_ms=self._timeout_ms, may_repeat=validate_only)
+        if validate_only:
+            return describe_topic(decode_topic(response.topic), dict(configs or {}), frozenset(configs or ()))
+        return await self.describe_topic(topic, min_metadata_offset=response.metadata_offset)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic."""
+        request = admin_pb2.DeleteTopicRequest(cluster_id=self.cluster.cluster_id, topic=topic)
+
+        async def work(attempt: Attempt) -> admin_pb2.DeleteTopicResponse:
+            return await AdminServiceStub(attempt.channel).DeleteTopic(request, timeout=attempt.timeout_s)
+
+        response = await self.cluster.call(work, timeout_ms=self._timeout_ms, may_repeat=False)
+        # Read your writes: wait until the broker that was asked shows it, too.
+        await self.cluster.fetch(
+            frozenset((topic,)), timeout_ms=self._timeout_ms, min_metadata_offset=response.metadata_offset
+        )
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """List all topics by name."""
+        found: list[TopicSummary] = []
+        token = ""
+        while True:
+            request = admin_pb2.ListTopicsRequest(
+                cluster_id=self.cluster.cluster_id, page_size=PAGE_TOPICS, page_token=token
+            )
+            response = await self._list_page(request)
+            found += map(decode_summary, response.topics)
+            token = response.next_page_token
+            if not token:
+                return found
+
+    async def _list_page(self, request: admin_pb2.ListTopicsRequest) -> admin_pb2.ListTopicsResponse:
+        async def work(attempt: Attempt) -> admin_pb2.ListTopicsResponse:
+            return await AdminServiceStub(attempt.channel).ListTopics(request, timeout=attempt.timeout_s)
+
+        return await self.cluster.call(work, timeout_ms=self._timeout_ms)
+
+    async def describe_topic(self, topic: str, *, min_metadata_offset: int | None = None) -> TopicDescription:
+        """Describe a topic with its configs."""
+        request = admin_pb2.DescribeTopicRequest(cluster_id=self.cluster.cluster_id, topic=topic)
+        if min_metadata_offset is not None:
+            request.min_metadata_offset = min_metadata_offset
+
+        async def work(attempt: Attempt) -> admin_pb2.DescribeTopicResponse:
+            return await AdminServiceStub(attempt.channel).DescribeTopic(request, timeout=attempt.timeout_s)
+
+        response = await self.cluster.call(work, timeout_ms=self._timeout_ms)
+        configs = {entry.name: entry.value for entry in response.configs}
+        overridden = frozenset(
+            entry.name for entry in response.configs if entry.source == admin_pb2.CONFIG_SOURCE_TOPIC
+        )
+        return describe_topic(decode_topic(response.topic), configs, overridden)
+
+    async def describe_quorum(self) -> QuorumDescription:
+        """Describe the metadata quorum."""
+        request = admin_pb2.DescribeQuorumRequest(cluster_id=self.cluster.cluster_id)
+
+        async def work(attempt: Attempt) -> admin_pb2.DescribeQuorumResponse:
+            return await AdminServiceStub(attempt.channel).DescribeQuorum(request, timeout=attempt.timeout_s)
+
+        return decode_quorum(await self.cluster.call(work, timeout_ms=self._timeout_ms))
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """Describe the brokers."""
+        # A topic name that cannot exist keeps the answer small: brokers are always in it.
+        await self.cluster.fetch(frozenset(("-",)), timeout_ms=self._timeout_ms)
+        view = self.cluster.view
+        return ClusterDescription(
+            cluster_id=view.cluster_id or "",
+            controller_id=view.controller_id,
+            brokers=tuple(map(describe_broker, view.brokers())),
+            metadata_offset=view.metadata_offset,
+        )
+
+    async def list_offsets(self, queries: Sequence[OffsetQuery]) -> list[OffsetAnswer]:
+        """Look up offsets."""
+        return await list_offsets(self.cluster, queries, timeout_ms=self._timeout_ms)
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        await self.cluster.close()
+
+
+def _int32(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**31) <= value < 2**31:
+        raise UsageError(f"{name} is a whole number of 32 bits, not {value!r}")
+    return value

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A consumer's side of the event loop: the cluster, the fetch engine, and look-ups of offsets.
+
+Owns what the blocking and the asyncio consumer do on the loop. Must not touch the consumer's book.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from lograft._cluster import Cluster, now_ms
+from lograft._consumer_book import check_offset
+from lograft._core.fetcher import Arrival
+from lograft._fetch_engine import FetchEngine
+from lograft._offsets import find_offsets
+from lograft.errors import UnknownPartitionError
+from lograft.settings import ClientSettings, ConsumerSettings
+from lograft.types import OffsetQuery, Position, TopicPartition
+
+
+class ConsumerLink:
+    """See the module docstring. Belongs to one event loop."""
+
+    def __init__(
+        self, client: ClientSettings, settings: ConsumerSettings, deliver: Callable[[Arrival], None], timeout_ms: int
+    ) -> None:
+        self.cluster = Cluster(client)
+        self.engine = FetchEngine(self.cluster, settings, deliver)
+        self._timeout_ms = timeout_ms
+
+    async def check(self, tps: Sequence[TopicPartition]) -> None:
+        """Make sure that partitions exist.
+
+        Raises:
+            UnknownTopicError: they do not.
+        """
+        deadline_ms = now_ms() + self._timeout_ms
+        for topic in dict.fromkeys(tp.topic for tp in tps):
+            state = await self.cluster.topic(topic, timeout_ms=max(1, deadline_ms - now_ms()))
+            for tp in tps:
+                if tp.topic == topic and tp.partition >= len(state.partitions):
+                    raise UnknownPartitionError(
+                        f"topic {topic!r} has partitions 0 to {len(state.partitions) - 1}, not {tp.partition}"
+                    )
+
+    async def resolve(
+        self, tps: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int], start: Position
+    ) -> dict[TopicPartition, int]:
+        """Find where to begin: at the given offset, else at `start`."""
+        await self.check(tps)
+        for tp, offset in offsets.items():
+            check_offset(offset, f"the offset of {tp}")
+        missing = [tp for tp in tps if tp not in offsets]
+        found = await self.find_position(missing, start)
+        return {tp: found[tp] if tp in found else offsets[tp] for tp in tps}
+
+    async def find_position(self, tps: Sequence[TopicPartition], position: Position) -> dict[TopicPartition, int]:
+        """Look up a well-known place of each partition."""
+        queries = [OffsetQuery(topic=tp.topic, partition=tp.partition, position=position) for tp in tps]
+        if not queries:
+            return {}
+        found = await find_offsets(self.cluster, queries, timeout_ms=self._timeout_ms)
+        return {tp: offset or 0 for tp, offset in zip(tps, found, strict=True)}
+
+    async def find_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """Look up the first offset with a time or a later one; None: there is none."""
+        queries = [
+            OffsetQuery(topic=tp.topic, partition=tp.partition, timestamp_ms=time_ms)
+            for tp, time_ms in times_ms.items()
+        ]
+        if not queries:
+            return {}
+        found = await find_offsets(self.cluster, queries, timeout_ms=self._timeout_ms)
+        return dict(zip(times_ms, found, strict=True))
+
+    async def find_time_or_end(self, tp: TopicPartition, time_ms: int) -> int:
+        """Look up the first offset with a time or a later one, else the end."""
+        found = (await self.find_times({tp: time_ms}))[tp]
+        if found is not None:
+            return found
+        return (await self.find_position([tp], Position.LATEST))[tp]
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        await self.engine.close()
+        await self.cluster.close()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The open batches that a producer's fast path appends to.
+
+Owns the state of one partition's open batch and the closing of it. What the state means, and why the fast path needs no
+lock, stands in `accumulator`, which owns every other change of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lograft.types import Headers
+
+
+class OpenBatch:
+    """What the fast path appends to: `flat` holds value, key, value, key, ...; `room` is what still fits in."""
+
+    __slots__ = ("flat", "room")
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.flat: list[bytes | None] = []
+
+
+CLOSED: Final = OpenBatch(-1)
+"""Stands where no batch takes records by the fast path; nothing ever fits into it."""
+
+
+class PartitionBuffer:
+    """The open batch of one partition. The producer's fast path works on `open`; all else is `Accumulator`'s.
+
+    Attributes:
+        topic_buffers: the topic.
+        topic: its name.
+        partition: number of the partition.
+        open: where the fast path appends; `CLOSED` while no batch is open, or it is a rich one.
+        rich: values and keys in turns of a batch with own timestamps or headers; None: the open batch, if any, is
+            plain.
+        rich_room: bytes that fit into the rich batch.
+        timestamps: own timestamps of the rich batch's records; None: they have none.
+        headers: headers of the rich batch's records; None: they have none.
+        granted: bytes of the buffer that the open batch was granted; 0: none is open.
+        marks: (records before, wall-clock milliseconds): records from there on get this time.
+        opened_ms: monotonic time at which the open batch was opened.
+        pending_batches: sealed batches that are not resolved.
+        serial: number of batches sealed before.
+        size_limit: bytes of the largest batch of several records.
+        max_record_bytes: bytes of the largest batch of one record.
+    """
+
+    __slots__ = (
+        "granted",
+        "headers",
+        "marks",
+        "max_record_bytes",
+        "open",
+        "opened_ms",
+        "partition",
+        "pending_batches",
+        "rich",
+        "rich_room",
+        "serial",
+        "size_limit",
+        "timestamps",
+        "topic",
+        "topic_buffers",
+    )
+
+    def __init__(self, topic_buffers: TopicBuffers, partition: int, *, size_limit: int, max_record_bytes: int) -> None:
+        self.topic_buffers = topic_buffers
+        self.topic = topic_buffers.topic
+        self.partition = partition
+        self.open = CLOSED
+        self.rich: list[bytes | None] | None = None
+        self.rich_room = 0
+        self.timestamps: list[int] | None = None
+        self.headers: list[Headers] | None = None
+        self.granted = 0
+        self.marks: list[tuple[int, int]] = []
+        self.opened_ms = 0
+        self.pending_batches = 0
+        self.serial = 0
+        self.size_limit = size_limit
+        self.max_record_bytes = max_record_bytes
+
+    @property
+    def is_open(self) -> bool:
+        """True while a batch with at least one record is open."""
+        return self.granted > 0
+
+    @property
+    def room(self) -> int:
+        """Bytes that fit into the open batch without a further grant; 0: none is open."""
+        if self.rich is not None:
+            return self.rich_room
+        return 0 if self.open is CLOSED else self.open.room
+
+    @property
+    def record_count(self) -> int:
+        """Records in the open batch."""
+        return len(self.open.flat if self.rich is None else self.rich) // 2
+
+
+class TopicBuffers:
+    """The partitions of one topic; `sticky` takes the records without key and partition until its batch is sealed."""
+
+    __slots__ = ("parts", "sticky", "topic")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.parts: list[PartitionBuffer] = []
+        self.sticky = 0
+
+
+def close_batch(part: PartitionBuffer) -> list[bytes | None]:
+    """Keep the fast path off the open batch and return its values and keys, in turns.
+
+    The order is the point: whoever appends after the copy sees that the batch is closed (see `accumulator`).
+    """
+    batch = part.open
+    part.open = CLOSED
+    flat = batch.flat[:]
+    del batch.flat[: len(flat)]
+    return flat

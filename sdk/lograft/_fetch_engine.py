@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps every assigned partition flowing from its leader.
+
+Owns the streams to brokers, retries, and what an ended route means: a new leader, a reset, or a failure that the
+application must see. Must not decode or keep what arrives: it goes to the sink. Runs on one event loop.
+
+Retriable troubles never end a partition: it is tried again, with pauses of at most a second, until the consumer lets
+it go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from lograft._cluster import Cluster, now_ms
+from lograft._codec import decode_error
+from lograft._core.fetcher import Arrival, Chunk, Cursor, Failure, Reset
+from lograft._fetch_stream import FetchStream, PartitionFetcher
+from lograft._offsets import find_offsets
+from lograft.errors import FatalError, LograftError, OffsetOutOfRangeError, UnknownTopicError
+from lograft.settings import REQUEST_TIMEOUT_MS, UNKNOWN_TOPIC_WAIT_MS, ConsumerSettings
+from lograft.types import OffsetQuery, Position, TopicPartition
+from lograft.v1 import errors_pb2, log_pb2
+from lograft.wire.codes import ErrorCode
+from lograft.wire.frames import FetchFrame
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+"""Seconds between two looks for silent streams."""
+
+_UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
+
+
+class FetchEngine:
+    """See the module docstring."""
+
+    def __init__(self, cluster: Cluster, settings: ConsumerSettings, deliver: Callable[[Arrival], None]) -> None:
+        """Start without connecting.
+
+        Args:
+            cluster: the connection to the cluster.
+            settings: the consumer's settings.
+            deliver: gets everything that arrives, in order.
+        """
+        self._cluster = cluster
+        self._settings = settings
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
+        self._streams: dict[int, FetchStream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tick: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        cluster.add_listener(self._on_metadata)
+
+    def start(self, cursor: Cursor, generation: int, offset: int) -> None:
+        """Fetch a partition from an offset on; what is under way for it is dropped."""
+        self.stop(cursor.tp)
+        if self._is_closed:
+            return
+        fetcher = PartitionFetcher(cursor, generation, offset, self._cluster.backoff())
+        self._fetchers[cursor.tp] = fetcher
+        if self._tick is None:
+            self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        self._route(fetcher)
+
+    def stop(self, tp: TopicPartition) -> None:
+        """Let a partition go."""
+        fetcher = self._fetchers.pop(tp, None)
+        if fetcher is None:
+            return
+        if fetcher.retry is not None:
+            fetcher.retry.cancel()
+        if fetcher.stream is not None:
+            fetcher.stream.unbind(fetcher)
+
+    def give_back(self, source: object, size_bytes: int) -> None:
+        """Bytes that came from a stream are used up."""
+        if isinstance(source, FetchStream) and not source.is_closed:
+            source.give_back(size_bytes)
+
+    async def close(self) -> None:
+        """Let everything go."""
+        self._is_closed = True
+        if self._tick is not None:
+            self._tick.cancel()
+        for tp in list(self._fetchers):
+            self.stop(tp)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(
+            *(stream.close() for stream in self._streams.values()), *self._tasks, return_exceptions=True
+        )
+
+    # -- finding leaders
+
+    def _route(self, fetcher: PartitionFetcher) -> None:
+        fetcher.retry = None
+        if self._is_closed or fetcher.stream is not None or not self._is_current(fetcher):
+            return
+        tp = fetcher.cursor.tp
+        leader = self._cluster.leader(tp.topic, tp.partition)
+        if leader is None:
+            if self._cluster.is_missing(tp.topic, tp.partition) and self._is_gone(fetcher):
+                self._fail(fetcher, UnknownTopicError(f"{tp} does not exist (any more)"))
+                return
+            self._cluster.request_refresh()
+            self._retry_later(fetcher, None)
+            return
+        stream = self._streams.get(leader.broker_id)
+        if stream is not None and stream.address != leader.address:
+            self._move(stream)
+            stream = None
+        if stream is None or stream.is_closed:
+            stream = FetchStream(self, self._cluster, self._settings, leader=leader)
+            self._streams[leader.broker_id] = stream
+        stream.bind(fetcher)
+
+    def _is_current(self, fetcher: PartitionFetcher) -> bool:
+        return self._fetchers.get(fetcher.cursor.tp) is fetcher
+
+    def _retry_later(self, fetcher: PartitionFetcher, error: LograftError | None) -> None:
+        if fetcher.retry is not None or self._is_closed:
+            return
+        at_least_ms = (error.retry_after_ms or 0) if error is not None else 0
+        delay_ms = fetcher.backoff.next_delay_ms(at_least_ms=at_least_ms)
+        fetcher.retry = self._loop.call_later(delay_ms / 1000, self._route, fetcher)
+
+    def _move(self, stream: FetchStream) -> None:
+        """The broker has another address now: hand its partitions on and close the old stream."""
+        del self._streams[stream.leader.broker_id]
+        for fetcher in list(self._fetchers.values()):
+            if fetcher.stream is stream:
+                stream.unbind(fetcher)
+                self._retry_later(fetcher, None)
+        self._spawn(stream.close())
+
+    def _spawn(self, work: object) -> None:
+        assert asyncio.iscoroutine(work)
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_metadata(self) -> None:
+        """Leaders may have moved: those who wait for one need not wait longer."""
+        for fetcher in list(self._fetchers.values()):
+            if fetcher.retry is None:
+                continue
+            leader = self._cluster.leader(fetcher.cursor.tp.topic, fetcher.cursor.tp.partition)
+            if leader is not None and leader != fetcher.avoided:
+                fetcher.retry.cancel()
+                self._route(fetcher)
+
+    # -- what streams tell
+
+    def on_bound(self, fetcher: PartitionFetcher, opened: log_pb2.FetchRouteOpened) -> None:
+        """See `StreamOwner`."""
+        tp = fetcher.cursor.tp
+        if fetcher.topic_id is not None and fetcher.topic_id != opened.topic_id:
+            self._fail(
+                fetcher,
+                UnknownTopicError(f"topic {tp.topic!r} was deleted and made anew; its old offsets mean nothing: seek"),
+            )
+            return
+        leader = self._cluster.leader(tp.topic, tp.partition)
+        if leader is not None and opened.leader_epoch < leader.leader_epoch and fetcher.stream is not None:
+            # A deposed leader that does not know it yet.
+            fetcher.stream.unbind(fetcher)
+            self._retry_later(fetcher, None)
+            return
+        fetcher.topic_id = opened.topic_id
+        fetcher.unknown_since_ms = None
+        fetcher.avoided = None
+        fetcher.backoff.reset()
+
+    def on_chunk(self, fetcher: PartitionFetcher, stream: FetchStream, frame: FetchFrame) -> None:
+        """See `StreamOwner`."""
+        fetcher.fetch_offset = frame.next_offset
+        self._deliver(
+            Chunk(
+                cursor=fetcher.cursor,
+                generation=fetcher.generation,
+                body=frame.body,
+                next_offset=frame.next_offset,
+                high_watermark=frame.high_watermark,
+                source=stream,
+            )
+        )
+
+    def on_mark(self, fetcher: PartitionFetcher, stream: FetchStream, mark: log_pb2.FetchMark) -> None:
+        """See `StreamOwner`."""
+        fetcher.fetch_offset = max(fetcher.fetch_offset, mark.next_offset)
+        self._deliver(
+            Chunk(
+                cursor=fetcher.cursor,
+                generation=fetcher.generation,
+                body=b"",
+                next_offset=mark.next_offset,
+                high_watermark=mark.high_watermark,
+                source=stream,
+            )
+        )
+
+    def on_route_end(self, fetcher: PartitionFetcher, error: errors_pb2.PartitionError) -> None:
+        """See `StreamOwner`."""
+        tp = fetcher.cursor.tp
+        cause = decode_error(error)
+        logger.info("%s: route ended: %s", tp, cause)
+        if isinstance(cause, OffsetOutOfRangeError):
+            self._out_of_range(fetcher, cause)
+            return
+        is_gone = cause.code in _UNKNOWN and self._is_gone(fetcher)
+        if is_gone or cause.code.fatal:
+            self._fail(fetcher, cause)
+            return
+        fetcher.avoided = self._cluster.leader(tp.topic, tp.partition)
+        if error.HasField("leader") and self._cluster.take_hint(tp.topic, tp.partition, error.leader):
+            self._route(fetcher)
+            return
+        if cause.code.refresh_metadata:
+            self._cluster.request_refresh()
+        self._retry_later(fetcher, cause)
+
+    def on_stream_end(self, stream: FetchStream, fetchers: Sequence[PartitionFetcher], error: LograftError) -> None:
+        """See `StreamOwner`."""
+        if self._streams.get(stream.leader.broker_id) is stream:
+            del self._streams[stream.leader.broker_id]
+        if fetchers:
+            logger.info("fetch stream from %s ended: %s", stream.address, error)
+            self._cluster.request_refresh()
+        for fetcher in fetchers:
+            if isinstance(error, FatalError):
+                self._fail(fetcher, error)
+            else:
+                fetcher.avoided = stream.leader
+                self._retry_later(fetcher, error)
+
+    def _is_gone(self, fetcher: PartitionFetcher) -> bool:
+        """True once brokers have not known the partition for a while: it may be new, or one of them behind."""
+        at_ms = now_ms()
+        if fetcher.unknown_since_ms is None:
+            fetcher.unknown_since_ms = at_ms
+        return at_ms - fetcher.unknown_since_ms >= UNKNOWN_TOPIC_WAIT_MS
+
+    def _fail(self, fetcher: PartitionFetcher, error: LograftError) -> None:
+        if self._is_current(fetcher):
+            self.stop(fetcher.cursor.tp)
+        self._deliver(Failure(cursor=fetcher.cursor, generation=fetcher.generation, error=error))
+
+    def _out_of_range(self, fetcher: PartitionFetcher, error: OffsetOutOfRangeError) -> None:
+        policy = self._settings.on_out_of_range
+        if policy == "error":
+            self._fail(fetcher, error)
+            return
+        known = error.log_start_offset if policy == "earliest" else error.high_watermark
+        if known is not None:
+            self._reset(fetcher, known)
+        else:
+            self._spawn(self._look_up_reset(fetcher, Position(policy)))
+
+    async def _look_up_reset(self, fetcher: PartitionFetcher, position: Position) -> None:
+        tp = fetcher.cursor.tp
+        query = OffsetQuery(topic=tp.topic, partition=tp.partition, position=position)
+        try:
+            (offset,) = await find_offsets(self._cluster, [query], timeout_ms=REQUEST_TIMEOUT_MS)
+        except LograftError as error:
+            self._fail(fetcher, error)
+            return
+        self._reset(fetcher, offset or 0)
+
+    def _reset(self, fetcher: PartitionFetcher, offset: int) -> None:
+        if not self._is_current(fetcher):
+            return
+        logger.warning(
+            "%s: offset %d is out of range, going on from %d", fetcher.cursor.tp, fetcher.fetch_offset, offset
+        )
+        fetcher.fetch_offset = offset
+        self._deliver(Reset(cursor=fetcher.cursor, generation=fetcher.generation, offset=offset))
+        self._route(fetcher)
+
+    def _on_tick(self) -> None:
+        self._tick = None
+        if self._is_closed or not self._fetchers:
+            return
+        self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        at_ms = now_ms()
+        for stream in list(self._streams.values()):
+            stream.check_silence(at_ms)

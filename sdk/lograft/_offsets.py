@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ListOffsets for the consumers and the admin client.
+
+Owns pages and the retry of single partitions within the deadline. Must not interpret what was found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from lograft._cluster import Attempt, Cluster, now_ms
+from lograft._codec import decode_offset_result, encode_offset_query
+from lograft.errors import RetriableError, UsageError
+from lograft.types import OffsetAnswer, OffsetQuery
+from lograft.v1 import log_pb2
+from lograft.v1.log_pb2_grpc import LogServiceStub
+
+MAX_QUERIES: Final = 10_000
+"""Queries of one call."""
+
+
+async def list_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, timeout_ms: int) -> list[OffsetAnswer]:
+    """Look up offsets; one answer for each query, in order.
+
+    Partitions that have no leader for a moment are asked again until the time is up; what fails for good, or to the
+    end, has an `error` in its answer.
+
+    Raises:
+        UsageError: a query has neither or both of position and timestamp.
+        LograftError: the call as a whole failed.
+    """
+    for query in queries:
+        if (query.position is None) == (query.timestamp_ms is None):
+            raise UsageError(f"an OffsetQuery has either position or timestamp_ms: {query}")
+    deadline_ms = now_ms() + timeout_ms
+    backoff = cluster.backoff()
+    answers: dict[int, OffsetAnswer] = {}
+    left: list[int] = list(range(len(queries)))
+    while left:
+        for start in range(0, len(left), MAX_QUERIES):
+            indexes = left[start : start + MAX_QUERIES]
+            page = [queries[index] for index in indexes]
+            found = await _ask(cluster, page, max(1, deadline_ms - now_ms()))
+            answers.update(zip(indexes, found, strict=True))
+        left = [index for index in left if isinstance(answers[index].error, RetriableError)]
+        left_ms = deadline_ms - now_ms()
+        if left and left_ms <= 0:
+            break
+        if left:
+            await asyncio.sleep(min(backoff.next_delay_ms(), left_ms) / 1000)
+    return [answers[index] for index in range(len(queries))]
+
+
+async def _ask(cluster: Cluster, queries: Sequence[OffsetQuery], timeout_ms: int) -> list[OffsetAnswer]:
+    request = log_pb2.ListOffsetsRequest(
+        cluster_id=cluster.cluster_id, queries=[encode_offset_query(query) for query in queries]
+    )
+
+    async def work(attempt: Attempt) -> log_pb2.ListOffsetsResponse:
+        return await LogServiceStub(attempt.channel).ListOffsets(request, timeout=attempt.timeout_s)
+
+    response = await cluster.call(work, timeout_ms=timeout_ms)
+    return [decode_offset_result(result) for result in response.results]
+
+
+async def find_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, timeout_ms: int) -> list[int | None]:
+    """Look up offsets and raise the first failure; None: no record has the timestamp or a later one.
+
+    Raises:
+        LograftError: a partition or the call failed.
+    """
+    found: list[int | None] = []
+    for answer in await list_offsets(cluster, queries, timeout_ms=timeout_ms):
+        if answer.error is not None:
+            raise answer.error
+        found.append(answer.offset)
+    return found

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the blocking and the asyncio producer share: the accumulator, the topics in use, and the fates of batches.
+
+Owns checks of what the caller gives, encoding, and the list of failures. Knows no lock and no loop: the blocking
+producer uses it under its lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+from crc32c import crc32c
+
+from lograft._core.accumulator import Accumulator, AddResult
+from lograft._core.batches import SealedBatch
+from lograft._core.buffers import PartitionBuffer, TopicBuffers
+from lograft.errors import BatchFailure, DeliveryError, RecordTooLargeError, UnknownPartitionError, UsageError
+from lograft.settings import MAX_REPORTED_FAILURES, ProducerSettings
+from lograft.types import BatchReceipt, Headers
+from lograft.wire.batch import Codec, encode_batch
+from lograft.wire.limits import MAX_BATCH_BYTES, MAX_TIMESTAMP_MS
+
+logger = logging.getLogger(__name__)
+
+OnBatch = Callable[[BatchReceipt], None]
+
+_CODECS: Final = {"none": Codec.NONE, "zstd": Codec.ZSTD}
+
+
+class ProducerBook:
+    """See the module docstring.
+
+    Attributes:
+        live: topics that records may be sent to; the fast path of send() looks here, and nowhere else, before it
+            appends. Emptied
+            when the producer is closed.
+        topics: every topic that was used.
+        accumulator: the open and sealed batches.
+    """
+
+    def __init__(self, settings: ProducerSettings, on_batch: OnBatch | None) -> None:
+        codec = _CODECS[settings.codec]
+
+        def encode(
+            values: Sequence[bytes | None],
+            keys: Sequence[bytes | None] | None,
+            timestamps_ms: int | Sequence[int],
+            headers: Sequence[Headers] | None,
+        ) -> bytearray:
+            return encode_batch(values, keys=keys, timestamps_ms=timestamps_ms, headers=headers, codec=codec)
+
+        self.settings = settings
+        self.codec = codec
+        self.live: dict[str, TopicBuffers] = {}
+        self.topics: dict[str, TopicBuffers] = {}
+        self.accumulator = Accumulator(
+            batch_bytes=settings.batch_bytes,
+            buffer_bytes=settings.buffer_bytes,
+            linger_ms=settings.linger_ms,
+            max_in_flight=settings.max_in_flight,
+            delivery_timeout_ms=settings.delivery_timeout_ms,
+            max_record_bytes=MAX_BATCH_BYTES,
+            encode=encode,
+        )
+        self._on_batch = on_batch
+        self._failures: list[BatchFailure] = []
+        self._failed_records = 0
+        self._random = random.Random()
+
+    # -- topics
+
+    def open_topic(self, topic: str, partition_count: int) -> None:
+        """Start to use a topic."""
+        buffers = self.topics.get(topic)
+        if buffers is None:
+            buffers = self.accumulator.add_topic(topic, partition_count, first_sticky=self._random.randrange(1 << 20))
+            self.topics[topic] = buffers
+        self.live[topic] = buffers
+
+    def grow_topic(self, topic: str, partition_count: int) -> None:
+        """Take note of partitions that are new."""
+        self.accumulator.grow_topic(self.topics[topic], partition_count)
+
+    def choose(self, buffers: TopicBuffers, key: bytes | None, partition: int | None) -> PartitionBuffer:
+        """Return the buffer for a record: the partition named, else by key, else the sticky one.
+
+        Raises:
+            UnknownPartitionError: the topic has no such partition.
+        """
+        parts = buffers.parts
+        if partition is None:
+            return parts[buffers.sticky] if key is None else parts[crc32c(key) % len(parts)]
+        if type(partition) is not int:
+            raise UsageError(f"partition is a whole number, not {partition!r}")
+        if not 0 <= partition < len(parts):
+            raise UnknownPartitionError(
+                f"topic {buffers.topic!r} has partitions 0 to {len(parts) - 1}, not {partition}"
+            )
+        return parts[partition]
+
+    # -- records
+
+    def add(
+        self,
+        part: PartitionBuffer,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp_ms: int | None,
+        headers: Headers | None,
+    ) -> AddResult:
+        """Add a checked record with the clocks of now."""
+        return self.accumulator.add(
+            part, value, key, timestamp_ms, headers, now_ms=monotonic_ms(), wall_ms=wall_clock_ms()
+        )
+
+    def extend(
+        self,
+        part: PartitionBuffer,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        timestamps_ms: Sequence[int] | None,
+        size_bytes: int,
+    ) -> AddResult:
+        """Add checked records with the clocks of now."""
+        return self.accumulator.extend(
+            part,
+            values,
+            keys,
+            timestamps_ms,
+            size_bytes=size_bytes,
+            now_ms=monotonic_ms(),
+            wall_ms=wall_clock_ms(),
+        )
+
+    def too_large(self, part: PartitionBuffer, size_bytes: int) -> RecordTooLargeError:
+        """Make the error for a record (or an encoded batch) that can never be sent."""
+        limit = min(part.max_record_bytes, self.settings.buffer_bytes)
+        return RecordTooLargeError(
+            f"a record or batch of about {size_bytes} bytes for topic {part.topic!r} is over the limit of {limit} bytes "
+            "with its overhead: send smaller records, or raise max.message.bytes of the topic (at most 8 MiB) or "
+            "the producer's buffer_bytes"
+        )
+
+    # -- fates
+
+    def note_result(self, receipt: BatchReceipt) -> None:
+        """Remember a failure for the next flush."""
+        if receipt.error is None:
+            return
+        self._failed_records += receipt.record_count
+        if len(self._failures) < MAX_REPORTED_FAILURES:
+            self._failures.append(
+                BatchFailure(
+                    topic=receipt.topic,
+                    partition=receipt.partition,
+                    record_count=receipt.record_count,
+                    error=receipt.error,
+                )
+            )
+
+    def call_back(self, receipt: BatchReceipt) -> None:
+        """Tell the user's callback; what it raises is logged and goes no further."""
+        if self._on_batch is None:
+            return
+        try:
+            self._on_batch(receipt)
+        except Exception:
+            logger.exception("on_batch failed for %s-%d", receipt.topic, receipt.partition)
+
+    def release(self, batch: SealedBatch) -> None:
+        """Free the memory of a batch that has met its fate."""
+        part = self.topics[batch.topic].parts[batch.partition]
+        self.accumulator.release(batch, part, now_ms=monotonic_ms())
+
+    def limit(self, topic: str, partition: int, max_batch_bytes: int) -> None:
+        """Take note of the largest batch that a topic takes."""
+        self.accumulator.limit_batches(self.topics[topic].parts[partition], max_batch_bytes)
+
+    def take_failures(self) -> DeliveryError | None:
+        """Return the failures since the last call as one error, and forget them."""
+        if not self._failures:
+            return None
+        error = DeliveryError(self._failures, failed_record_count=self._failed_records)
+        self._failures = []
+        self._failed_records = 0
+        return error
+
+
+def check_record(
+    value: object, key: object, timestamp_ms: object, headers: object
+) -> tuple[bytes | None, bytes | None, int | None, Headers | None]:
+    """Check one record as the caller gave it; bytearrays and memoryviews are copied to bytes.
+
+    Raises:
+        UsageError: a field has the wrong type or range.
+    """
+    return (
+        _check_bytes("value", value),
+        _check_bytes("key", key),
+        _check_timestamp(timestamp_ms),
+        _check_headers(headers),
+    )
+
+
+def _check_bytes(name: str, value: object) -> bytes | None:
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if isinstance(value, memoryview):
+        return value.tobytes()
+    hint = "; encode it first" if isinstance(value, str) else ""
+    raise UsageError(f"{name} is bytes or None, not {type(value).__name__}{hint}")
+
+
+def _check_timestamp(timestamp_ms: object) -> int | None:
+    if timestamp_ms is None:
+        return None
+    if isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int):
+        raise UsageError(f"timestamp_ms is a whole number of milliseconds since 1970, not {timestamp_ms!r}")
+    if not 0 <= timestamp_ms <= MAX_TIMESTAMP_MS:
+        raise UsageError(f"timestamp_ms is {timestamp_ms}; it must be between 0 and {MAX_TIMESTAMP_MS}")
+    return timestamp_ms
+
+
+def _check_headers(headers: object) -> Headers | None:
+    if headers is None:
+        return None
+    if not isinstance(headers, Sequence) or isinstance(headers, str | bytes):
+        raise UsageError(f"headers is a list of (name, value) pairs, not {type(headers).__name__}")
+    checked: list[tuple[str, bytes | None]] = []
+    for pair in cast("Sequence[object]", headers):
+        fields = cast("Sequence[object]", pair) if isinstance(pair, tuple | list) else ()
+        if len(fields) != 2:
+            raise UsageError(f"a header is a (name, value) pair, not {pair!r}")
+        name, value = fields
+        if not isinstance(name, str):
+            raise UsageError(f"the name of a header is text, not {name!r}")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the name of a header is no valid Unicode: {error}") from None
+        checked.append((name, _check_bytes(f"value of header {name!r}", value)))
+    return checked or None
+
+
+def check_columns(
+    values: Sequence[bytes], keys: Sequence[bytes | None] | None, timestamps_ms: Sequence[int] | None
+) -> None:
+    """Check that columns have the same length.
+
+    Raises:
+        UsageError: they have not.
+    """
+    for name, column in (("keys", keys), ("timestamps_ms", timestamps_ms)):
+        if column is not None and len(column) != len(values):
+            raise UsageError(f"{len(column)} {name} for {len(values)} values")
+
+
+def is_plain(values: Sequence[object], keys: Sequence[object] | None) -> bool:
+    """True when all values are bytes and all keys bytes or None, so that they can be taken as they are."""
+    if set(map(type, values)) - {bytes}:
+        return False
+    return keys is None or not set(map(type, keys)) - {bytes, type(None)}
+
+
+def monotonic_ms() -> int:
+    """Monotonic time in milliseconds."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since 1970-01-01 UTC."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The background event loop of the blocking clients.
+
+Owns one daemon thread for each process, started when the first blocking client needs it, ended when the last one was
+closed. Must not know what runs on it.
+
+Ending matters: gRPC wakes every event loop of a process for every event of any of them, so that an idle loop beside a busy
+one costs it a third of its speed (measured).
+
+A forked child has no such thread: it gets a runtime of its own at its first use (if its parent had not used gRPC:
+`_transport` checks that), and the clients of its parent refuse
+to work there (`on_fork`), because their connections belong to the parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Final, Protocol, TypeVar
+
+T = TypeVar("T")
+
+STOP_TIMEOUT_S: Final = 2.0
+"""Seconds that the end of the process waits for the thread."""
+
+
+class Runtime:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="lograft", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._started.set)
+        self.loop.run_forever()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
+        """Run a coroutine on the loop and wait for its result.
+
+        Args:
+            work: the coroutine; it should bound its own time.
+            timeout_s: seconds after which it is cancelled; None: never.
+
+        Raises:
+            TimeoutError: it did not end in time.
+        """
+        assert threading.current_thread() is not self._thread, "a blocking call from a callback would wait for itself"
+        future = self.submit(work)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            # Either the wait or the coroutine itself timed out; the second is passed on as it is.
+            if future.done():
+                raise
+            future.cancel()
+            raise TimeoutError(f"no result within {timeout_s} s") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def is_current_thread(self) -> bool:
+        """True on the loop's own thread."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        """Cancel what runs and end the thread."""
+
+        async def _cancel_all() -> None:
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.loop.stop()
+
+        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop)
+        self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+class Forkable(Protocol):
+    """Something that must know that it is in a forked child now."""
+
+    def after_fork(self) -> None:
+        """Refuse to work from now on; take no lock that the parent may have held."""
+        ...
+
+
+_lock = threading.Lock()
+_runtime: Runtime | None = None
+_user_count = 0
+_forkables: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def open_on_runtime(make: Callable[[], T]) -> tuple[T, Runtime]:
+    """Make an object on the loop of this process's runtime, which is started now if need be.
+
+    Returns:
+        The object, and the runtime, which is to be given to `release_runtime` once.
+    """
+    runtime = _acquire()
+
+    async def start() -> T:
+        return make()
+
+    try:
+        return runtime.run(start()), runtime
+    except BaseException:
+        release_runtime(runtime)
+        raise
+
+
+def _acquire() -> Runtime:
+    global _runtime, _user_count
+    with _lock:
+        if _runtime is None:
+            _runtime = Runtime()
+            _user_count = 0
+            atexit.register(_runtime.stop)
+        _user_count += 1
+        return _runtime
+
+
+def release_runtime(runtime: Runtime) -> None:
+    """A client needs the runtime no longer; the last one ends it."""
+    global _runtime, _user_count
+    with _lock:
+        if runtime is not _runtime:
+            return
+        _user_count -= 1
+        if _user_count > 0:
+            return
+        _runtime = None
+    atexit.unregister(runtime.stop)
+    runtime.stop()
+
+
+def on_fork(client: Forkable) -> None:
+    """Have a client told when it finds itself in a forked child."""
+    _forkables.add(client)
+
+
+def _after_fork_in_child() -> None:
+    global _runtime, _lock
+    _lock = threading.Lock()
+    if _runtime is not None:
+        atexit.unregister(_runtime.stop)
+    _runtime = None
+    for client in list(_forkables):
+        client.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

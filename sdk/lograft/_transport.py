@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Channels to brokers, and gRPC errors as errors of the SDK.
+
+Owns channels (one for bulk streams and one for everything else per broker address, so that a full stream never delays
+a control call) and the reading of statuses. Must not decide whom to ask or when to try again.
+
+An object belongs to the event loop and the process that made it.
+Source: reference measurements: of the channel options only the message size matters; the allocator matters most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from enum import Enum
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from lograft.errors import (
+    ForkedClientError,
+    LograftError,
+    NoBrokerError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    error_for,
+)
+from lograft.settings import MAX_RETRY_BACKOFF_MS, RETRY_BACKOFF_MS
+from lograft.wire.codes import ErrorCode
+from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+from lograft.wire.malloc import tune_allocator
+from lograft.wire.status import RemoteStatus, parse_rpc_error
+
+MAX_CHANNELS: Final = 1_024
+"""Channels of one client; an address that was used longest ago loses its channels for a new one."""
+
+FINISH_TIMEOUT_S: Final = 1.0
+"""Seconds that a cancelled call gets to end."""
+
+logger = logging.getLogger(__name__)
+
+
+class Purpose(Enum):
+    """What a channel is for."""
+
+    CONTROL = "control"
+    BULK = "bulk"
+
+
+_OPTIONS: Final = (
+    ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+    # Without this, channels to one address share one connection and bulk would delay control.
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's own pauses between connection attempts grow to two minutes; a restarted broker must be found at once.
+    ("grpc.initial_reconnect_backoff_ms", RETRY_BACKOFF_MS),
+    ("grpc.min_reconnect_backoff_ms", RETRY_BACKOFF_MS),
+    ("grpc.max_reconnect_backoff_ms", MAX_RETRY_BACKOFF_MS),
+    # Environment proxies are for the web, not for brokers.
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Transport:
+    """Channels of one client by address and purpose."""
+
+    def __init__(self) -> None:
+        _claim_process()
+        tune_allocator()
+        self._channels: dict[tuple[str, Purpose], grpc.aio.Channel] = {}
+        self._is_closed = False
+
+    def channel(self, address: str, purpose: Purpose) -> grpc.aio.Channel:
+        """Return the channel of an address, made now if need be; it connects at its first use."""
+        assert not self._is_closed, "the transport is closed"
+        key = (address, purpose)
+        channel = self._channels.get(key)
+        if channel is None:
+            if len(self._channels) >= MAX_CHANNELS:
+                raise NoBrokerError(f"this client has {MAX_CHANNELS} channels open; use fewer brokers or close it")
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            self._channels[key] = channel
+        return channel
+
+    async def connect(self, address: str, purpose: Purpose, *, timeout_s: float) -> grpc.aio.Channel:
+        """Return a channel that is connected.
+
+        Raises:
+            NoBrokerError: nobody answers there.
+        """
+        channel = self.channel(address, purpose)
+        try:
+            async with asyncio.timeout(timeout_s):
+                state = channel.get_state(try_to_connect=True)
+                # A channel that failed before is between two attempts: that one failure is not news.
+                was_failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.SHUTDOWN or (
+                        state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not was_failed
+                    ):
+                        raise _nobody_at(address)
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+                    was_failed = False
+        except TimeoutError:
+            raise _nobody_at(address) from None
+        return channel
+
+    async def close(self) -> None:
+        """Close every channel; calls on them end."""
+        self._is_closed = True
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for channel in channels:
+            await channel.close()
+
+
+_process_ids: Final[list[int]] = []
+
+
+def _claim_process() -> None:
+    """Remember the process in which gRPC is used.
+
+    Raises:
+        ForkedClientError: gRPC was used in the parent before this process was forked. Its threads and locks do not come
+            along, so that every call would wait for ever.
+    """
+    if not _process_ids:
+        _process_ids.append(os.getpid())
+    elif _process_ids[0] != os.getpid():
+        raise ForkedClientError(
+            "this process was forked from one that had used lograft clients, and gRPC does not survive that: fork before "
+            "the first use of a client, or start processes by spawn or forkserver"
+        )
+
+
+async def finish(call: grpc.aio.Call) -> None:
+    """Cancel a call and wait until gRPC has let go of it.
+
+    Events of a call that come after its event loop was closed disturb every other loop of the process: gRPC hands all
+    events out through one queue.
+    """
+    call.cancel()
+    try:
+        async with asyncio.timeout(FINISH_TIMEOUT_S):
+            await call.code()
+    except TimeoutError:
+        logger.warning("a cancelled call did not end within %s s", FINISH_TIMEOUT_S)
+
+
+def _nobody_at(address: str) -> NoBrokerError:
+    return NoBrokerError(f"no broker answered at {address}; is it running?")
+
+
+def is_connection_loss(error: grpc.RpcError) -> bool:
+    """True when the connection broke (or the server ended) and no Lograft server said why."""
+    return isinstance(error, grpc.aio.AioRpcError) and _is_lost(parse_rpc_error(error))
+
+
+def _is_lost(status: RemoteStatus) -> bool:
+    if status.code is not None:
+        return False
+    # What gRPC itself makes of a connection that breaks or a server that ends, depending on the moment.
+    is_reset = status.grpc_code is grpc.StatusCode.INTERNAL and "RST_STREAM" in status.message
+    return is_reset or status.grpc_code in _LOST
+
+
+_LOST: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+
+
+def to_error(error: grpc.RpcError, address: str) -> LograftError:
+    """Make the exception for a failed call to an address."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return ProtocolError(f"the call to {address} failed: {error!r}")
+    status = parse_rpc_error(error)
+    if status.code is not None:
+        result = error_for(status.code, status.message, retry_after_ms=status.retry_after_ms)
+        if isinstance(result, OffsetOutOfRangeError) and status.readable_range is not None:
+            result.log_start_offset = status.readable_range.log_start_offset
+            result.high_watermark = status.readable_range.high_watermark
+        return result
+    details = status.message
+    if status.grpc_code is grpc.StatusCode.UNAVAILABLE:
+        return NoBrokerError(f"no broker answered at {address} ({details}); is it running?")
+    if _is_lost(status):
+        return NoBrokerError(f"the connection to {address} was lost ({status.grpc_code.name}: {details})")
+    match status.grpc_code:
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return error_for(ErrorCode.TIMED_OUT, f"{address} did not answer in time")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return ProtocolError(
+                f"{address} does not offer this call; is it a Lograft broker of this version? ({details})"
+            )
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return ProtocolError(
+                f"a message to or from {address} is too large: {details}", code=ErrorCode.MESSAGE_TOO_LARGE
+            )
+        case code:
+            return ProtocolError(f"the call to {address} failed with {code.name}: {details}")

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocking admin client.
+
+Owns nothing but the way to the background event loop: see `_admin_calls`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from lograft._admin_calls import AdminCalls
+from lograft._runtime import Runtime, on_fork, open_on_runtime, release_runtime
+from lograft.errors import ClientClosedError, ForkedClientError
+from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
+from lograft.types import (
+    ClusterDescription,
+    OffsetAnswer,
+    OffsetQuery,
+    QuorumDescription,
+    TopicDescription,
+    TopicSummary,
+)
+
+T = TypeVar("T")
+
+
+class Admin:
+    """Creates, lists, describes and deletes topics, and describes the cluster. Any number of threads may use it.
+
+    Args:
+        bootstrap: "host:port", several with commas, or a list: brokers to ask first.
+        cluster_id: id that the cluster must have; None: any.
+        request_timeout_ms: milliseconds that a call may take, all tries together.
+
+    Raises:
+        InvalidSettingError: a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        cluster_id: str | None = None,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+    ) -> None:
+        check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
+        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._timeout_ms = request_timeout_ms
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._is_forked = False
+        self._runtime: Runtime | None = None
+        self._calls: AdminCalls | None = None
+        on_fork(self)
+
+    def create_topic(
+        self,
+        topic: str,
+        *,
+        partition_count: int = 1,
+        replication_factor: int = 1,
+        configs: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+    ) -> TopicDescription:
+        """Create a topic; it can be used when this returns.
+
+        Args:
+            topic: 1 to 249 of the characters A-Z a-z 0-9 . _ - and neither "." nor "..".
+            partition_count: number of partitions, from 1.
+            replication_factor: number of replicas of each partition, from 1.
+            configs: configs that differ from the defaults.
+            validate_only: check only, change nothing.
+
+        Raises:
+            TopicAlreadyExistsError: there is one of this name.
+            InvalidRequestError: a name, count or config is not valid.
+            OutcomeUnknownError: the answer was lost; describe the topic to find out.
+            LograftError: no broker or controller could be reached.
+        """
+        return self._run(
+            lambda calls: calls.create_topic(
+                topic,
+                partition_count=partition_count,
+                replication_factor=replication_factor,
+                configs=configs,
+                validate_only=validate_only,
+            )
+        )
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records.
+
+        Raises:
+            UnknownTopicError: there is none of this name.
+            OutcomeUnknownError: the answer was lost.
+        """
+        self._run(lambda calls: calls.delete_topic(topic))
+
+    def list_topics(self) -> list[TopicSummary]:
+        """List all topics by name."""
+        return self._run(lambda calls: calls.list_topics())
+
+    def describe_topic(self, topic: str) -> TopicDescription:
+        """Describe a topic with its partitions and configs.
+
+        Raises:
+            UnknownTopicError: there is none of this name.
+        """
+        return self._run(lambda calls: calls.describe_topic(topic))
+
+    def describe_quorum(self) -> QuorumDescription:
+        """Describe the metadata quorum: leader, voters, observers."""
+        return self._run(lambda calls: calls.describe_quorum())
+
+    def describe_cluster(self) -> ClusterDescription:
+        """Describe the brokers and the active controller."""
+        return self._run(lambda calls: calls.describe_cluster())
+
+    def list_offsets(self, queries: Sequence[OffsetQuery]) -> list[OffsetAnswer]:
+        """Look up offsets by position or time; one answer for each query, in order, with an `error` on failure."""
+        return self._run(lambda calls: calls.list_offsets(queries))
+
+    def close(self) -> None:
+        """Let the connections go. Further calls do nothing."""
+        with self._lock:
+            if self._is_closed or self._is_forked:
+                return
+            self._is_closed = True
+            calls, runtime = self._calls, self._runtime
+        if calls is not None and runtime is not None:
+            try:
+                runtime.run(calls.close())
+            finally:
+                release_runtime(runtime)
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Callable[[AdminCalls], Coroutine[Any, Any, T]]) -> T:
+        with self._lock:
+            if self._is_forked:
+                raise ForkedClientError("this admin client was made before a fork; make a new one in the child")
+            if self._is_closed:
+                raise ClientClosedError("the admin client is closed")
+            if self._calls is None or self._runtime is None:
+                self._calls, self._runtime = open_on_runtime(lambda: AdminCalls(self._client, self._timeout_ms))
+            calls, runtime = self._calls, self._runtime
+        return runtime.run(work(calls))
+
+    def after_fork(self) -> None:
+        """Called in a forked child: refuse to work from now on."""
+        self._lock = threading.Lock()
+        self._is_forked = True
+        self._calls = None
+        self._runtime = None

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The asyncio admin client; see `_admin_calls`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from lograft._admin_calls import AdminCalls
+from lograft.errors import ClientClosedError
+from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
+from lograft.types import (
+    ClusterDescription,
+    OffsetAnswer,
+    OffsetQuery,
+    QuorumDescription,
+    TopicDescription,
+    TopicSummary,
+)
+
+
+class Admin:
+    """Creates, lists, describes and deletes topics, and describes the cluster; see `lograft.Admin`."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        cluster_id: str | None = None,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+    ) -> None:
+        check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
+        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._timeout_ms = request_timeout_ms
+        self._calls: AdminCalls | None = None
+        self._is_closed = False
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        partition_count: int = 1,
+        replication_factor: int = 1,
+        configs: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+    ) -> TopicDescription:
+        """Create a topic; see `lograft.Admin.create_topic`."""
+        return await self._start().create_topic(
+            topic,
+            partition_count=partition_count,
+            replication_factor=replication_factor,
+            configs=configs,
+            validate_only=validate_only,
+        )
+
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records."""
+        await self._start().delete_topic(topic)
+
+    async def list_topics(self) -> list[TopicSummary]:
+        """List all topics by name."""
+        return await self._start().list_topics()
+
+    async def describe_topic(self, topic: str) -> TopicDescription:
+        """Describe a topic with its partitions and configs."""
+        return await self._start().describe_topic(topic)
+
+    async def describe_quorum(self) -> QuorumDescription:
+        """Describe the metadata quorum."""
+        return await self._start().describe_quorum()
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """Describe the brokers and the active controller."""
+        return await self._start().describe_cluster()
+
+    async def list_offsets(self, queries: Sequence[OffsetQuery]) -> list[OffsetAnswer]:
+        """Look up offsets by position or time."""
+        return await self._start().list_offsets(queries)
+
+    async def close(self) -> None:
+        """Let the connections go. Further calls do nothing."""
+        self._is_closed = True
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            await calls.close()
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _start(self) -> AdminCalls:
+        if self._is_closed:
+            raise ClientClosedError("the admin client is closed")
+        if self._calls is None:
+            self._calls = AdminCalls(self._client, self._timeout_ms)
+        return self._calls

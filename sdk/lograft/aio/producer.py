@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The asyncio producer.
+
+Owns the waits of the caller's tasks and the lean path of `send`, which awaits nothing. Everything runs on the
+caller's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from crc32c import crc32c
+
+from lograft._arrow_send import encode_rows
+from lograft._bulk import cut
+from lograft._core.accumulator import RECORD_OVERHEAD_BYTES, AddResult, record_size
+from lograft._core.buffers import TopicBuffers
+from lograft._producer_book import (
+    OnBatch,
+    ProducerBook,
+    check_columns,
+    check_record,
+    is_plain,
+    monotonic_ms,
+    wall_clock_ms,
+)
+from lograft._producer_pump import ProducerPump
+from lograft.errors import BufferTimeoutError, ClientClosedError, RequestTimeoutError, UsageError
+from lograft.producer import check_encoded
+from lograft.settings import ProducerSettings, parse_acks, parse_bootstrap
+from lograft.types import Headers
+
+
+class Producer:
+    """Sends records to topics; arguments, laws and errors as `lograft.Producer`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        cluster_id: str | None = None,
+        acks: str = "all",
+        idempotent: bool = True,
+        linger_ms: int = 5,
+        batch_bytes: int = 262_144,
+        max_in_flight: int = 8,
+        buffer_bytes: int = 64 * 1024 * 1024,
+        codec: str = "none",
+        delivery_timeout_ms: int = 120_000,
+        on_batch: OnBatch | None = None,
+    ) -> None:
+        self._settings = ProducerSettings(
+            acks=parse_acks(acks),
+            idempotent=idempotent,
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            max_in_flight=max_in_flight,
+            buffer_bytes=buffer_bytes,
+            codec=codec,
+            delivery_timeout_ms=delivery_timeout_ms,
+        )
+        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._book = ProducerBook(self._settings, on_batch)
+        self._live = self._book.live
+        self._waiters: list[asyncio.Future[None]] = []
+        self._is_closed = False
+        self._pump: ProducerPump | None = None
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Send one record; waits while the buffer is full. See `lograft.Producer.send`."""
+        if type(value) is bytes and partition is None and timestamp_ms is None and headers is None:
+            buffers = self._live.get(topic)
+            if buffers is not None:
+                parts = buffers.parts
+                if type(key) is bytes:
+                    batch = parts[crc32c(key) % len(parts)].open
+                    room = batch.room - len(value) - len(key) - RECORD_OVERHEAD_BYTES
+                    if room >= 0:
+                        batch.room = room
+                        batch.flat += (value, key)
+                        return
+                elif key is None:
+                    batch = parts[buffers.sticky].open
+                    room = batch.room - len(value) - RECORD_OVERHEAD_BYTES
+                    if room >= 0:
+                        batch.room = room
+                        batch.flat += (value, None)
+                        return
+        await self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+
+    async def _send_slowly(
+        self,
+        topic: str,
+        value: object,
+        key: object,
+        partition: int | None,
+        timestamp_ms: object,
+        headers: object,
+    ) -> None:
+        record = check_record(value, key, timestamp_ms, headers)
+        buffers = self._live.get(topic) or await self._open_topic(topic)
+        deadline_ms: int | None = None
+        while True:
+            part = self._book.choose(buffers, record[1], partition)
+            result = self._book.add(part, *record)
+            if result is AddResult.BUFFER_FULL:
+                deadline_ms = await self._wait_for_room(deadline_ms)
+                continue
+            self._wake_if_needed()
+            if result is AddResult.TOO_LARGE:
+                raise self._book.too_large(part, record_size(*record))
+            return
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        partition: int | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+    ) -> None:
+        """Send many records; see `lograft.Producer.send_many`."""
+        check_columns(values, keys, timestamps_ms)
+        buffers = await self._open_topic(topic)
+        if not is_plain(values, keys):
+            for index, value in enumerate(values):
+                key = None if keys is None else keys[index]
+                time_ms = None if timestamps_ms is None else timestamps_ms[index]
+                await self._send_slowly(topic, value, key, partition, time_ms, None)
+            return
+        if timestamps_ms:
+            check_record(None, None, min(timestamps_ms), None)
+            check_record(None, None, max(timestamps_ms), None)
+        pieces = cut(
+            values,
+            keys,
+            timestamps_ms,
+            partition=partition,
+            partition_count=len(buffers.parts),
+            batch_bytes=self._settings.batch_bytes,
+        )
+        for piece in pieces:
+            deadline_ms: int | None = None
+            while True:
+                part = self._book.choose(buffers, None, piece.partition)
+                result = self._book.extend(part, piece.values, piece.keys, piece.timestamps_ms, piece.size_bytes)
+                if result is not AddResult.BUFFER_FULL:
+                    break
+                deadline_ms = await self._wait_for_room(deadline_ms)
+            self._wake_if_needed()
+            if result is AddResult.TOO_LARGE:
+                for index, value in enumerate(piece.values):
+                    key = None if piece.keys is None else piece.keys[index]
+                    time_ms = None if piece.timestamps_ms is None else piece.timestamps_ms[index]
+                    await self._send_slowly(topic, value, key, piece.partition, time_ms, None)
+
+    async def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
+        """Send the rows of a `pyarrow.RecordBatch` or `Table`; see `lograft.Producer.send_arrow`."""
+        buffers = await self._open_topic(topic)
+        pieces = encode_rows(
+            data,
+            partition=partition,
+            partition_count=len(buffers.parts),
+            batch_bytes=min(part.size_limit for part in buffers.parts),
+            codec=self._book.codec,
+            wall_ms=wall_clock_ms(),
+        )
+        for piece in pieces:
+            await self._send_encoded(buffers, piece.partition, piece.body, piece.record_count)
+
+    async def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
+        """Send a batch that was encoded already; see `lograft.Producer.send_batch`."""
+        buffers = await self._open_topic(topic)
+        await self._send_encoded(buffers, partition, check_encoded(encoded, record_count), record_count)
+
+    async def _send_encoded(
+        self, buffers: TopicBuffers, partition: int | None, body: bytearray, record_count: int
+    ) -> None:
+        accumulator = self._book.accumulator
+        deadline_ms: int | None = None
+        while True:
+            part = self._book.choose(buffers, None, partition)
+            result = accumulator.add_encoded(part, body, record_count, now_ms=monotonic_ms())
+            if result is not AddResult.BUFFER_FULL:
+                break
+            deadline_ms = await self._wait_for_room(deadline_ms)
+        if partition is None:
+            accumulator.turn_sticky(buffers)
+        self._wake_if_needed()
+        if result is AddResult.TOO_LARGE:
+            raise self._book.too_large(part, len(body))
+
+    async def flush(self, timeout_ms: int | None = None) -> None:
+        """Wait until everything sent before is acknowledged or has failed; see `lograft.Producer.flush`."""
+        self._check_usable()
+        deadline_ms = None if timeout_ms is None else monotonic_ms() + timeout_ms
+        mark = self._book.accumulator.flush_mark()
+        self._wake_if_needed()
+        while not self._book.accumulator.has_reached(mark):
+            left_s = None if deadline_ms is None else (deadline_ms - monotonic_ms()) / 1000
+            if left_s is not None and left_s <= 0:
+                raise RequestTimeoutError(f"not everything was acknowledged within {timeout_ms} ms")
+            await self._wait(left_s)
+            self._check_usable()
+        failure = self._book.take_failures()
+        if failure is not None:
+            raise failure
+
+    async def close(self, timeout_ms: int | None = None) -> None:
+        """Flush and let the connections go; see `lograft.Producer.close`. Further calls do nothing."""
+        if self._is_closed:
+            return
+        try:
+            await self.flush(timeout_ms)
+        except RequestTimeoutError:
+            # What is left fails below and is reported there.
+            pass
+        finally:
+            self._is_closed = True
+            self._live.clear()
+            # What other tasks sent meanwhile fails below, and is reported.
+            self._book.accumulator.seal_all()
+            pump, self._pump = self._pump, None
+            if pump is not None:
+                await pump.close()
+            self._on_progress()
+        failure = self._book.take_failures()
+        if failure is not None:
+            raise failure
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- inside
+
+    async def _open_topic(self, topic: str) -> TopicBuffers:
+        self._check_usable()
+        buffers = self._live.get(topic)
+        if buffers is not None:
+            return buffers
+        if type(topic) is not str or not topic:
+            raise UsageError(f"topic is a name, not {topic!r}")
+        if self._pump is None:
+            self._pump = ProducerPump(self._client, self._book, None, self._on_progress)
+        partition_count = await self._pump.open_topic(topic)
+        self._check_usable()
+        self._book.open_topic(topic, partition_count)
+        return self._live[topic]
+
+    def _check_usable(self) -> None:
+        if self._is_closed:
+            raise ClientClosedError("the producer is closed")
+
+    def _wake_if_needed(self) -> None:
+        pump = self._pump
+        if pump is not None and pump.needs_wake():
+            pump.is_wake_due = True
+            asyncio.get_running_loop().call_soon(pump.wake)
+
+    async def _wait_for_room(self, deadline_ms: int | None) -> int:
+        at_ms = monotonic_ms()
+        if deadline_ms is None:
+            deadline_ms = at_ms + self._settings.delivery_timeout_ms
+        if at_ms >= deadline_ms:
+            raise BufferTimeoutError(
+                f"buffer_bytes ({self._settings.buffer_bytes}) stayed full for {self._settings.delivery_timeout_ms} ms"
+            )
+        self._book.accumulator.relieve()
+        self._wake_if_needed()
+        await self._wait((deadline_ms - at_ms) / 1000)
+        self._check_usable()
+        return deadline_ms
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            # The callers look at the clock themselves.
+            return
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _on_progress(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tree of commands, plugins, and what becomes of errors.
+
+Owns nothing that a command does. Further commands come from the entry-point group `lograft.commands`: each is a
+function with typer's annotations; `lograft-server` brings `dev`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Final
+
+import typer
+
+from lograft import __version__
+from lograft.cli.consume import consume
+from lograft.cli.output import print_error
+from lograft.cli.produce import produce
+from lograft.cli.quorum import quorum_app
+from lograft.cli.topics import topics_app
+from lograft.errors import LograftError, UsageError
+
+PLUGIN_GROUP: Final = "lograft.commands"
+"""Entry-point group of further commands."""
+
+_SERVER_COMMANDS: Final = ("dev",)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lograft {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    log_level: Annotated[
+        str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING or ERROR, for the client's own log.")
+    ] = "ERROR",
+) -> None:
+    """Lograft: a log store on a Raft quorum."""
+    del version
+    if log_level.upper() not in logging.getLevelNamesMapping():
+        raise typer.BadParameter(f"{log_level!r} is not one of DEBUG, INFO, WARNING, ERROR", param_hint="--log-level")
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def make_app() -> typer.Typer:
+    """Put the commands together."""
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
+    app.callback()(_root)
+    app.add_typer(topics_app, name="topics")
+    app.add_typer(quorum_app, name="quorum")
+    app.command()(produce)
+    app.command()(consume)
+    known: set[str] = set()
+    for point in sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name):
+        if point.name not in known:
+            known.add(point.name)
+            app.command(name=point.name)(_load(point))
+    for name in _SERVER_COMMANDS:
+        if name not in known:
+            app.command(name=name, hidden=True)(_missing(name))
+    return app
+
+
+def _load(point: EntryPoint) -> Callable[..., object]:
+    try:
+        command: Callable[..., object] = point.load()
+    except Exception as error:
+        # A broken plugin must not take the other commands with it.
+        return _broken(point.name, error)
+    return command
+
+
+def _broken(name: str, error: Exception) -> Callable[[], None]:
+    message = f"the command {name!r} cannot be loaded: {error!r}"
+
+    def command() -> None:
+        print_error(message)
+        raise typer.Exit(1)
+
+    command.__doc__ = f"(cannot be loaded: {error})"
+    return command
+
+
+def _missing(name: str) -> Callable[[], None]:
+    def command() -> None:
+        print_error(f"{name!r} needs the servers: pip install lograft-server")
+        raise typer.Exit(1)
+
+    return command
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """Run a command line and return its exit code."""
+    app = make_app()
+    try:
+        app(list(sys.argv[1:] if arguments is None else arguments), prog_name="lograft")
+    except UsageError as error:
+        print_error(error.message)
+        return 2
+    except LograftError as error:
+        print_error(error.message)
+        return 1
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0

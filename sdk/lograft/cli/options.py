@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, and the reading of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9640"
+"""Where `lograft dev` listens."""
+
+Bootstrap = Annotated[
+    str,
+    typer.Option("--bootstrap", "-b", envvar="LOGRAFT_BOOTSTRAP", help="host:port of a broker, several with commas."),
+]
+ClusterId = Annotated[
+    str | None,
+    typer.Option("--cluster-id", envvar="LOGRAFT_CLUSTER_ID", help="Refuse every other cluster than this one."),
+]
+TimeoutMs = Annotated[
+    int, typer.Option("--timeout-ms", min=1, max=3_600_000, help="Milliseconds after which a call has failed.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and text.")]
+
+DEFAULT_TIMEOUT_MS: Final = 10_000
+"""Milliseconds that a call of the command line may take."""
+
+
+def parse_pairs(texts: Sequence[str], what: str) -> list[tuple[str, str]]:
+    """Read "name=value" options.
+
+    Raises:
+        typer.BadParameter: there is no "=" or no name.
+    """
+    pairs: list[tuple[str, str]] = []
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise typer.BadParameter(f"{text!r} is not name=value", param_hint=what)
+        pairs.append((name, value))
+    return pairs
+
+
+def parse_time_ms(text: str, what: str) -> int:
+    """Read milliseconds since 1970, or an ISO 8601 time (without a zone: UTC).
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither milliseconds since 1970 nor a time such as 2026-01-31T12:00:00", param_hint=what
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def format_time(timestamp_ms: int) -> str:
+    """Show a timestamp as ISO 8601 in UTC with milliseconds."""
+    moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

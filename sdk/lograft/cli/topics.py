@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lograft topics`: create, list, describe and delete topics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from lograft.admin import Admin
+from lograft.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT_MS,
+    Bootstrap,
+    ClusterId,
+    Json,
+    TimeoutMs,
+    parse_pairs,
+)
+from lograft.cli.output import print_facts, print_json, print_table
+from lograft.errors import TopicAlreadyExistsError
+from lograft.types import TopicDescription
+
+topics_app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
+
+TopicName = Annotated[str, typer.Argument(help="Topic name.")]
+
+
+@topics_app.command()
+def create(
+    topic: TopicName,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", help="Number of partitions.")] = 1,
+    replication_factor: Annotated[int, typer.Option("--replication-factor", "-r", help="Replicas of each.")] = 1,
+    config: Annotated[list[str] | None, typer.Option("--config", "-c", help="name=value; may be repeated.")] = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed when it exists.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Create a topic."""
+    configs = dict(parse_pairs(config or [], "--config"))
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        try:
+            created = admin.create_topic(
+                topic, partition_count=partitions, replication_factor=replication_factor, configs=configs
+            )
+        except TopicAlreadyExistsError:
+            if not if_not_exists:
+                raise
+            created = admin.describe_topic(topic)
+    if as_json:
+        print_json(_topic_as_json(created))
+    else:
+        typer.echo(f"topic {created.topic} has {created.partition_count} partitions")
+
+
+@topics_app.command("list")
+def list_topics(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """List all topics."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        topics = admin.list_topics()
+    if as_json:
+        print_json([{**asdict(topic), "topic_id": topic.topic_id.hex()} for topic in topics])
+        return
+    rows = [(topic.topic, topic.partition_count, topic.replication_factor, topic.topic_id.hex()) for topic in topics]
+    print_table(f"{len(rows)} topics", ("topic", "partitions", "replication", "id"), rows)
+
+
+@topics_app.command()
+def describe(
+    topic: TopicName,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Show the partitions and configs of a topic."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        found = admin.describe_topic(topic)
+    if as_json:
+        print_json(_topic_as_json(found))
+        return
+    print_facts({"topic": found.topic, "id": found.topic_id.hex(), "replication factor": found.replication_factor})
+    print_table(
+        "partitions",
+        ("partition", "leader", "leader epoch", "replicas", "in-sync replicas"),
+        [
+            (part.partition, part.leader_id, part.leader_epoch, _join(part.replicas), _join(part.isr))
+            for part in found.partitions
+        ],
+    )
+    print_table(
+        "configs",
+        ("name", "value", "source"),
+        [
+            (name, value, "topic" if name in found.overridden else "default")
+            for name, value in sorted(found.configs.items())
+        ],
+    )
+
+
+@topics_app.command()
+def delete(
+    topic: TopicName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Delete a topic and all its records."""
+    if not yes:
+        typer.confirm(f"Delete topic {topic} and all its records?", abort=True)
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        admin.delete_topic(topic)
+    if as_json:
+        print_json({"topic": topic, "deleted": True})
+    else:
+        typer.echo(f"topic {topic} is deleted")
+
+
+def _join(ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ids))
+
+
+def _topic_as_json(topic: TopicDescription) -> dict[str, object]:
+    return {
+        "topic": topic.topic,
+        "topic_id": topic.topic_id.hex(),
+        "partitions": [asdict(part) for part in topic.partitions],
+        "configs": dict(topic.configs),
+        "overridden": sorted(topic.overridden),
+    }

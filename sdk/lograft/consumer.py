@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocking consumer.
+
+Owns the lock and the waits of the caller's thread. Streams run on the background event loop (`_runtime`), which puts
+what arrives into the book; decoding happens in the caller's thread. One thread at a time should use a consumer (calls
+are serialised, not interleaved).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from lograft._consumer_book import ConsumerBook, check_partitions
+from lograft._consumer_link import ConsumerLink
+from lograft._core.fetcher import Arrival, Cursor
+from lograft._producer_book import monotonic_ms
+from lograft._runtime import Runtime, on_fork, open_on_runtime, release_runtime
+from lograft.errors import ClientClosedError, ForkedClientError, UsageError
+from lograft.fetched import FetchedBatch
+from lograft.settings import REQUEST_TIMEOUT_MS, ConsumerSettings, check_range, parse_bootstrap
+from lograft.types import ConsumerRecord, Position, TopicPartition
+
+T = TypeVar("T")
+
+
+class Consumer:
+    """Reads records of the partitions that it is given.
+
+        with Consumer("localhost:9640") as consumer:
+            consumer.assign([TopicPartition("events", 0)])
+            while (batch := consumer.poll_batch(timeout_ms=1_000)) is not None:
+                process(batch.values())
+
+    Args:
+        bootstrap: "host:port", several with commas, or a list: brokers to ask first.
+        cluster_id: id that the cluster must have; None: any.
+        fetch_credit_bytes: bytes that each broker may send ahead of the application.
+        max_chunk_bytes: bytes of one message from a broker.
+        on_out_of_range: "error", or go on from the "earliest" or "latest" offset when a position does not exist (any
+        more).
+        check_crcs: check the checksum of every batch.
+        request_timeout_ms: milliseconds that look-ups of topics and offsets may take.
+
+    Raises:
+        InvalidSettingError: a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        cluster_id: str | None = None,
+        fetch_credit_bytes: int = 8 * 1024 * 1024,
+        max_chunk_bytes: int = 1024 * 1024,
+        on_out_of_range: str = "error",
+        check_crcs: bool = True,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+    ) -> None:
+        self._settings = ConsumerSettings(
+            fetch_credit_bytes=fetch_credit_bytes,
+            max_chunk_bytes=max_chunk_bytes,
+            on_out_of_range=on_out_of_range,
+            check_crcs=check_crcs,
+        )
+        check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
+        self._timeout_ms = request_timeout_ms
+        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._book = ConsumerBook(self._settings, self._give_back)
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        # Serialises the caller's threads; `_lock` only guards the book and is never held while waiting for the loop.
+        self._caller = threading.RLock()
+        self._is_closed = False
+        self._is_forked = False
+        self._runtime: Runtime | None = None
+        self._link: ConsumerLink | None = None
+        on_fork(self)
+
+    # -- where to read
+
+    def assign(
+        self,
+        tps: Iterable[TopicPartition],
+        *,
+        offsets: Mapping[TopicPartition, int] | None = None,
+        start: str = "earliest",
+    ) -> None:
+        """Read exactly these partitions from now on.
+
+        Args:
+            tps: partitions; none: read nothing.
+            offsets: first offset wanted of some or all of them.
+            start: "earliest" or "latest": where the others begin.
+
+        Raises:
+            UnknownTopicError: a topic or partition does not exist.
+            LograftError: the offsets could not be looked up.
+        """
+        wanted = check_partitions(tps)
+        with self._caller:
+            self._check_usable()
+            position = parse_start(start)
+            given = {tp: offset for tp, offset in (offsets or {}).items() if tp in set(wanted)}
+            positions = self._run(lambda link: link.resolve(wanted, given, position))
+            with self._lock:
+                old = list(self._book.cursors)
+                cursors = self._book.assign(positions)
+            self._restart(old, cursors)
+
+    @property
+    def assignment(self) -> list[TopicPartition]:
+        """Partitions that are assigned."""
+        with self._lock:
+            return list(self._book.cursors)
+
+    def position(self, tp: TopicPartition) -> int:
+        """Return the offset of the next record that will be handed out.
+
+        Raises:
+            NotAssignedError: the partition is not assigned.
+        """
+        with self._lock:
+            return self._book.cursor(tp).position
+
+    def high_watermark(self, tp: TopicPartition) -> int | None:
+        """Return the end of the readable offsets (exclusive) as last seen; None: nothing has come yet."""
+        with self._lock:
+            return self._book.cursor(tp).high_watermark
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Go on from an offset.
+
+        Raises:
+            NotAssignedError: the partition is not assigned.
+        """
+        with self._caller:
+            self._check_usable()
+            with self._lock:
+                cursor = self._book.seek(tp, offset)
+            self._restart([], [cursor])
+
+    def seek_to_time(self, tp: TopicPartition, timestamp_ms: int) -> None:
+        """Go on from the first record with a timestamp or a later one, or from the end when there is none.
+
+        Args:
+            tp: an assigned partition.
+            timestamp_ms: milliseconds since 1970-01-01 UTC.
+        """
+        self._seek_to(tp, lambda link: link.find_time_or_end(tp, timestamp_ms))
+
+    def seek_to_beginning(self, *tps: TopicPartition) -> None:
+        """Go on from the first readable offset; without arguments: of all assigned partitions."""
+        for tp, offset in self.beginning_offsets(tps or self.assignment).items():
+            self.seek(tp, offset)
+
+    def seek_to_end(self, *tps: TopicPartition) -> None:
+        """Go on with what becomes readable from now on; without arguments: of all assigned partitions."""
+        for tp, offset in self.end_offsets(tps or self.assignment).items():
+            self.seek(tp, offset)
+
+    def beginning_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Look up the first readable offset of partitions, assigned or not."""
+        return self._find(check_partitions(tps), Position.EARLIEST)
+
+    def end_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Look up the end of the readable offsets (exclusive) of partitions, assigned or not."""
+        return self._find(check_partitions(tps), Position.LATEST)
+
+    def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """Look up the first offset with a timestamp or a later one; None: there is none."""
+        with self._caller:
+            return self._run(lambda link: link.find_times(times_ms))
+
+    # -- reading
+
+    def poll_batch(self, timeout_ms: int = 1_000) -> FetchedBatch | None:
+        """Return the next batch and move the position behind it: the fast way to read.
+
+        Args:
+            timeout_ms: milliseconds to wait for one; 0: do not wait.
+
+        Returns:
+            None when nothing came in time.
+
+        Raises:
+            OffsetOutOfRangeError: the position does not exist (any more), and the policy is "error".
+            CorruptDataError: a batch is damaged.
+            LograftError: a partition cannot be read; raised again until its position is moved by a seek.
+        """
+        with self._caller:
+            deadline_ms = monotonic_ms() + timeout_ms
+            while True:
+                with self._lock:
+                    self._check_usable()
+                    fetched = self._book.next_batch()
+                    if fetched is not None:
+                        return fetched
+                    left_ms = deadline_ms - monotonic_ms()
+                    if left_ms <= 0:
+                        return None
+                    if not self._book.has_arrivals:
+                        self._arrived.wait(left_ms / 1000)
+
+    def poll(self, max_records: int = 500, timeout_ms: int = 1_000) -> list[ConsumerRecord]:
+        """Return the next records and move the positions behind them.
+
+        Args:
+            max_records: most records, at least 1.
+            timeout_ms: milliseconds to wait for the first one; 0: do not wait.
+
+        Returns:
+            An empty list when nothing came in time.
+
+        Raises:
+            LograftError: as `poll_batch`.
+        """
+        check_range("max_records", max_records, 1, 1_000_000_000)
+        with self._caller:
+            deadline_ms = monotonic_ms() + timeout_ms
+            while True:
+                with self._lock:
+                    self._check_usable()
+                    records = self._book.next_records(max_records)
+                    if records:
+                        return records
+                    left_ms = deadline_ms - monotonic_ms()
+                    if left_ms <= 0:
+                        return []
+                    if not self._book.has_arrivals:
+                        self._arrived.wait(left_ms / 1000)
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Give record after record until the consumer is closed; positions move in steps of up to 500 records."""
+        while not self._is_closed:
+            yield from self.poll()
+
+    def close(self) -> None:
+        """Let the connections go. Further calls do nothing."""
+        with self._lock:
+            if self._is_closed or self._is_forked:
+                return
+            self._is_closed = True
+            link, runtime = self._link, self._runtime
+            self._arrived.notify_all()
+        if link is not None and runtime is not None:
+            try:
+                runtime.run(link.close())
+            finally:
+                release_runtime(runtime)
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- inside
+
+    def _find(self, tps: list[TopicPartition], position: Position) -> dict[TopicPartition, int]:
+        with self._caller:
+            return self._run(lambda link: link.find_position(tps, position))
+
+    def _seek_to(self, tp: TopicPartition, look_up: Callable[[ConsumerLink], Coroutine[Any, Any, int]]) -> None:
+        with self._caller:
+            with self._lock:
+                self._book.cursor(tp)
+            self.seek(tp, self._run(look_up))
+
+    def _run(self, work: Callable[[ConsumerLink], Coroutine[Any, Any, T]]) -> T:
+        self._check_usable()
+        link, runtime = self._start()
+        return runtime.run(work(link))
+
+    def _start(self) -> tuple[ConsumerLink, Runtime]:
+        if self._link is None or self._runtime is None:
+            self._link, self._runtime = open_on_runtime(
+                lambda: ConsumerLink(self._client, self._settings, self._deliver, self._timeout_ms)
+            )
+        return self._link, self._runtime
+
+    def _restart(self, old: list[TopicPartition], cursors: list[Cursor]) -> None:
+        """Have the loop let partitions go and fetch others from their positions on."""
+        link, runtime = self._start()
+        starts = [(cursor, cursor.generation, cursor.position) for cursor in cursors]
+
+        def restart() -> None:
+            for tp in old:
+                link.engine.stop(tp)
+            for cursor, generation, offset in starts:
+                link.engine.start(cursor, generation, offset)
+
+        runtime.loop.call_soon_threadsafe(restart)
+
+    def _deliver(self, arrival: Arrival) -> None:
+        with self._lock:
+            self._book.put(arrival)
+            self._arrived.notify()
+
+    def _give_back(self, source: object, size_bytes: int) -> None:
+        link, runtime = self._link, self._runtime
+        if link is not None and runtime is not None:
+            runtime.loop.call_soon_threadsafe(link.engine.give_back, source, size_bytes)
+
+    def _check_usable(self) -> None:
+        if self._is_forked:
+            raise ForkedClientError("this consumer was made before a fork; make a new one in the child")
+        if self._is_closed:
+            raise ClientClosedError("the consumer is closed")
+
+    def after_fork(self) -> None:
+        """Called in a forked child: refuse to work from now on."""
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
+        self._caller = threading.RLock()
+        self._is_forked = True
+        self._link = None
+        self._runtime = None
+
+
+def parse_start(start: str) -> Position:
+    """Turn "earliest" or "latest" into a position.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    try:
+        return Position(start)
+    except ValueError:
+        raise UsageError(f'start is "earliest" or "latest", not {start!r}') from None

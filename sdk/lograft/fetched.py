@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch that a consumer got.
+
+Owns the view of one record batch without the records that the consumer has passed already. Decoding is lazy: lists,
+records or Arrow on demand.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+from lograft.types import ConsumerRecord, Headers
+from lograft.wire.batch import RecordBatch
+
+
+class FetchedBatch:
+    """Records of one partition, from one batch of the log.
+
+    Attributes:
+        topic: topic name.
+        partition: partition.
+        batch: the whole batch as it stands in the log.
+        skip: leading records of `batch` that lie before the position; the accessors of this class leave them out.
+        high_watermark: end of the readable offsets of the partition, exclusive, when the batch was sent.
+    """
+
+    __slots__ = ("batch", "high_watermark", "partition", "skip", "topic")
+
+    def __init__(
+        self, topic: str, partition: int, batch: RecordBatch, *, skip: int = 0, high_watermark: int = 0
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.batch = batch
+        self.skip = skip
+        self.high_watermark = high_watermark
+
+    def __repr__(self) -> str:
+        return (
+            f"FetchedBatch({self.topic}-{self.partition}, {self.record_count} records, "
+            f"offsets {self.base_offset} to {self.next_offset} exclusive)"
+        )
+
+    @property
+    def record_count(self) -> int:
+        """Number of records."""
+        return self.batch.record_count - self.skip
+
+    @property
+    def base_offset(self) -> int:
+        """Offset of the first record."""
+        return self.batch.offsets()[self.skip]
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after the last record: where the next batch may begin."""
+        return self.batch.next_offset
+
+    def values(self) -> list[bytes | None]:
+        """Values; None: a null (a tombstone)."""
+        values = self.batch.values()
+        return values[self.skip :] if self.skip else values
+
+    def keys(self) -> list[bytes | None]:
+        """Keys; None: the record has none."""
+        keys = self.batch.keys()
+        return keys[self.skip :] if self.skip else keys
+
+    def timestamps_ms(self) -> list[int]:
+        """Timestamps in milliseconds since 1970-01-01 UTC."""
+        timestamps = self.batch.timestamps_ms()
+        return timestamps[self.skip :] if self.skip else timestamps
+
+    def offsets(self) -> Sequence[int]:
+        """Offsets, ascending."""
+        offsets = self.batch.offsets()
+        return offsets[self.skip :] if self.skip else offsets
+
+    def headers(self) -> Sequence[Headers]:
+        """Headers of each record, as (name, value) pairs."""
+        headers = self.batch.headers()
+        return headers[self.skip :] if self.skip else headers
+
+    def records(self) -> list[ConsumerRecord]:
+        """Records as objects; the slow form."""
+        topic, partition = self.topic, self.partition
+        columns = zip(self.offsets(), self.timestamps_ms(), self.keys(), self.values(), self.headers(), strict=True)
+        return [
+            ConsumerRecord(topic, partition, offset, timestamp_ms, key, value, headers)
+            for offset, timestamp_ms, key, value, headers in columns
+        ]
+
+    def to_arrow(self, *, include_headers: bool = False) -> Any:
+        """Columns as an Arrow record batch, nearly without a copy; see `lograft.wire.arrow.to_arrow`.
+
+        Args:
+            include_headers: add the column `headers`.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+        """
+        from lograft.wire.arrow import to_arrow
+
+        rows = to_arrow(self.batch, include_headers=include_headers)
+        return rows.slice(self.skip) if self.skip else rows
+
+
+def leading_records(batch: RecordBatch, position: int) -> int:
+    """Count the records of a batch that lie before an offset."""
+    if position <= batch.base_offset:
+        return 0
+    header = batch.header
+    if header.last_offset_delta + 1 == header.record_count:
+        return min(position - batch.base_offset, header.record_count)
+    return bisect_left(batch.offsets(), position)

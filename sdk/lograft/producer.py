@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocking producer.
+
+Owns the lock, the waits of the caller's threads, and the lean path of `send`. Everything that talks to brokers runs
+on the background event loop (`_runtime`). Any number of threads may use one producer.
+
+The lean path: when value and key are bytes and nothing else is given, one lookup, one checksum and one append, without
+the lock (`_core.accumulator` says why that is safe). Everything else, and every record that does not fit into what
+its open batch was granted, takes `_send_slowly`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from crc32c import crc32c
+
+from lograft._arrow_send import encode_rows
+from lograft._bulk import cut
+from lograft._core.accumulator import RECORD_OVERHEAD_BYTES, AddResult, record_size
+from lograft._core.buffers import OpenBatch, PartitionBuffer, TopicBuffers
+from lograft._producer_book import (
+    OnBatch,
+    ProducerBook,
+    check_columns,
+    check_record,
+    is_plain,
+    monotonic_ms,
+    wall_clock_ms,
+)
+from lograft._producer_pump import ProducerPump
+from lograft._runtime import Runtime, on_fork, open_on_runtime, release_runtime
+from lograft.errors import (
+    BufferTimeoutError,
+    ClientClosedError,
+    ForkedClientError,
+    RequestTimeoutError,
+    UsageError,
+)
+from lograft.settings import ProducerSettings, parse_acks, parse_bootstrap
+from lograft.types import Headers
+from lograft.wire.batch import read_header
+from lograft.wire.errors import BatchError
+from lograft.wire.limits import MAGIC
+
+
+class Producer:
+    """Sends records to topics, from any number of threads.
+
+    `send` returns at once and reports nothing: failures come out of `flush` and `close` as `DeliveryError`, and every
+    batch can be followed with `on_batch`. Records of one partition are in the log in the order in which they were
+    sent, once each (unless `idempotent` is off or `acks` is "none").
+
+        with Producer("localhost:9640") as producer:
+            producer.send("events", b"value", key=b"key")
+
+    Args:
+        bootstrap: "host:port", several with commas, or a list: brokers to ask first.
+        cluster_id: id that the cluster must have; None: any.
+        acks: "all", "leader" or "none": when a batch counts as delivered.
+        idempotent: resends are recognised, so that no record is in the log twice.
+        linger_ms: milliseconds that a batch waits for more records; 0: none.
+        batch_bytes: size at which a batch is sent.
+        max_in_flight: unacknowledged batches of one partition, 1 to 16.
+        buffer_bytes: bytes of records (keys and values and 16 bytes each) held here; above it `send` waits.
+        codec: "none" or "zstd".
+        delivery_timeout_ms: milliseconds after which an unacknowledged record has failed.
+        on_batch: called for every batch that was acknowledged or failed, on the background thread: be quick, and call
+            no blocking client.
+
+    Raises:
+        InvalidSettingError: a setting is out of range; InvalidAcksError for `acks`.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        cluster_id: str | None = None,
+        acks: str = "all",
+        idempotent: bool = True,
+        linger_ms: int = 5,
+        batch_bytes: int = 262_144,
+        max_in_flight: int = 8,
+        buffer_bytes: int = 64 * 1024 * 1024,
+        codec: str = "none",
+        delivery_timeout_ms: int = 120_000,
+        on_batch: OnBatch | None = None,
+    ) -> None:
+        self._settings = ProducerSettings(
+            acks=parse_acks(acks),
+            idempotent=idempotent,
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            max_in_flight=max_in_flight,
+            buffer_bytes=buffer_bytes,
+            codec=codec,
+            delivery_timeout_ms=delivery_timeout_ms,
+        )
+        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._book = ProducerBook(self._settings, on_batch)
+        self._live = self._book.live
+        self._lock = threading.Lock()
+        self._progress = threading.Condition(self._lock)
+        self._waiters = 0
+        self._is_closed = False
+        self._is_forked = False
+        self._runtime: Runtime | None = None
+        self._pump: ProducerPump | None = None
+        self._start_lock = threading.Lock()
+        on_fork(self)
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Send one record; waits while the buffer is full.
+
+        Args:
+            topic: topic name.
+            value: value; None: a null (a tombstone in a compacted topic).
+            key: key; records with the same key go to the same partition.
+            partition: partition; None: by key, and records without a key fill one partition after the other.
+            timestamp_ms: create time in milliseconds since 1970-01-01 UTC; None: now, up to `linger_ms` early.
+            headers: (name, value) pairs.
+
+        Raises:
+            UsageError: a field is not valid, or the producer is closed.
+            RecordTooLargeError: the record is over the limit of its topic.
+            UnknownTopicError: no such topic or partition.
+            BufferTimeoutError: the buffer stayed full for `delivery_timeout_ms`.
+            LograftError: the topic could not be looked up.
+        """
+        if type(value) is bytes and partition is None and timestamp_ms is None and headers is None:
+            buffers = self._live.get(topic)
+            if buffers is not None:
+                if type(key) is bytes:
+                    parts = buffers.parts
+                    part = parts[crc32c(key) % len(parts)]
+                    batch = part.open
+                    room = batch.room - len(value) - len(key) - RECORD_OVERHEAD_BYTES
+                    if room >= 0:
+                        batch.room = room
+                        batch.flat += (value, key)
+                        if part.open is not batch:
+                            self._take_late(part, batch)
+                        return
+                elif key is None:
+                    part = buffers.parts[buffers.sticky]
+                    batch = part.open
+                    room = batch.room - len(value) - RECORD_OVERHEAD_BYTES
+                    if room >= 0:
+                        batch.room = room
+                        batch.flat += (value, None)
+                        if part.open is not batch:
+                            self._take_late(part, batch)
+                        return
+        self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
+
+    def _take_late(self, part: PartitionBuffer, batch: OpenBatch) -> None:
+        """The batch was closed while a record was appended to it: have the record taken in, if it was not."""
+        with self._lock:
+            self._book.accumulator.take_late(part, batch, now_ms=monotonic_ms(), wall_ms=wall_clock_ms())
+            self._wake_if_needed()
+
+    def _send_slowly(
+        self,
+        topic: str,
+        value: object,
+        key: object,
+        partition: int | None,
+        timestamp_ms: object,
+        headers: object,
+    ) -> None:
+        record = check_record(value, key, timestamp_ms, headers)
+        buffers = self._open_topic(topic)
+        deadline_ms: int | None = None
+        while True:
+            with self._progress:
+                self._check_usable()
+                part = self._book.choose(buffers, record[1], partition)
+                result = self._book.add(part, *record)
+                if result is AddResult.BUFFER_FULL:
+                    deadline_ms = self._wait_for_room(deadline_ms)
+                    continue
+                self._wake_if_needed()
+            if result is AddResult.TOO_LARGE:
+                raise self._book.too_large(part, record_size(*record))
+            return
+
+    def send_many(
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        partition: int | None = None,
+        timestamps_ms: Sequence[int] | None = None,
+    ) -> None:
+        """Send many records: several times faster than `send` for each.
+
+        Args:
+            topic: topic name.
+            values: values, in order.
+            keys: one key for each value, None where there is none; None: no record has one.
+            partition: partition for all; None: by key.
+            timestamps_ms: one create time for each value; None: now.
+
+        Raises:
+            LograftError: as `send`. Records before the one that failed have been taken.
+        """
+        check_columns(values, keys, timestamps_ms)
+        buffers = self._open_topic(topic)
+        if not is_plain(values, keys):
+            for index, value in enumerate(values):
+                self._send_slowly(
+                    topic,
+                    value,
+                    None if keys is None else keys[index],
+                    partition,
+                    None if timestamps_ms is None else timestamps_ms[index],
+                    None,
+                )
+            return
+        if timestamps_ms:
+            check_record(None, None, min(timestamps_ms), None)
+            check_record(None, None, max(timestamps_ms), None)
+        pieces = cut(
+            values,
+            keys,
+            timestamps_ms,
+            partition=partition,
+            partition_count=len(buffers.parts),
+            batch_bytes=self._settings.batch_bytes,
+        )
+        for piece in pieces:
+            deadline_ms: int | None = None
+            while True:
+                with self._progress:
+                    self._check_usable()
+                    part = self._book.choose(buffers, None, piece.partition)
+                    result = self._book.extend(part, piece.values, piece.keys, piece.timestamps_ms, piece.size_bytes)
+                    if result is AddResult.BUFFER_FULL:
+                        deadline_ms = self._wait_for_room(deadline_ms)
+                        continue
+                    self._wake_if_needed()
+                break
+            if result is AddResult.TOO_LARGE:
+                for index, value in enumerate(piece.values):
+                    key = None if piece.keys is None else piece.keys[index]
+                    time_ms = None if piece.timestamps_ms is None else piece.timestamps_ms[index]
+                    self._send_slowly(topic, value, key, piece.partition, time_ms, None)
+
+    def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
+        """Send the rows of a `pyarrow.RecordBatch` or `Table`, column to column.
+
+        Args:
+            topic: topic name.
+            data: column `value`, and if wanted `key`, `timestamp` (or `timestamp_ms`), `headers` (list of (key,
+                value)).
+            partition: partition for all; None: by key, rows without a key to one partition after the other.
+
+        Raises:
+            LograftError: as `send`. Batches before the one that failed have been taken.
+        """
+        buffers = self._open_topic(topic)
+        pieces = encode_rows(
+            data,
+            partition=partition,
+            partition_count=len(buffers.parts),
+            batch_bytes=min(part.size_limit for part in buffers.parts),
+            codec=self._book.codec,
+            wall_ms=wall_clock_ms(),
+        )
+        for piece in pieces:
+            self._send_encoded(buffers, piece.partition, piece.body, piece.record_count)
+
+    def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
+        """Send a batch that was encoded with `lograft.wire.batch.encode_batch`, as it is.
+
+        Args:
+            topic: topic name.
+            partition: partition.
+            encoded: one whole batch. It belongs to the producer from now on, which writes its identity into it.
+            record_count: records in it, as its header says.
+
+        Raises:
+            UsageError: it is not one whole batch of `record_count` records.
+            LograftError: as `send`.
+        """
+        self._send_encoded(self._open_topic(topic), partition, check_encoded(encoded, record_count), record_count)
+
+    def _send_encoded(self, buffers: TopicBuffers, partition: int | None, body: bytearray, record_count: int) -> None:
+        deadline_ms: int | None = None
+        while True:
+            with self._progress:
+                self._check_usable()
+                part = self._book.choose(buffers, None, partition)
+                result = self._book.accumulator.add_encoded(part, body, record_count, now_ms=monotonic_ms())
+                if result is AddResult.BUFFER_FULL:
+                    deadline_ms = self._wait_for_room(deadline_ms)
+                    continue
+                if partition is None:
+                    self._book.accumulator.turn_sticky(buffers)
+                self._wake_if_needed()
+            if result is AddResult.TOO_LARGE:
+                raise self._book.too_large(part, len(body))
+            return
+
+    def flush(self, timeout_ms: int | None = None) -> None:
+        """Wait until everything sent before is acknowledged or has failed.
+
+        Args:
+            timeout_ms: milliseconds to wait; None: as long as it takes, which `delivery_timeout_ms` bounds.
+
+        Raises:
+            DeliveryError: batches failed since the last flush.
+            RequestTimeoutError: the time is up; what was sent is still under way.
+        """
+        deadline_ms = None if timeout_ms is None else monotonic_ms() + timeout_ms
+        with self._progress:
+            self._check_usable()
+            mark = self._book.accumulator.flush_mark()
+            self._wake_if_needed()
+            while not self._book.accumulator.has_reached(mark):
+                left_s = None if deadline_ms is None else (deadline_ms - monotonic_ms()) / 1000
+                if left_s is not None and left_s <= 0:
+                    raise RequestTimeoutError(f"not everything was acknowledged within {timeout_ms} ms")
+                self._wait(left_s)
+                self._check_usable()
+            failure = self._book.take_failures()
+        if failure is not None:
+            raise failure
+
+    def close(self, timeout_ms: int | None = None) -> None:
+        """Flush and let the connections go. Further calls do nothing.
+
+        Args:
+            timeout_ms: milliseconds for the flush; what is not acknowledged then has failed.
+
+        Raises:
+            DeliveryError: batches failed since the last flush.
+        """
+        with self._lock:
+            if self._is_closed or self._is_forked:
+                return
+        try:
+            self.flush(timeout_ms)
+        except RequestTimeoutError:
+            # What is left fails below and is reported there.
+            pass
+        finally:
+            self._shut()
+        with self._lock:
+            failure = self._book.take_failures()
+        if failure is not None:
+            raise failure
+
+    def _shut(self) -> None:
+        with self._progress:
+            self._is_closed = True
+            self._live.clear()
+            # What other threads sent meanwhile fails below, and is reported.
+            self._book.accumulator.seal_all()
+            pump, runtime = self._pump, self._runtime
+            self._progress.notify_all()
+        if pump is not None and runtime is not None:
+            try:
+                runtime.run(pump.close())
+            finally:
+                release_runtime(runtime)
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- inside
+
+    def _open_topic(self, topic: str) -> TopicBuffers:
+        with self._lock:
+            self._check_usable()
+            buffers = self._live.get(topic)
+        if buffers is not None:
+            return buffers
+        if type(topic) is not str or not topic:
+            raise UsageError(f"topic is a name, not {topic!r}")
+        pump, runtime = self._start()
+        partition_count = runtime.run(pump.open_topic(topic))
+        with self._lock:
+            self._check_usable()
+            self._book.open_topic(topic, partition_count)
+            return self._live[topic]
+
+    def _start(self) -> tuple[ProducerPump, Runtime]:
+        with self._start_lock:
+            if self._pump is None or self._runtime is None:
+                self._pump, self._runtime = open_on_runtime(
+                    lambda: ProducerPump(self._client, self._book, self._lock, self._on_progress)
+                )
+            return self._pump, self._runtime
+
+    def _check_usable(self) -> None:
+        if self._is_forked:
+            raise ForkedClientError("this producer was made before a fork; make a new one in the child")
+        if self._is_closed:
+            raise ClientClosedError("the producer is closed")
+
+    def _wake_if_needed(self) -> None:
+        """Tell the loop of new work; called with the lock held, once for each wake."""
+        pump, runtime = self._pump, self._runtime
+        if pump is not None and runtime is not None and pump.needs_wake():
+            pump.is_wake_due = True
+            runtime.loop.call_soon_threadsafe(pump.wake)
+
+    def _wait_for_room(self, deadline_ms: int | None) -> int:
+        """Wait for a batch to be resolved; called with the lock held. Returns the deadline of the whole wait."""
+        at_ms = monotonic_ms()
+        if deadline_ms is None:
+            deadline_ms = at_ms + self._settings.delivery_timeout_ms
+        if at_ms >= deadline_ms:
+            raise BufferTimeoutError(
+                f"buffer_bytes ({self._settings.buffer_bytes}) stayed full for {self._settings.delivery_timeout_ms} ms"
+            )
+        self._book.accumulator.relieve()
+        self._wake_if_needed()
+        self._wait((deadline_ms - at_ms) / 1000)
+        return deadline_ms
+
+    def _wait(self, timeout_s: float | None) -> None:
+        runtime = self._runtime
+        if runtime is not None and runtime.is_current_thread():
+            raise UsageError("on_batch runs on the thread that would end this wait: do not wait in it")
+        self._waiters += 1
+        try:
+            self._progress.wait(timeout_s)
+        finally:
+            self._waiters -= 1
+
+    def _on_progress(self) -> None:
+        if self._waiters:
+            self._progress.notify_all()
+
+    def after_fork(self) -> None:
+        """Called in a forked child: refuse to work from now on."""
+        self._lock = threading.Lock()
+        self._progress = threading.Condition(self._lock)
+        self._start_lock = threading.Lock()
+        self._is_forked = True
+        self._pump = None
+        self._runtime = None
+        self._live.clear()
+
+
+def check_encoded(encoded: bytearray, record_count: int) -> bytearray:
+    """Check the frame of a batch that the caller encoded; the broker checks the rest.
+
+    Raises:
+        UsageError: it is not one whole batch of `record_count` records.
+    """
+    if type(encoded) is not bytearray:
+        raise UsageError(f"an encoded batch is a bytearray, not {type(encoded).__name__}")
+    try:
+        header = read_header(encoded)
+    except BatchError as error:
+        raise UsageError(f"not a batch: {error}", code=error.code) from error
+    if header.magic != MAGIC or header.size_bytes != len(encoded) or header.record_count != record_count:
+        raise UsageError(
+            f"not one batch of {record_count} records: {len(encoded)} bytes with a header that says "
+            f"format {header.magic}, {header.size_bytes} bytes and {header.record_count} records"
+        )
+    return encoded

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the clients, checked at construction, and every limit that has no setting.
+
+Owns names, units, bounds and defaults. Must not do I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lograft.errors import InvalidAcksError, InvalidSettingError
+from lograft.types import Acks
+
+DEFAULT_PORT: Final = 9640
+"""Port of a broker's public listener."""
+MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of the largest batch of the format, header included."""
+MAX_IN_FLIGHT_BATCHES: Final = 16
+"""Unacknowledged batches of one partition that a broker's idempotence window holds."""
+REQUEST_TIMEOUT_MS: Final = 30_000
+"""Milliseconds that a unary call may take, all tries together, unless the caller says otherwise."""
+CONNECT_TIMEOUT_MS: Final = 2_000
+"""Milliseconds that one broker address gets to answer before the next one is tried."""
+STREAM_OPEN_TIMEOUT_MS: Final = 15_000
+"""Milliseconds between the opening of a stream and the broker's `opened`."""
+STREAM_SILENCE_MS: Final = 15_000
+"""Milliseconds without any message on a stream that owes one, after which it is opened anew."""
+RETRY_BACKOFF_MS: Final = 50
+"""Milliseconds before the first retry; doubles with jitter."""
+MAX_RETRY_BACKOFF_MS: Final = 1_000
+"""Most milliseconds between two tries."""
+UNKNOWN_TOPIC_WAIT_MS: Final = 1_000
+"""Milliseconds during which a topic that the broker does not know is asked for again (it may have just been made)."""
+MAX_REPORTED_FAILURES: Final = 1_000
+"""Failed batches that a producer remembers for the next flush; further ones are only counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """Where the cluster is.
+
+    Attributes:
+        addresses: host:port of some brokers; one that answers is enough.
+        cluster_id: id that the cluster must have; None: any.
+    """
+
+    addresses: tuple[str, ...]
+    cluster_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    """Settings of a producer. Ranges are inclusive.
+
+    Attributes:
+        acks: when a batch is acknowledged.
+        idempotent: resends are recognised by the broker, so no record is there twice.
+        linger_ms: milliseconds that a batch waits for more records, 0 to 60,000; 0 sends what is there at once.
+        batch_bytes: size at which a batch is sealed, 1,024 to 8 MiB; topics with a lower limit get smaller ones.
+        max_in_flight: unacknowledged batches of one partition, 1 to 16.
+        buffer_bytes: bytes of records that wait or are unacknowledged, `batch_bytes` to 16 GiB; above it send() waits.
+        codec: "none" or "zstd".
+        delivery_timeout_ms: milliseconds from send() to the failure of an unacknowledged record, 1 to 86,400,000.
+    """
+
+    acks: Acks = Acks.ALL
+    idempotent: bool = True
+    linger_ms: int = 5
+    batch_bytes: int = 262_144
+    max_in_flight: int = 8
+    buffer_bytes: int = 64 * 1024 * 1024
+    codec: str = "none"
+    delivery_timeout_ms: int = 120_000
+
+    def __post_init__(self) -> None:
+        check_range("linger_ms", self.linger_ms, 0, 60_000)
+        check_range("batch_bytes", self.batch_bytes, 1_024, MAX_BATCH_BYTES)
+        check_range("max_in_flight", self.max_in_flight, 1, MAX_IN_FLIGHT_BATCHES)
+        check_range("buffer_bytes", self.buffer_bytes, self.batch_bytes, 16 * 1024**3)
+        check_range("delivery_timeout_ms", self.delivery_timeout_ms, 1, 86_400_000)
+        if self.codec not in ("none", "zstd"):
+            raise InvalidSettingError(f'codec is "none" or "zstd", not {self.codec!r}')
+        if self.delivery_timeout_ms < self.linger_ms:
+            raise InvalidSettingError(
+                f"delivery_timeout_ms ({self.delivery_timeout_ms}) is below linger_ms ({self.linger_ms})"
+            )
+
+    @property
+    def is_idempotent(self) -> bool:
+        """True when batches carry an identity; never with acks="none", where lost batches leave gaps by design."""
+        return self.idempotent and self.acks is not Acks.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """Settings of a consumer. Ranges are inclusive.
+
+    Attributes:
+        fetch_credit_bytes: bytes that each broker may send ahead of the consumer, 1,024 to 1 GiB; one larger batch
+            still comes.
+        max_chunk_bytes: bytes of one message from a broker, 1,024 to 4 MiB.
+        on_out_of_range: "error", or go on from the "earliest" or "latest" offset.
+        check_crcs: check the checksum of every batch.
+    """
+
+    fetch_credit_bytes: int = 8 * 1024 * 1024
+    max_chunk_bytes: int = 1024 * 1024
+    on_out_of_range: str = "error"
+    check_crcs: bool = True
+
+    def __post_init__(self) -> None:
+        check_range("fetch_credit_bytes", self.fetch_credit_bytes, 1_024, 1024**3)
+        check_range("max_chunk_bytes", self.max_chunk_bytes, 1_024, 4 * 1024 * 1024)
+        if self.on_out_of_range not in ("error", "earliest", "latest"):
+            raise InvalidSettingError(
+                f'on_out_of_range is "error", "earliest" or "latest", not {self.on_out_of_range!r}'
+            )
+
+
+def parse_acks(value: object) -> Acks:
+    """Turn a caller's acks into the enum.
+
+    Raises:
+        InvalidAcksError: it is none of "all", "leader", "none".
+    """
+    if isinstance(value, Acks):
+        return value
+    if isinstance(value, str):
+        for acks in Acks:
+            if acks.value == value:
+                return acks
+    raise InvalidAcksError(f'acks is "all", "leader" or "none", not {value!r}')
+
+
+def parse_bootstrap(bootstrap: str | Sequence[str], cluster_id: str | None) -> ClientSettings:
+    """Turn "host:port,host:port" or a list of such into settings; the port may be left out.
+
+    Raises:
+        InvalidSettingError: there is no address, or one is malformed.
+    """
+    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    addresses = tuple(_parse_address(part.strip()) for part in parts if part.strip())
+    if not addresses:
+        raise InvalidSettingError(f'bootstrap names no address: {bootstrap!r}; give "host:port"')
+    if cluster_id == "":
+        raise InvalidSettingError("cluster_id is empty; leave it out to accept any cluster")
+    return ClientSettings(addresses=addresses, cluster_id=cluster_id)
+
+
+def _parse_address(text: str) -> str:
+    host, separator, port = text.rpartition(":")
+    if not separator or (text.startswith("[") and text.endswith("]")):
+        host, port = text, str(DEFAULT_PORT)
+    is_bare_ipv6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if not host or is_bare_ipv6 or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+        raise InvalidSettingError(
+            f'{text!r} is not an address; give "host:port" or "[ipv6]:port" with a port from 1 to 65535'
+        )
+    return f"{host}:{int(port)}"
+
+
+def check_range(name: str, value: object, low: int, high: int) -> None:
+    """Check a whole number.
+
+    Args:
+        name: its name, for the message.
+        value: what the caller gave.
+        low: least value, inclusive.
+        high: largest value, inclusive.
+
+    Raises:
+        InvalidSettingError: it is no whole number, or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidSettingError(f"{name} is a whole number, not {value!r}")
+    if not low <= value <= high:
+        raise InvalidSettingError(f"{name} is {value}; it must be between {low} and {high}")

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data source that Spark finds under the name `lograft`.
+
+Owns the entry points that Spark calls. Must stay light: Spark imports this module in every session that uses any
+Python data source, so pyarrow and the clients are loaded inside the methods.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+
+class LograftDataSource(DataSource):
+    """Topics of a Lograft cluster, with the option names and the schema of Spark's Kafka connector.
+
+    Source: Spark, "Structured Streaming + Kafka Integration Guide".
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name for `format()`."""
+        return "lograft"
+
+    def schema(self) -> StructType:
+        """Return the columns that a read gives; they depend on `includeHeaders` only.
+
+        Raises:
+            OptionError: an option is wrong. It is found here, at `load()`, before the query is planned.
+        """
+        from lograft.spark.options import parse_read_options
+        from lograft.spark.schema import row_schema
+
+        return row_schema(parse_read_options(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Make a reader for one query.
+
+        Raises:
+            OptionError: an option is wrong, or a schema was given that is not the source's own.
+        """
+        from lograft.spark.options import parse_read_options
+        from lograft.spark.schema import check_row_schema
+        from lograft.spark.source import BatchReader
+
+        options = parse_read_options(self.options)
+        check_row_schema(schema, options)
+        return BatchReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Make a writer for one job.
+
+        Raises:
+            OptionError: an option or a column is wrong, or the mode is overwrite.
+            UnknownTopicError: the topic of the option `topic` does not exist.
+        """
+        from lograft.spark.options import parse_write_options
+        from lograft.spark.sink import BatchWriter, check_topic_exists
+        from lograft.spark.values import OptionError
+
+        if overwrite:
+            raise OptionError("mode", 'a log is only appended to; use mode("append")')
+        writer = BatchWriter(parse_write_options(self.options), schema)
+        check_topic_exists(writer.options)
+        return writer

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `format("lograft")`: Spark's Kafka connector's names, read once into typed settings.
+
+Owns which options exist, what each means here, and which of them contradict each other. Pure: a mapping of texts in,
+frozen settings or an `OptionError` that names the option out. Must not import PySpark, pyarrow or a client.
+
+Law: no option is dropped in silence. An option is used, or it is known to change no record (`ReadOptions.ignored` and
+`WriteOptions.ignored` list those, and the shells log them), or it is an error: a misspelt `endingOffsets` must not read
+everything, and `kafka.security.protocol=SASL_SSL` must not end in plaintext.
+
+Names are compared without regard to case, as Spark does. Every `kafka.` option is also known without that prefix.
+
+Source: Spark, "Structured Streaming + Kafka Integration Guide", tables of source and sink options.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from lograft.errors import InvalidSettingError
+from lograft.settings import MAX_BATCH_BYTES, MAX_IN_FLIGHT_BATCHES, parse_bootstrap
+from lograft.spark.settings import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_BUFFER_BYTES,
+    DEFAULT_CHUNK_BYTES,
+    DEFAULT_CREDIT_BYTES,
+    DEFAULT_DELIVERY_TIMEOUT_MS,
+    DEFAULT_LINGER_MS,
+    DEFAULT_MAX_IN_FLIGHT,
+    DEFAULT_POLL_TIMEOUT_MS,
+    MAX_CHUNK_BYTES,
+    MAX_CREDIT_BYTES,
+    MAX_READ_TASKS,
+    MAX_TIMEOUT_MS,
+    MIN_BATCH_BYTES,
+    MIN_FETCH_BYTES,
+    Assign,
+    AtOffsets,
+    AtPosition,
+    AtTimestamp,
+    AtTimestamps,
+    Bound,
+    Connection,
+    ReadOptions,
+    Selection,
+    Subscribe,
+    SubscribePattern,
+    WriteOptions,
+)
+from lograft.spark.values import (
+    MAX_OFFSET,
+    OptionError,
+    parse_assignment,
+    parse_boolean,
+    parse_choice,
+    parse_integer,
+    parse_offsets,
+    parse_pattern,
+    parse_timestamps,
+    parse_topic,
+    parse_topics,
+    shown,
+)
+from lograft.types import Position, TopicPartition
+
+T = TypeVar("T")
+
+BOOTSTRAP: Final = "kafka.bootstrap.servers"
+_CONNECTION: Final = (BOOTSTRAP, "kafka.cluster.id")
+_SOURCE: Final = (
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "includeHeaders",
+    "kafkaConsumer.pollTimeoutMs",
+    "kafka.fetch.max.bytes",
+    "kafka.max.partition.fetch.bytes",
+    "kafka.check.crcs",
+)
+_SINK: Final = (
+    "topic",
+    "kafka.acks",
+    "kafka.enable.idempotence",
+    "kafka.batch.size",
+    "kafka.buffer.memory",
+    "kafka.linger.ms",
+    "kafka.delivery.timeout.ms",
+    "kafka.compression.type",
+    "kafka.max.in.flight.requests.per.connection",
+)
+# These steer Kafka's client or streaming queries; no record of a batch job depends on them.
+_WITHOUT_EFFECT: Final = (
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    "maxOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minOffsetsPerTrigger",
+    "kafka.client.dns.lookup",
+    "kafka.client.id",
+    "kafka.client.rack",
+    "kafka.connections.max.idle.ms",
+    "kafka.fetch.max.wait.ms",
+    "kafka.fetch.min.bytes",
+    "kafka.group.id",
+    "kafka.heartbeat.interval.ms",
+    "kafka.isolation.level",
+    "kafka.max.block.ms",
+    "kafka.max.poll.interval.ms",
+    "kafka.max.poll.records",
+    "kafka.metadata.max.age.ms",
+    "kafka.receive.buffer.bytes",
+    "kafka.reconnect.backoff.max.ms",
+    "kafka.reconnect.backoff.ms",
+    "kafka.request.timeout.ms",
+    "kafka.retries",
+    "kafka.retry.backoff.ms",
+    "kafka.send.buffer.bytes",
+    "kafka.session.timeout.ms",
+)
+_SECURITY: Final = "kafka.security.protocol"
+_KNOWN: Final = (*_CONNECTION, *_SOURCE, *_SINK, *_WITHOUT_EFFECT, _SECURITY)
+
+
+def _spellings() -> dict[str, str]:
+    canonical: dict[str, str] = {}
+    for name in _KNOWN:
+        canonical[name.lower()] = name
+        canonical[name.removeprefix("kafka.").lower()] = name
+    return canonical
+
+
+_CANONICAL: Final = _spellings()
+
+
+class _Given:
+    """The options that were given, by canonical name."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._values: dict[str, str] = {}
+        for spelling, value in options.items():
+            name = _CANONICAL.get(spelling.lower())
+            if name is None:
+                raise OptionError(spelling, _why_unknown(spelling))
+            if self._values.setdefault(name, value) != value:
+                raise OptionError(name, f"is given twice with different values, once as {spelling}")
+        self._check_security()
+
+    def _check_security(self) -> None:
+        protocol = self._values.get(_SECURITY)
+        if protocol is not None and protocol.strip().upper() != "PLAINTEXT":
+            raise OptionError(_SECURITY, f"{shown(protocol)} is not offered yet: Lograft speaks PLAINTEXT only")
+
+    def read(self, name: str, parse: Callable[[str, str], T]) -> T | None:
+        text = self._values.get(name)
+        return None if text is None else parse(name, text)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        found = self.read(name, parse_boolean)
+        return default if found is None else found
+
+    def integer(self, name: str, default: int, *, minimum: int, maximum: int) -> int:
+        found = self.read(name, lambda option, text: parse_integer(option, text, minimum=minimum, maximum=maximum))
+        return default if found is None else found
+
+    def choice(self, name: str, default: str, *choices: str) -> str:
+        found = self.read(name, lambda option, text: parse_choice(option, text, choices))
+        return default if found is None else found
+
+    def named(self, names: tuple[str, ...]) -> list[str]:
+        return [name for name in names if name in self._values]
+
+    def connection(self) -> Connection:
+        bootstrap = self.read(BOOTSTRAP, _parse_bootstrap)
+        if bootstrap is None:
+            raise OptionError(BOOTSTRAP, "is required: the address of a broker as host:port")
+        cluster_id = self.read("kafka.cluster.id", lambda _, text: text.strip())
+        return Connection(bootstrap=bootstrap, cluster_id=cluster_id or None)
+
+    def ignored(self) -> tuple[str, ...]:
+        return tuple(sorted(self.named(_WITHOUT_EFFECT)))
+
+
+def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Read the options of `spark.read.format("lograft")`.
+
+    Raises:
+        OptionError: an option is unknown, malformed, missing or contradicts another.
+    """
+    given = _Given(options)
+    connection = given.connection()
+    start, end = _start(given), _end(given)
+    _check_order(start, end)
+    strategy = given.choice("startingOffsetsByTimestampStrategy", "error", "error", "latest")
+    return ReadOptions(
+        connection=connection,
+        selection=_selection(given),
+        start=start,
+        end=end,
+        latest_if_no_match=strategy == "latest",
+        fail_on_data_loss=given.boolean("failOnDataLoss", True),
+        min_partitions=given.read("minPartitions", _parse_count),
+        max_records_per_partition=given.read("maxRecordsPerPartition", _parse_records),
+        include_headers=given.boolean("includeHeaders", False),
+        poll_timeout_ms=given.integer(
+            "kafkaConsumer.pollTimeoutMs", DEFAULT_POLL_TIMEOUT_MS, minimum=1, maximum=MAX_TIMEOUT_MS
+        ),
+        credit_bytes=given.integer(
+            "kafka.fetch.max.bytes", DEFAULT_CREDIT_BYTES, minimum=MIN_FETCH_BYTES, maximum=MAX_CREDIT_BYTES
+        ),
+        chunk_bytes=given.integer(
+            "kafka.max.partition.fetch.bytes", DEFAULT_CHUNK_BYTES, minimum=MIN_FETCH_BYTES, maximum=MAX_CHUNK_BYTES
+        ),
+        check_crcs=given.boolean("kafka.check.crcs", True),
+        ignored=given.ignored(),
+    )
+
+
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Read the options of `df.write.format("lograft")`.
+
+    Raises:
+        OptionError: an option is unknown, malformed, missing or contradicts another.
+    """
+    given = _Given(options)
+    given.read("kafka.acks", _require_acks_all)
+    linger_ms = given.integer("kafka.linger.ms", DEFAULT_LINGER_MS, minimum=0, maximum=60_000)
+    return WriteOptions(
+        connection=given.connection(),
+        topic=given.read("topic", parse_topic),
+        idempotent=given.boolean("kafka.enable.idempotence", True),
+        batch_bytes=given.integer(
+            "kafka.batch.size", DEFAULT_BATCH_BYTES, minimum=MIN_BATCH_BYTES, maximum=MAX_BATCH_BYTES
+        ),
+        buffer_bytes=given.integer(
+            "kafka.buffer.memory", DEFAULT_BUFFER_BYTES, minimum=MAX_BATCH_BYTES, maximum=MAX_CREDIT_BYTES
+        ),
+        linger_ms=linger_ms,
+        delivery_timeout_ms=given.integer(
+            "kafka.delivery.timeout.ms", DEFAULT_DELIVERY_TIMEOUT_MS, minimum=max(1, linger_ms), maximum=MAX_TIMEOUT_MS
+        ),
+        codec=given.choice("kafka.compression.type", "none", "none", "zstd"),
+        max_in_flight=given.integer(
+            "kafka.max.in.flight.requests.per.connection",
+            DEFAULT_MAX_IN_FLIGHT,
+            minimum=1,
+            maximum=MAX_IN_FLIGHT_BATCHES,
+        ),
+        ignored=given.ignored(),
+    )
+
+
+def _selection(given: _Given) -> Selection:
+    ways = ("subscribe", "subscribePattern", "assign")
+    chosen = given.named(ways)
+    if len(chosen) != 1:
+        raise OptionError(
+            "subscribe", f"give exactly one of {', '.join(ways)}; given: {', '.join(chosen) if chosen else 'none'}"
+        )
+    topics = given.read("subscribe", parse_topics)
+    if topics is not None:
+        return Subscribe(topics=topics)
+    pattern = given.read("subscribePattern", parse_pattern)
+    if pattern is not None:
+        return SubscribePattern(pattern=pattern)
+    return Assign(partitions=given.read("assign", parse_assignment) or ())
+
+
+def _start(given: _Given) -> Bound:
+    # All three are read even where another one wins: a malformed one is a mistake all the same.
+    offsets = given.read("startingOffsets", lambda o, text: _parse_bound(o, text, forbidden=Position.LATEST))
+    by_partition = given.read("startingOffsetsByTimestamp", parse_timestamps)
+    timestamp_ms = given.read("startingTimestamp", _parse_timestamp)
+    return _bound("starting", timestamp_ms, by_partition, offsets, default=Position.EARLIEST)
+
+
+def _end(given: _Given) -> Bound:
+    offsets = given.read("endingOffsets", lambda o, text: _parse_bound(o, text, forbidden=Position.EARLIEST))
+    by_partition = given.read("endingOffsetsByTimestamp", parse_timestamps)
+    timestamp_ms = given.read("endingTimestamp", _parse_timestamp)
+    return _bound("ending", timestamp_ms, by_partition, offsets, default=Position.LATEST)
+
+
+def _bound(
+    side: str,
+    timestamp_ms: int | None,
+    by_partition: Mapping[TopicPartition, int] | None,
+    offsets: Bound | None,
+    *,
+    default: Position,
+) -> Bound:
+    # Precedence of the Kafka connector: Timestamp, then OffsetsByTimestamp, then Offsets.
+    if timestamp_ms is not None:
+        return AtTimestamp(option=f"{side}Timestamp", timestamp_ms=timestamp_ms)
+    if by_partition is not None:
+        return AtTimestamps(option=f"{side}OffsetsByTimestamp", timestamps_ms=by_partition)
+    return AtPosition(option=f"{side}Offsets", position=default) if offsets is None else offsets
+
+
+def _parse_bound(option: str, text: str, *, forbidden: Position) -> Bound:
+    word = text.strip().lower()
+    if word == forbidden.value:
+        raise OptionError(option, f"{word} is not allowed here in a batch query")
+    if word in {position.value for position in Position}:
+        return AtPosition(option=option, position=Position(word))
+    return AtOffsets(option=option, offsets=parse_offsets(option, text, forbidden=forbidden))
+
+
+def _check_order(start: Bound, end: Bound) -> None:
+    match start, end:
+        case AtTimestamp(timestamp_ms=first), AtTimestamp(timestamp_ms=last) if first > last:
+            raise OptionError(end.option, f"{last} lies before {start.option} {first}")
+        case _:
+            return
+
+
+def _parse_bootstrap(option: str, text: str) -> tuple[str, ...]:
+    try:
+        return parse_bootstrap(text, None).addresses
+    except InvalidSettingError as error:
+        raise OptionError(option, error.message) from error
+
+
+def _parse_timestamp(option: str, text: str) -> int:
+    return parse_integer(option, text, minimum=0, maximum=MAX_OFFSET)
+
+
+def _parse_count(option: str, text: str) -> int:
+    return parse_integer(option, text, minimum=1, maximum=MAX_READ_TASKS)
+
+
+def _parse_records(option: str, text: str) -> int:
+    return parse_integer(option, text, minimum=1, maximum=MAX_OFFSET)
+
+
+def _require_acks_all(option: str, text: str) -> None:
+    if text.strip().lower() not in {"all", "-1"}:
+        raise OptionError(option, f"{shown(text)} is not offered: a Spark write is at-least-once, which needs acks=all")
+
+
+def _why_unknown(spelling: str) -> str:
+    if spelling.lower() in {"path", "paths"}:
+        return "there is no path to load or save; name topics with subscribe, subscribePattern, assign or topic"
+    near = difflib.get_close_matches(spelling.lower(), _CANONICAL, n=1)
+    if near:
+        return f"is unknown; did you mean {_CANONICAL[near[0]]}?"
+    if spelling.lower().startswith("kafka."):
+        return "has no meaning in Lograft; remove it (docs/spark.md lists the options)"
+    return "is unknown (docs/spark.md lists the options)"

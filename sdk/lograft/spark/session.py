@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small local Spark session that starts fast, works without an installed Java, and keeps quiet.
+
+Owns the settings for Spark on one machine: tests, the demo, a first try in a notebook. Not for clusters: there Spark is
+configured by whoever runs it, and `format("lograft")` needs none of this.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lograft.spark.java import ensure_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOGGING: Final = """\
+rootLogger.level = {level}
+rootLogger.appenderRef.stderr.ref = stderr
+# Spark raises the root level to this logger's in an interactive session, and says so.
+logger.repl.name = org.apache.spark.api.python.PythonGatewayServer
+logger.repl.level = {level}
+appender.console.type = Console
+appender.console.name = stderr
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{{yy/MM/dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+"""
+
+
+def local_session(
+    app_name: str = "lograft",
+    *,
+    threads: int = 2,
+    task_attempts: int = 1,
+    log_level: str = "error",
+    directory: str | Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start Spark in this process and on this machine only, with a Java found by `ensure_java`.
+
+    The JVM is tuned for short jobs (first compiler tier, serial collector), listens on 127.0.0.1 and has no web
+    interface.
+
+    Args:
+        app_name: name of the application.
+        threads: tasks that run at a time.
+        task_attempts: how often a task may run before the job fails.
+        log_level: least level that the JVM logs: off, error, warn, info, debug.
+        directory: for Spark's temporary files; None: a new one under the system's, removed when Python exits.
+        settings: Spark settings that replace or add to the ones here.
+
+    Raises:
+        JavaNotFoundError: there is no Java 17 or later.
+    """
+    from pyspark.sql import SparkSession
+
+    ensure_java()
+    # Spark starts its Python workers by this variable, and by "python3" without it: that need not have our packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    home = _temporary_directory() if directory is None else Path(directory)
+    logging_file = home / "log4j2.properties"
+    logging_file.write_text(_LOGGING.format(level=log_level), encoding="utf-8")
+    chosen = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": (
+            f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={home} "
+            f"-Dlog4j2.configurationFile={logging_file}"
+        ),
+        "spark.local.dir": str(home),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(threads),
+        "spark.sql.warehouse.dir": str(home / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        **(settings or {}),
+    }
+    builder = SparkSession.builder.appName(app_name).master(f"local[{threads},{task_attempts}]")
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _temporary_directory() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="lograft-spark-"))
+    # The JVM may still be removing its own files in there while it goes down.
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory

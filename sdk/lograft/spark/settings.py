@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a batch read and a batch write of `format("lograft")` are told to do, once the options are read.
+
+Owns the settings and their defaults and limits. Frozen, picklable (Spark carries them from the driver to the tasks),
+pure. `lograft.spark.options` makes them; nobody else parses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lograft.types import Position, TopicPartition
+
+DEFAULT_POLL_TIMEOUT_MS: Final = 120_000
+"""How long a read task waits without progress before it fails: `kafkaConsumer.pollTimeoutMs` of the Kafka connector."""
+DEFAULT_CREDIT_BYTES: Final = 8 * 1024 * 1024
+DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
+DEFAULT_BATCH_BYTES: Final = 256 * 1024
+MIN_BATCH_BYTES: Final = 1024
+MIN_FETCH_BYTES: Final = 1024
+MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
+MAX_CREDIT_BYTES: Final = 1024 * 1024 * 1024
+DEFAULT_BUFFER_BYTES: Final = 64 * 1024 * 1024
+DEFAULT_DELIVERY_TIMEOUT_MS: Final = 120_000
+DEFAULT_LINGER_MS: Final = 5
+DEFAULT_MAX_IN_FLIGHT: Final = 8
+MAX_READ_TASKS: Final = 100_000
+"""Most read tasks that splitting may make."""
+MAX_TIMEOUT_MS: Final = 24 * 60 * 60 * 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Which cluster to talk to.
+
+    Attributes:
+        bootstrap: addresses as host:port, in the order given; at least one.
+        cluster_id: cluster id that the brokers must have; None: any.
+    """
+
+    bootstrap: tuple[str, ...]
+    cluster_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribe:
+    """All partitions of these topics."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribePattern:
+    """All partitions of the topics whose whole name matches a regular expression of Python's `re`."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign:
+    """Exactly these partitions, ascending."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+Selection = Subscribe | SubscribePattern | Assign
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtPosition:
+    """The same well-known place in every partition."""
+
+    option: str
+    position: Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtOffsets:
+    """An offset or a well-known place for each partition; every selected partition must be named."""
+
+    option: str
+    offsets: Mapping[TopicPartition, int | Position]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtTimestamp:
+    """In every partition the first record with this timestamp (milliseconds) or a later one."""
+
+    option: str
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtTimestamps:
+    """As `AtTimestamp`, with a timestamp for each partition; every selected partition must be named."""
+
+    option: str
+    timestamps_ms: Mapping[TopicPartition, int]
+
+
+Bound = AtPosition | AtOffsets | AtTimestamp | AtTimestamps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Settings of a batch read.
+
+    Attributes:
+        connection: the cluster.
+        selection: which partitions.
+        start: where to start, inclusive.
+        end: where to end, exclusive.
+        latest_if_no_match: a partition without a record at or after the starting timestamp starts at its end (and so
+            gives nothing); False: that is an error.
+        fail_on_data_loss: records of the range that are gone are an error; False: what is left is read and the rest is
+            logged.
+        min_partitions: split the ranges into at least this many read tasks; None: one task for each partition.
+        max_records_per_partition: split ranges so that no read task has more offsets; None: no limit.
+        include_headers: the schema has the column `headers`.
+        poll_timeout_ms: how long a read task waits without progress before it fails.
+        credit_bytes: bytes that a broker may have under way to one read task.
+        chunk_bytes: most bytes in one chunk (a single larger batch is still sent).
+        check_crcs: verify the checksum of every batch.
+        ignored: options that were given and have no effect here, ascending.
+    """
+
+    connection: Connection
+    selection: Selection
+    start: Bound
+    end: Bound
+    latest_if_no_match: bool = False
+    fail_on_data_loss: bool = True
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    include_headers: bool = False
+    poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
+    credit_bytes: int = DEFAULT_CREDIT_BYTES
+    chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    check_crcs: bool = True
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """Settings of a batch write. Acknowledgement is always by all in-sync replicas: at-least-once needs it.
+
+    Attributes:
+        connection: the cluster.
+        topic: topic of every record, over the column `topic`; None: the column says.
+        idempotent: the broker drops what the client sends twice after a lost answer.
+        batch_bytes: size at which a record batch is sealed.
+        buffer_bytes: bytes that may be unacknowledged in one task before it waits.
+        linger_ms: how long an unfilled batch waits for more records.
+        delivery_timeout_ms: how long a batch may stay unacknowledged before the task fails.
+        codec: `none` or `zstd`.
+        max_in_flight: batches of one partition that may be unacknowledged.
+        ignored: options that were given and have no effect here, ascending.
+    """
+
+    connection: Connection
+    topic: str | None = None
+    idempotent: bool = True
+    batch_bytes: int = DEFAULT_BATCH_BYTES
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES
+    linger_ms: int = DEFAULT_LINGER_MS
+    delivery_timeout_ms: int = DEFAULT_DELIVERY_TIMEOUT_MS
+    codec: str = "none"
+    max_in_flight: int = DEFAULT_MAX_IN_FLIGHT
+    ignored: tuple[str, ...] = ()

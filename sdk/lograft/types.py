@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that the clients take and give.
+
+Owns plain data. Must not import gRPC, protobuf or a client: `lograft._core` uses these types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from lograft.errors import LograftError
+
+Headers = Sequence[tuple[str, bytes | None]]
+"""Headers of one record: (name, value) in order; names may repeat."""
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic, by name and number (from 0)."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Acks(Enum):
+    """What must hold before the broker acknowledges a batch."""
+
+    ALL = "all"
+    """All in-sync replicas hold it, flushed as the topic's flush policy says."""
+    LEADER = "leader"
+    """The leader has appended it."""
+    NONE = "none"
+    """Nothing: no receipts, and batches that are under way when a connection breaks are lost without a word."""
+
+
+class Durability(IntEnum):
+    """What an acknowledged batch had reached when it was acknowledged; each level includes the ones before."""
+
+    UNKNOWN = 0
+    """No receipt (acks="none") or the batch failed."""
+    APPENDED = 1
+    """In the page cache of the leader."""
+    REPLICATED = 2
+    """In the page cache of all in-sync replicas."""
+    FLUSHED = 3
+    """On stable storage of all in-sync replicas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReceipt:
+    """Fate of one batch of a producer, given to `on_batch`.
+
+    Attributes:
+        topic: topic of the batch.
+        partition: partition of the batch.
+        base_offset: offset of its first record, the others follow without gaps; None when it failed or with
+            acks="none".
+        record_count: records in the batch.
+        durability: what it had reached.
+        duplicate: True when it had been appended by an earlier try; its offset is that of the first time.
+        error: why it failed; None: it did not.
+    """
+
+    topic: str
+    partition: int
+    base_offset: int | None
+    record_count: int
+    durability: Durability
+    duplicate: bool = False
+    error: LograftError | None = None
+
+
+class ConsumerRecord:
+    """One record that was consumed. A plain slotted class: it is made once for each record."""
+
+    __slots__ = ("headers", "key", "offset", "partition", "timestamp_ms", "topic", "value")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.timestamp_ms = timestamp_ms
+        self.key = key
+        self.value = value
+        self.headers = headers
+
+    def __repr__(self) -> str:
+        return (
+            f"ConsumerRecord(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, "
+            f"timestamp_ms={self.timestamp_ms}, key={self.key!r}, value={self.value!r}, headers={self.headers!r})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ConsumerRecord):
+            return NotImplemented
+        return self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.partition, self.offset))
+
+    def _fields(self) -> tuple[object, ...]:
+        headers = tuple(self.headers)
+        return (self.topic, self.partition, self.offset, self.timestamp_ms, self.key, self.value, headers)
+
+
+class Position(Enum):
+    """A well-known place in a partition log."""
+
+    EARLIEST = "earliest"
+    """First readable offset."""
+    LATEST = "latest"
+    """High watermark: the offset of the next record that will become readable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetQuery:
+    """Asks for one offset: by position, or the first record with `timestamp_ms` or a later one.
+
+    Give exactly one of the two.
+    """
+
+    topic: str
+    partition: int
+    position: Position | None = None
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetAnswer:
+    """Answer to one `OffsetQuery`.
+
+    Attributes:
+        topic: topic of the query.
+        partition: partition of the query.
+        offset: the offset; None when no record has the timestamp or a later one, or on an error.
+        timestamp_ms: timestamp of the record found by timestamp.
+        error: why there is no answer.
+    """
+
+    topic: str
+    partition: int
+    offset: int | None = None
+    timestamp_ms: int | None = None
+    error: LograftError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDescription:
+    """A broker, as clients see it."""
+
+    broker_id: int
+    host: str
+    port: int
+    rack: str | None = None
+    fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDescription:
+    """A partition, as clients see it. `leader_id` is None while nobody leads."""
+
+    partition: int
+    leader_id: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription:
+    """A topic. `configs` holds every config with its effective value; `overridden` names those set for the topic."""
+
+    topic: str
+    topic_id: bytes
+    partitions: tuple[PartitionDescription, ...]
+    configs: Mapping[str, str] = field(default_factory=dict[str, str])
+    overridden: frozenset[str] = frozenset()
+
+    @property
+    def partition_count(self) -> int:
+        """Number of partitions."""
+        return len(self.partitions)
+
+    @property
+    def replication_factor(self) -> int:
+        """Number of replicas of each partition."""
+        return len(self.partitions[0].replicas) if self.partitions else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSummary:
+    """A topic in a list."""
+
+    topic: str
+    topic_id: bytes
+    partition_count: int
+    replication_factor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescription:
+    """The brokers of a cluster and its active controller, as one broker sees them."""
+
+    cluster_id: str
+    controller_id: int | None
+    brokers: tuple[BrokerDescription, ...]
+    metadata_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumReplicaDescription:
+    """A voter or an observer, as the quorum leader sees it. None: not known."""
+
+    node_id: int
+    directory_id: bytes | None
+    address: str | None
+    log_end_offset: int | None
+    last_fetch_age_ms: int | None
+    last_caught_up_age_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumDescription:
+    """State of the metadata quorum. `quorum_epoch` is Raft's term; `high_watermark` is exclusive."""
+
+    cluster_id: str
+    leader_id: int | None
+    quorum_epoch: int
+    high_watermark: int | None
+    voters: tuple[QuorumReplicaDescription, ...]
+    observers: tuple[QuorumReplicaDescription, ...]
+
+
+__all__ = [
+    "Acks",
+    "BatchReceipt",
+    "BrokerDescription",
+    "ClusterDescription",
+    "ConsumerRecord",
+    "Durability",
+    "Headers",
+    "OffsetAnswer",
+    "OffsetQuery",
+    "PartitionDescription",
+    "Position",
+    "QuorumDescription",
+    "QuorumReplicaDescription",
+    "TopicDescription",
+    "TopicPartition",
+    "TopicSummary",
+]

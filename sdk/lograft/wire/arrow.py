@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Record batches from and to Arrow, without a Python step for each record (record headers aside).
+
+The columns of a payload are Arrow's buffers: blobs are wrapped, not copied; offsets come from lengths by a running sum
+in Arrow. pyarrow is imported at the first use and is an extra of the distribution.
+
+    column        type                                        null
+    key           binary                                      no key
+    value         binary                                      a tombstone
+    offset        int64                                       never
+    timestamp_ms  int64, milliseconds since 1970-01-01 UTC    never; `.cast("timestamp[ms, UTC]")` is free
+    headers       list<struct<key: string, value: binary>>    never; only with `include_headers`
+
+Source: Arrow columnar format, variable-size binary layout; architecture section 4.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from array import array
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from lograft.wire.checker import check_timestamps
+from lograft.wire.checksum import BytesLike
+from lograft.wire.columns import BytesColumn, HeaderColumns
+from lograft.wire.compression import Codec
+from lograft.wire.encoder import (
+    BLANK_HEADER,
+    KEY_FIELDS,
+    VALUE_FIELDS,
+    ColumnFields,
+    append_column,
+    append_header_columns,
+    append_timestamps,
+    check_record_count,
+    check_timestamp_range,
+    new_header,
+    seal,
+)
+from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
+from lograft.wire.limits import MAX_INFLATED_BYTES
+
+if TYPE_CHECKING:
+    from lograft.wire.reader import RecordBatch
+
+# pyarrow ships no types: this is the one module of the package that uses Any.
+ArrowRecordBatch: TypeAlias = Any
+ArrowSchema: TypeAlias = Any
+_ArrowArray: TypeAlias = Any
+_ArrowModule: TypeAlias = Any
+
+_KEY: Final = "key"
+_VALUE: Final = "value"
+_OFFSET: Final = "offset"
+_TIMESTAMP_MS: Final = "timestamp_ms"
+_TIMESTAMP: Final = "timestamp"
+_HEADERS: Final = "headers"
+_COLUMN_NAMES: Final = (_KEY, _VALUE, _OFFSET, _TIMESTAMP_MS, _TIMESTAMP, _HEADERS)
+
+
+def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
+    """Give the schema of `to_arrow`.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+    """
+    pa = _import_arrow("pyarrow")
+    fields = [
+        pa.field(_KEY, pa.binary()),
+        pa.field(_VALUE, pa.binary()),
+        pa.field(_OFFSET, pa.int64(), nullable=False),
+        pa.field(_TIMESTAMP_MS, pa.int64(), nullable=False),
+    ]
+    if include_headers:
+        fields.append(pa.field(_HEADERS, _headers_type(pa), nullable=False))
+    return pa.schema(fields)
+
+
+def to_arrow(batch: RecordBatch, *, include_headers: bool = False) -> ArrowRecordBatch:
+    """Give the columns of a batch as a `pyarrow.RecordBatch`, nearly without a copy.
+
+    Args:
+        batch: its buffer stays alive as long as the result.
+        include_headers: add the column `headers`, so that the schema does not depend on the batch.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        BatchError: the batch is damaged.
+    """
+    pa = _import_arrow("pyarrow")
+    pc = _import_arrow("pyarrow.compute")
+    payload = batch.payload
+    header = batch.header
+    count = payload.record_count
+    deltas_ms = payload.timestamp_deltas_ms
+    check_timestamps(header, deltas_ms)
+    if payload.offset_deltas:
+        offsets = pc.add(_int64_array(pa, array("q", payload.offset_deltas)), header.base_offset)
+    else:
+        offsets = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=header.base_offset - 1)
+    if deltas_ms:
+        timestamps = pc.add(_int64_array(pa, array("q", deltas_ms)), header.base_timestamp_ms)
+    else:
+        timestamps = pa.repeat(pa.scalar(header.base_timestamp_ms, pa.int64()), count)
+    columns = [
+        pa.nulls(count, pa.binary()) if payload.keys is None else _binary_array(pa, pc, payload.keys),
+        _binary_array(pa, pc, payload.values),
+        offsets,
+        timestamps,
+    ]
+    if include_headers:
+        columns.append(_headers_array(pa, pc, payload.headers, count))
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(include_headers=include_headers))
+
+
+def encode_arrow(
+    batch: ArrowRecordBatch,
+    *,
+    timestamp_ms: int | None = None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+) -> bytearray:
+    """Encode a `pyarrow.RecordBatch` into one batch.
+
+    Args:
+        batch: `value` and, if there, `key`: binary or string of any kind; `timestamp_ms` (integers) or `timestamp`
+            (integers of milliseconds, or any Arrow timestamp, cut to milliseconds); `headers`: list<struct<key,
+            value>>; `offset` is ignored. May be a slice.
+        timestamp_ms: one timestamp for all records, when there is no such column; None: 0.
+        codec: as the other arguments, see `encode_batch`.
+        producer_id: see `encode_batch`.
+        producer_epoch: see `encode_batch`.
+        base_sequence: see `encode_batch`.
+        base_offset: see `encode_batch`.
+        leader_epoch: see `encode_batch`.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        InvalidBatchError: no or too many rows, a column that is unknown or of another type, a null timestamp.
+        BatchTooLargeError: as `encode_batch`.
+    """
+    pa = _import_arrow("pyarrow")
+    pc = _import_arrow("pyarrow.compute")
+    count: int = batch.num_rows
+    check_record_count(count)
+    columns = _columns_by_name(batch)
+    parts: list[BytesLike] = [BLANK_HEADER]
+    _append_binary(parts, VALUE_FIELDS, pa, pc, _VALUE, columns[_VALUE])
+    if _KEY in columns and columns[_KEY].null_count < count:
+        _append_binary(parts, KEY_FIELDS, pa, pc, _KEY, columns[_KEY])
+    base_ms, max_ms = _append_timestamps(parts, pa, pc, columns, timestamp_ms)
+    if _HEADERS in columns:
+        _append_headers(parts, pa, pc, columns[_HEADERS])
+    return seal(
+        parts,
+        new_header(
+            record_count=count,
+            last_offset_delta=count - 1,
+            base_timestamp_ms=base_ms,
+            max_timestamp_ms=max_ms,
+            codec=codec,
+            control=False,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            base_offset=base_offset,
+            leader_epoch=leader_epoch,
+        ),
+    )
+
+
+def _import_arrow(name: str) -> _ArrowModule:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError("Arrow columns need pyarrow: pip install 'lograft[arrow]'") from error
+
+
+def _headers_type(pa: _ArrowModule) -> Any:
+    return pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
+
+
+def _int64_array(pa: _ArrowModule, numbers: array[int]) -> _ArrowArray:
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _running_sum(pa: _ArrowModule, pc: _ArrowModule, packed_lengths: BytesLike) -> Any:
+    """Turn n packed lengths after four zero bytes into a buffer of n + 1 Arrow offsets."""
+    lengths = pa.Array.from_buffers(pa.int32(), len(packed_lengths) // 4, [None, pa.py_buffer(packed_lengths)])
+    return pc.cumulative_sum(lengths).buffers()[1]
+
+
+def _binary_array(pa: _ArrowModule, pc: _ArrowModule, column: BytesColumn) -> _ArrowArray:
+    count = column.record_count
+    packed = (column.uniform_length or 0).to_bytes(4, "little") * count if column.lengths is None else column.lengths
+    offsets = _running_sum(pa, pc, b"".join((bytes(4), packed)))
+    validity = None
+    if column.nulls:
+        bits = bytearray(b"\xff" * ((count + 7) // 8))
+        for index in column.nulls:
+            bits[index >> 3] &= ~(1 << (index & 7))
+        validity = pa.py_buffer(bits)
+    buffers = [validity, offsets, pa.py_buffer(column.blob)]
+    return pa.Array.from_buffers(pa.binary(), count, buffers, null_count=len(column.nulls))
+
+
+def _headers_array(pa: _ArrowModule, pc: _ArrowModule, headers: HeaderColumns | None, count: int) -> _ArrowArray:
+    if headers is None:
+        headers = HeaderColumns(counts=[0] * count, keys=[], values=[], nulls=[])
+    offsets = pc.cumulative_sum(pa.array([0, *headers.counts], pa.int32()))
+    keys = pa.array(headers.keys, pa.string())
+    values = pa.array(headers.values_with_nulls(), pa.binary())
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(_headers_type(pa).value_type))
+    return pa.ListArray.from_arrays(offsets, pairs).cast(_headers_type(pa))
+
+
+def _columns_by_name(batch: ArrowRecordBatch) -> dict[str, _ArrowArray]:
+    """Check names; two columns for one thing, or one that nobody would read, would be lost data."""
+    names: list[str] = list(batch.schema.names)
+    unknown = sorted(set(names) - set(_COLUMN_NAMES))
+    if unknown:
+        raise InvalidBatchError(f"unknown column {unknown[0]!r}: the columns are {', '.join(_COLUMN_NAMES)}")
+    if len(set(names)) != len(names) or {_TIMESTAMP, _TIMESTAMP_MS} <= set(names):
+        raise InvalidBatchError(f"a column is there twice: {', '.join(names)}")
+    if _VALUE not in names:
+        raise InvalidBatchError("the column 'value' is missing")
+    return {name: batch.column(index) for index, name in enumerate(names)}
+
+
+def _append_binary(
+    parts: list[BytesLike], fields: ColumnFields, pa: _ArrowModule, pc: _ArrowModule, name: str, column: _ArrowArray
+) -> None:
+    """Append a column of byte strings: its blob as it stands, its lengths from its offsets."""
+    column = _plain_binary(pa, name, column)
+    count = len(column)
+    nulls: list[int] = []
+    if column.null_count:
+        # A null slot may have bytes of its own in the Arrow layout; filling rebuilds the blob without them.
+        nulls = pc.indices_nonzero(column.is_null()).to_pylist()
+        column = column.fill_null(
+            "" if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) else b""
+        )
+    large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
+    code, width = ("<q", 8) if large else ("<i", 4)
+    _, offsets, blob = column.buffers()
+    (start,) = struct.unpack_from(code, offsets, column.offset * width)
+    (end,) = struct.unpack_from(code, offsets, (column.offset + count) * width)
+    if end - start > MAX_INFLATED_BYTES:
+        raise BatchTooLargeError(f"the column {name!r} has {end - start} bytes, the limit is {MAX_INFLATED_BYTES}")
+    lengths = pc.binary_length(column).cast(pa.int32())
+    packed_lengths = bytes(memoryview(lengths.buffers()[1])[4 * lengths.offset : 4 * (lengths.offset + count)])
+    content = b"" if start == end else memoryview(blob)[start:end]
+    append_column(parts, fields, content, packed_lengths, nulls)
+
+
+def _plain_binary(pa: _ArrowModule, name: str, column: _ArrowArray) -> _ArrowArray:
+    """Give a column as binary or string with 32 or 64-bit offsets."""
+    types = pa.types
+    kind = column.type
+    if types.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    if types.is_binary(kind) or types.is_string(kind) or types.is_large_binary(kind) or types.is_large_string(kind):
+        return column
+    if types.is_fixed_size_binary(kind) or types.is_null(kind) or types.is_binary_view(kind):
+        return column.cast(pa.binary())
+    if types.is_string_view(kind):
+        return column.cast(pa.string())
+    raise InvalidBatchError(f"the column {name!r} has type {kind}: give binary or string")
+
+
+def _append_timestamps(
+    parts: list[BytesLike],
+    pa: _ArrowModule,
+    pc: _ArrowModule,
+    columns: dict[str, _ArrowArray],
+    timestamp_ms: int | None,
+) -> tuple[int, int]:
+    """Append the deltas, if timestamps differ.
+
+    Returns:
+        (base timestamp, largest timestamp).
+    """
+    column = columns.get(_TIMESTAMP_MS, columns.get(_TIMESTAMP))
+    if column is None:
+        base_ms = timestamp_ms or 0
+        check_timestamp_range(base_ms, base_ms)
+        return base_ms, base_ms
+    if timestamp_ms is not None:
+        raise InvalidBatchError("give timestamps as a column or as `timestamp_ms`, not both")
+    if column.null_count:
+        raise InvalidBatchError(f"{column.null_count} timestamps are null: fill them first")
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+    elif not pa.types.is_integer(column.type):
+        raise InvalidBatchError(
+            f"timestamps have type {column.type}: give integers of milliseconds or an Arrow timestamp"
+        )
+    column = column.cast(pa.int64(), safe=False)
+    bounds = pc.min_max(column)
+    smallest_ms, largest_ms, base_ms = bounds["min"].as_py(), bounds["max"].as_py(), column[0].as_py()
+    check_timestamp_range(smallest_ms, largest_ms)
+    if smallest_ms != largest_ms:
+        deltas = pc.subtract(column, base_ms)
+        append_timestamps(parts, memoryview(deltas.buffers()[1]).cast("B").cast("q")[: len(deltas)])
+    return base_ms, largest_ms
+
+
+def _append_headers(parts: list[BytesLike], pa: _ArrowModule, pc: _ArrowModule, column: _ArrowArray) -> None:
+    """Append record headers; a null list is an empty one."""
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        raise InvalidBatchError(f"the column 'headers' has type {kind}: give list<struct<key: string, value: binary>>")
+    if {field.name for field in kind.value_type} != {"key", "value"}:
+        raise InvalidBatchError(f"the structs of the column 'headers' are {kind.value_type}: give struct<key, value>")
+    pairs = column.flatten()
+    counts = pc.list_value_length(column).fill_null(0).to_pylist()
+    keys = pc.struct_field(pairs, "key").cast(pa.string())
+    values = _plain_binary(pa, "headers.value", pc.struct_field(pairs, "value")).cast(pa.binary())
+    if keys.null_count:
+        raise InvalidBatchError("a header key is null")
+    append_header_columns(parts, counts, keys.to_pylist(), values.to_pylist())

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges a record batch that a client sent, before anything of it is kept.
+
+Law: a batch that passes cannot poison a reader: every accessor of `RecordBatch` works on it and has `record_count`
+entries, and it takes exactly the offsets that its header says. Whatever the bytes are, the answer is a header or a
+`BatchError`, within bounded memory.
+Cost: about 40 us for 256 KB of 100-byte records; no Python loop over records unless timestamps or record headers
+differ.
+Source: architecture section 4; Kafka, LogValidator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lograft.wire.checksum import BytesLike, crc32c
+from lograft.wire.columns import Payload, parse_payload
+from lograft.wire.compression import Codec, inflate
+from lograft.wire.errors import (
+    BatchTooLargeError,
+    CorruptBatchError,
+    InvalidBatchError,
+    UnsupportedBatchError,
+)
+from lograft.wire.header import CODEC_MASK, CONTROL_BIT, CRC_START, BatchHeader, read_header
+from lograft.wire.limits import (
+    HEADER_BYTES,
+    KAFKA_MAGIC,
+    MAGIC,
+    MAX_INFLATED_BYTES,
+    MAX_OFFSET,
+    MAX_RECORDS_PER_BATCH,
+    MAX_TIMESTAMP_MS,
+)
+
+_KNOWN_ATTRIBUTES = CODEC_MASK | CONTROL_BIT
+
+
+def check_batch(
+    batch: BytesLike,
+    *,
+    max_bytes: int,
+    max_inflated_bytes: int = MAX_INFLATED_BYTES,
+    allow_control: bool = False,
+    allow_compacted: bool = False,
+) -> BatchHeader:
+    """Check that the bytes are exactly one whole, valid batch.
+
+    Args:
+        batch: the bytes.
+        max_bytes: most bytes of the batch with its header, inclusive (the topic's `max.message.bytes`).
+        max_inflated_bytes: most bytes of the payload once inflated, inclusive.
+        allow_control: take batches with the control bit; clients may not send them.
+        allow_compacted: take batches with offset deltas; clients may not send them.
+
+    Returns:
+        The header.
+
+    Raises:
+        BatchTooLargeError: over `max_bytes`, or over `max_inflated_bytes` once inflated.
+        CorruptBatchError: the CRC does not match.
+        UnsupportedBatchError: magic, codec, attribute or payload field that this version does not speak.
+        InvalidBatchError: any other rule is broken; the message says which.
+    """
+    if len(batch) > max_bytes:
+        raise BatchTooLargeError(f"the batch has {len(batch)} bytes, the limit is {max_bytes}: send smaller batches")
+    header = _check_envelope(batch)
+    check_crc(batch, header)
+    _check_attributes(header, allow_control)
+    _check_counts(header)
+    _check_producer(header)
+    payload = open_payload(batch, header, max_inflated_bytes=max_inflated_bytes)
+    if payload.offset_deltas and not allow_compacted:
+        raise InvalidBatchError("clients may not send offset deltas: offsets of a new batch have no gaps")
+    check_offsets(header, payload.offset_deltas)
+    check_timestamps(header, payload.timestamp_deltas_ms)
+    return header
+
+
+def check_crc(batch: BytesLike, header: BatchHeader) -> None:
+    """Check the CRC-32C of one whole batch.
+
+    Raises:
+        CorruptBatchError: the bytes from the attributes on do not give the CRC of the header.
+    """
+    computed = crc32c(memoryview(batch)[CRC_START : header.size_bytes])
+    if computed != header.crc:
+        raise CorruptBatchError(f"the CRC-32C of the batch is {computed:#010x}, its header says {header.crc:#010x}")
+
+
+def open_payload(batch: BytesLike, header: BatchHeader, *, max_inflated_bytes: int = MAX_INFLATED_BYTES) -> Payload:
+    """Inflate and parse the payload of one whole batch, whose `record_count` is 1 or more.
+
+    Raises:
+        BatchError: the payload is not what the header says.
+    """
+    view = memoryview(batch)[HEADER_BYTES : header.size_bytes]
+    if header.codec is Codec.NONE:
+        return parse_payload(view, header.record_count)
+    return parse_payload(inflate(view, max_inflated_bytes), header.record_count)
+
+
+def check_timestamps(header: BatchHeader, deltas_ms: Sequence[int]) -> None:
+    """Check that all timestamps are in range and that the largest is the one of the header.
+
+    Raises:
+        InvalidBatchError: they are not.
+    """
+    smallest, largest = (min(deltas_ms), max(deltas_ms)) if deltas_ms else (0, 0)
+    base_ms = header.base_timestamp_ms
+    # The base is judged on its own too: it need not be the timestamp of any record.
+    if not 0 <= base_ms <= MAX_TIMESTAMP_MS or base_ms + smallest < 0 or base_ms + largest > MAX_TIMESTAMP_MS:
+        raise InvalidBatchError(
+            f"timestamps {base_ms + smallest} to {base_ms + largest} (base {base_ms}) "
+            f"are not within 0 to {MAX_TIMESTAMP_MS} ms"
+        )
+    if base_ms + largest != header.max_timestamp_ms:
+        raise InvalidBatchError(
+            f"the largest timestamp is {base_ms + largest}, the header says {header.max_timestamp_ms}"
+        )
+
+
+def check_offsets(header: BatchHeader, offset_deltas: Sequence[int]) -> None:
+    """Check that offset deltas, strictly ascending if there are any, fit the last offset delta of the header.
+
+    Raises:
+        InvalidBatchError: they do not.
+    """
+    last = header.last_offset_delta
+    if offset_deltas:
+        if offset_deltas[-1] > last:
+            raise InvalidBatchError(f"offset delta {offset_deltas[-1]} is beyond the last offset delta {last}")
+    elif last != header.record_count - 1:
+        raise InvalidBatchError(f"last offset delta {last} does not fit {header.record_count} records without gaps")
+
+
+def _check_envelope(batch: BytesLike) -> BatchHeader:
+    """Check that the bytes are one batch of our format by size and magic."""
+    if len(batch) < HEADER_BYTES:
+        raise InvalidBatchError(f"a batch has at least {HEADER_BYTES} bytes, this one {len(batch)}")
+    header = read_header(batch)
+    if header.magic == KAFKA_MAGIC:
+        raise UnsupportedBatchError(f"magic {KAFKA_MAGIC} (Kafka's row payload) is not supported: send magic {MAGIC}")
+    if header.magic != MAGIC:
+        raise UnsupportedBatchError(f"magic {header.magic} is not supported: send magic {MAGIC}")
+    if header.size_bytes != len(batch):
+        raise InvalidBatchError(f"the header claims a batch of {header.size_bytes} bytes, {len(batch)} came")
+    return header
+
+
+def _check_attributes(header: BatchHeader, allow_control: bool) -> None:
+    unknown_bits = header.attributes & ~_KNOWN_ATTRIBUTES
+    if unknown_bits:
+        raise UnsupportedBatchError(f"attribute bits {unknown_bits & 0xFFFF:#06x} are not supported: leave them zero")
+    if header.is_control and not allow_control:
+        raise InvalidBatchError("clients may not send control batches")
+
+
+def _check_counts(header: BatchHeader) -> None:
+    if not 1 <= header.record_count <= MAX_RECORDS_PER_BATCH:
+        raise InvalidBatchError(
+            f"a batch has 1 to {MAX_RECORDS_PER_BATCH} records, this one claims {header.record_count}"
+        )
+    if not 0 <= header.base_offset <= MAX_OFFSET - max(0, header.last_offset_delta):
+        raise InvalidBatchError(f"offsets from {header.base_offset} on are not within 0 to {MAX_OFFSET}")
+
+
+def _check_producer(header: BatchHeader) -> None:
+    identity = (header.producer_id, header.producer_epoch, header.base_sequence)
+    if min(identity) < 0 and identity != (-1, -1, -1):
+        raise InvalidBatchError(
+            f"producer id, epoch and base sequence are {identity}: they must be all 0 or more, or all -1"
+        )

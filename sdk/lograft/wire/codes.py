@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every reason for which Lograft refuses or fails, and what a client does about it.
+
+Mirrors `lograft.v1.ErrorCode` by name (without the prefix) and number; a test compares them. Imports no protobuf, so
+that pure cores may use it. One table says what a client does:
+
+* retriable: the same request may succeed later; a client tries again within its own deadline.
+* refresh metadata: what the client knows about leaders or topics is stale; it asks again before anything else. With
+  retriable false (unknown topic) it asks once more and then reports the error.
+* neither: fatal, reported to the caller at once.
+
+Source: proto/lograft/v1/errors.proto.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ErrorCode(enum.IntEnum):
+    """Reason of a refusal or failure; the meaning of each stands in errors.proto."""
+
+    UNSPECIFIED = 0
+    INTERNAL = 1
+    INVALID_REQUEST = 2
+    WRONG_CLUSTER = 3
+    UNKNOWN_TOPIC = 4
+    UNKNOWN_PARTITION = 5
+    INVALID_TOPIC_NAME = 6
+    TOPIC_ALREADY_EXISTS = 7
+    INVALID_PARTITION_COUNT = 8
+    INVALID_REPLICATION_FACTOR = 9
+    INVALID_CONFIG = 10
+    NOT_LEADER = 11
+    LEADER_NOT_AVAILABLE = 12
+    NOT_CONTROLLER = 13
+    BROKER_FENCED = 14
+    STALE_BROKER_EPOCH = 15
+    DUPLICATE_BROKER = 16
+    MESSAGE_TOO_LARGE = 17
+    CORRUPT_BATCH = 18
+    INVALID_BATCH = 19
+    UNSUPPORTED_FORMAT = 20
+    INVALID_ACKS = 21
+    OFFSET_OUT_OF_RANGE = 22
+    DATA_LOSS = 23
+    OUT_OF_ORDER_SEQUENCE = 24
+    PRODUCER_FENCED = 25
+    OUTCOME_UNKNOWN = 26
+    TIMED_OUT = 27
+    OVERLOADED = 28
+    STORAGE_FAILED = 29
+    SHUTTING_DOWN = 30
+    FENCED_EPOCH = 31
+    QUORUM_UNAVAILABLE = 32
+    INVALID_ROUTE = 33
+    METADATA_NOT_REACHED = 34
+    NOT_ENOUGH_BROKERS = 35
+    LIMIT_EXCEEDED = 36
+
+    @property
+    def retriable(self) -> bool:
+        """True when the same request may succeed later."""
+        return self in _RETRIABLE
+
+    @property
+    def refresh_metadata(self) -> bool:
+        """True when the client should fetch metadata before it goes on."""
+        return self in _REFRESH_METADATA
+
+    @property
+    def fatal(self) -> bool:
+        """True when neither a retry nor fresh metadata can help."""
+        return not self.retriable and not self.refresh_metadata
+
+    @classmethod
+    def from_number(cls, number: int) -> ErrorCode:
+        """Convert a number off the wire; one that this version does not know becomes INTERNAL."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.INTERNAL
+
+    @classmethod
+    def from_reason(cls, reason: str) -> ErrorCode:
+        """Convert the `reason` of an ErrorInfo; one that this version does not know becomes INTERNAL."""
+        return cls.__members__.get(reason, cls.INTERNAL)
+
+
+_RETRIABLE = frozenset(
+    {
+        ErrorCode.NOT_LEADER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.BROKER_FENCED,
+        ErrorCode.DUPLICATE_BROKER,
+        ErrorCode.TIMED_OUT,
+        ErrorCode.OVERLOADED,
+        ErrorCode.STORAGE_FAILED,
+        ErrorCode.SHUTTING_DOWN,
+        ErrorCode.FENCED_EPOCH,
+        ErrorCode.QUORUM_UNAVAILABLE,
+        ErrorCode.METADATA_NOT_REACHED,
+    }
+)
+
+_REFRESH_METADATA = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC,
+        ErrorCode.UNKNOWN_PARTITION,
+        ErrorCode.NOT_LEADER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.BROKER_FENCED,
+        ErrorCode.STORAGE_FAILED,
+        ErrorCode.SHUTTING_DOWN,
+        ErrorCode.FENCED_EPOCH,
+    }
+)

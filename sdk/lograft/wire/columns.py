@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The payload of a record batch: the protobuf message `lograft.v1.Records` as columns.
+
+Parsing finds the fields with a walk over the wire format of the one usual layout (each field at most once, ascending,
+packed, no record headers), so that blobs and packed lengths stay where they are. Any other layout goes through the
+generated parser; both give the same columns for the same bytes.
+
+Law: parse, do not validate. A `Payload` that exists has n records in every column that it has; lengths sum to the blob;
+indexes are ascending, unique and in range. What concerns the header of the batch (timestamps, offsets) is checked by
+`checker.py`.
+Must not know headers, codecs or CRCs.
+
+Decisions:
+* A field number that this version does not know is refused (UNSUPPORTED_FORMAT): a column that is silently ignored is
+  lost data.
+* A uniform length together with nulls is allowed only when that length is 0 (every value empty or null).
+* A key column in which every key is null is allowed; the encoder leaves it out.
+* Little-endian machines only: packed fixed32 is used as it stands.
+
+Source: proto/lograft/v1/records.proto.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import repeat
+from operator import lt
+
+from google.protobuf.message import DecodeError
+
+from lograft.v1.records_pb2 import Records
+from lograft.wire.checksum import BytesLike
+from lograft.wire.errors import BatchTooLargeError, InvalidBatchError, UnsupportedBatchError
+from lograft.wire.limits import MAX_GENERIC_PAYLOAD_BYTES
+from lograft.wire.varint import MAX_LENGTH_BYTES, read_varint
+
+assert sys.byteorder == "little", "packed lengths are used in place: a big-endian machine is not supported"
+
+VALUES = 1
+VALUE_LENGTHS = 2
+VALUE_LENGTH = 3
+NULL_VALUES = 4
+KEYS = 5
+KEY_LENGTHS = 6
+KEY_LENGTH = 7
+NULL_KEYS = 8
+TIMESTAMP_DELTAS = 9
+OFFSET_DELTAS = 10
+
+_WIRE_FIXED32 = 5
+_WIRE_BYTES = 2
+_FIXED32_FIELDS = (VALUE_LENGTH, KEY_LENGTH)
+_VARINT_FIELDS = (NULL_VALUES, NULL_KEYS, TIMESTAMP_DELTAS, OFFSET_DELTAS)
+_LAST_WALKED_FIELD = OFFSET_DELTAS
+
+_MAX_VARINT_BYTES = 10
+
+_STRUCT_RECORDS = 256
+"""Records that one cached struct splits at once; one for a whole batch would cost 100 KB for every (length, count)."""
+
+_MAX_STRUCT_LENGTH_BYTES = 65_536
+"""Longest equal length split by a struct; above it, copying dominates and the cache would only fill."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BytesColumn:
+    """A column of byte strings: one blob and the length of each.
+
+    Attributes:
+        blob: all items one after the other.
+        record_count: number of items.
+        lengths: length of each in bytes; None when `uniform_length` is set.
+        uniform_length: length of every item in bytes, or None.
+        nulls: indexes of the null items, ascending.
+    """
+
+    blob: memoryview
+    record_count: int
+    lengths: memoryview | None
+    uniform_length: int | None
+    nulls: list[int]
+
+    def to_list(self) -> list[bytes | None]:
+        """Give the items, None for a null."""
+        items: list[bytes | None]
+        if self.uniform_length is None:
+            assert self.lengths is not None
+            items = list(map(io.BytesIO(self.blob).read, self.lengths))
+        else:
+            items = _split_equal(self.blob, self.uniform_length, self.record_count)
+        for index in self.nulls:
+            items[index] = None
+        return items
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HeaderColumns:
+    """Record headers as parallel lists.
+
+    Attributes:
+        counts: number of headers of each record; n entries.
+        keys: names of all of them in order.
+        values: values parallel to `keys`; b"" where null.
+        nulls: indexes in `values` of the null ones, ascending.
+    """
+
+    counts: list[int]
+    keys: list[str]
+    values: list[bytes]
+    nulls: list[int]
+
+    def values_with_nulls(self) -> list[bytes | None]:
+        """Give the values, None for a null."""
+        values: list[bytes | None] = [*self.values]
+        for index in self.nulls:
+            values[index] = None
+        return values
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Payload:
+    """A parsed payload.
+
+    Attributes:
+        record_count: n.
+        values: the values.
+        keys: the keys; None when no record has one.
+        timestamp_deltas_ms: n deltas to the base timestamp, or empty: all are equal to it.
+        offset_deltas: n strictly ascending deltas to the base offset, 0 or more; or empty: 0, 1, 2, ...
+        headers: record headers; None when no record has one.
+    """
+
+    record_count: int
+    values: BytesColumn
+    keys: BytesColumn | None
+    timestamp_deltas_ms: Sequence[int]
+    offset_deltas: Sequence[int]
+    headers: HeaderColumns | None
+
+
+def parse_payload(payload: BytesLike, record_count: int) -> Payload:
+    """Parse an inflated payload.
+
+    Args:
+        payload: a serialized `lograft.v1.Records`. The result refers to it: it must not change.
+        record_count: n, from the header; 1 or more.
+
+    Raises:
+        InvalidBatchError: not such a message, or its columns contradict each other or `record_count`.
+        BatchTooLargeError: over the limit for payloads with record headers or an unusual layout.
+        UnsupportedBatchError: it has a field that this version does not know.
+    """
+    view = memoryview(payload)
+    fields = _walk(view, record_count)
+    if fields is None:
+        return _parse_generic(view, record_count)
+    small = _parse_small(b"".join(fields[field] for field in _VARINT_FIELDS))
+    return Payload(
+        record_count=record_count,
+        values=_bytes_column(
+            "value",
+            record_count,
+            fields[VALUES],
+            fields[VALUE_LENGTHS],
+            _fixed32(fields[VALUE_LENGTH]),
+            small.null_values,
+        ),
+        keys=_optional_column(
+            "key", record_count, fields[KEYS], fields[KEY_LENGTHS], _fixed32(fields[KEY_LENGTH]), small.null_keys
+        ),
+        timestamp_deltas_ms=_per_record("timestamp delta", small.timestamp_deltas_ms, record_count)[:],
+        offset_deltas=_offset_deltas(small.offset_deltas, record_count),
+        headers=None,
+    )
+
+
+def _walk(view: memoryview, record_count: int) -> list[memoryview] | None:
+    """Find fields 1 to 10 of the usual layout; None for any other layout or a broken one.
+
+    Returns:
+        The bytes of each field by number, empty when absent: contents of the fixed32 and bytes fields, the whole field
+        with tag and length for the varint lists. A list of varints longer than n of them can be is left to the generic
+        parser, which refuses it.
+    """
+    fields = [view[:0]] * (_LAST_WALKED_FIELD + 1)
+    previous = 0
+    position = 0
+    end = len(view)
+    try:
+        while position < end:
+            start = position
+            field, wire_type = divmod(view[position], 8)
+            if field <= previous or field > _LAST_WALKED_FIELD:
+                return None
+            previous = field
+            if field in _FIXED32_FIELDS:
+                content, length = position + 1, 4
+                expected_type = _WIRE_FIXED32
+            else:
+                length, content = read_varint(view, position + 1, MAX_LENGTH_BYTES)
+                expected_type = _WIRE_BYTES
+            position = content + length
+            if wire_type != expected_type or position > end:
+                return None
+            if field not in _VARINT_FIELDS:
+                fields[field] = view[content:position]
+            elif length <= _MAX_VARINT_BYTES * record_count:
+                fields[field] = view[start:position]
+            else:
+                return None
+    except (IndexError, ValueError):
+        return None
+    if len(fields[VALUE_LENGTHS]) % 4 or len(fields[KEY_LENGTHS]) % 4:
+        return None
+    return fields
+
+
+def _parse_small(data: bytes) -> Records:
+    try:
+        return Records.FromString(data)
+    except DecodeError as error:
+        raise InvalidBatchError(f"the payload is not a lograft.v1.Records message: {error}") from None
+
+
+def _fixed32(content: memoryview) -> int | None:
+    return int.from_bytes(content, "little") if content else None
+
+
+def _parse_generic(view: memoryview, record_count: int) -> Payload:
+    """Parse any layout with the generated code."""
+    if len(view) > MAX_GENERIC_PAYLOAD_BYTES:
+        raise BatchTooLargeError(
+            f"a payload with record headers inflates to at most {MAX_GENERIC_PAYLOAD_BYTES} bytes, "
+            f"this one to {len(view)}"
+        )
+    message = _parse_small(bytes(view))
+    if _has_unknown_fields(message):
+        raise UnsupportedBatchError("the payload has a field that this version does not know")
+    return Payload(
+        record_count=record_count,
+        values=_bytes_column(
+            "value",
+            record_count,
+            memoryview(message.values),
+            _packed("value length", message.value_lengths, record_count),
+            message.value_length if message.HasField("value_length") else None,
+            message.null_values,
+        ),
+        keys=_optional_column(
+            "key",
+            record_count,
+            memoryview(message.keys),
+            _packed("key length", message.key_lengths, record_count),
+            message.key_length if message.HasField("key_length") else None,
+            message.null_keys,
+        ),
+        timestamp_deltas_ms=_per_record("timestamp delta", message.timestamp_deltas_ms, record_count)[:],
+        offset_deltas=_offset_deltas(message.offset_deltas, record_count),
+        headers=_header_columns(message, record_count),
+    )
+
+
+def _has_unknown_fields(message: Records) -> bool:
+    """Say whether parsing met unknown fields, and drop them.
+
+    Compares sizes: listing the fields would make a Python object of each, gigabytes for a hostile payload.
+    """
+    size_bytes = message.ByteSize()
+    message.DiscardUnknownFields()
+    return message.ByteSize() != size_bytes
+
+
+def _packed(name: str, lengths: Sequence[int], record_count: int) -> memoryview:
+    """Give lengths as packed bytes; the count is checked first, so that a bomb is not copied."""
+    _per_record(name, lengths, record_count)
+    return memoryview(struct.pack(f"<{len(lengths)}I", *lengths))
+
+
+def _per_record(name: str, column: Sequence[int], record_count: int) -> Sequence[int]:
+    """Check that a column is empty or has n entries."""
+    if column and len(column) != record_count:
+        raise InvalidBatchError(f"{len(column)} {name}s for {record_count} records")
+    return column
+
+
+def _indexes(name: str, indexes: Sequence[int], record_count: int) -> list[int]:
+    """Check a list of indexes: not more than there can be, ascending, no repeats, in range."""
+    if not indexes:
+        return []
+    if len(indexes) > record_count:
+        raise InvalidBatchError(f"{len(indexes)} {name} indexes for {record_count} records")
+    ascending = list(indexes)
+    if ascending[0] < 0 or ascending[-1] >= record_count or not all(map(lt, ascending, ascending[1:])):
+        raise InvalidBatchError(f"{name} indexes are not ascending from 0 to at most {record_count - 1}")
+    return ascending
+
+
+def _optional_column(
+    name: str,
+    record_count: int,
+    blob: memoryview,
+    packed_lengths: memoryview,
+    uniform_length: int | None,
+    nulls: Sequence[int],
+) -> BytesColumn | None:
+    """Build a column that may be absent: then all of its fields are."""
+    if not (blob or packed_lengths or nulls) and uniform_length is None:
+        return None
+    return _bytes_column(name, record_count, blob, packed_lengths, uniform_length, nulls)
+
+
+def _bytes_column(
+    name: str,
+    record_count: int,
+    blob: memoryview,
+    packed_lengths: memoryview,
+    uniform_length: int | None,
+    indexes: Sequence[int],
+) -> BytesColumn:
+    """Check that lengths, blob and null indexes fit together."""
+    nulls = _indexes(f"null {name}", indexes, record_count)
+    if uniform_length is not None:
+        if packed_lengths:
+            raise InvalidBatchError(f"both {name}_lengths and {name}_length are present")
+        if uniform_length * record_count != len(blob):
+            raise InvalidBatchError(
+                f"{record_count} {name}s of {uniform_length} bytes do not make a blob of {len(blob)}"
+            )
+        if nulls and uniform_length:
+            raise InvalidBatchError(
+                f"null {name}s together with a {name}_length of {uniform_length}: a null takes no bytes"
+            )
+        return BytesColumn(
+            blob=blob, record_count=record_count, lengths=None, uniform_length=uniform_length, nulls=nulls
+        )
+    if len(packed_lengths) != 4 * record_count:
+        raise InvalidBatchError(f"{len(packed_lengths) // 4} {name} lengths for {record_count} records")
+    lengths = packed_lengths.cast("I")
+    if sum(lengths) != len(blob):
+        raise InvalidBatchError(f"the {name} lengths sum to {sum(lengths)}, the blob has {len(blob)} bytes")
+    if any(map(lengths.__getitem__, nulls)):
+        raise InvalidBatchError(f"a null {name} has a length: a null takes no bytes")
+    return BytesColumn(blob=blob, record_count=record_count, lengths=lengths, uniform_length=None, nulls=nulls)
+
+
+def _offset_deltas(deltas: Sequence[int], record_count: int) -> Sequence[int]:
+    """Check that offset deltas are absent, or n and strictly ascending from 0 or more."""
+    deltas = _per_record("offset delta", deltas, record_count)[:]
+    if deltas and (deltas[0] < 0 or not all(map(lt, deltas, deltas[1:]))):
+        raise InvalidBatchError("offset deltas are not strictly ascending from 0 or more")
+    return deltas
+
+
+def _header_columns(message: Records, record_count: int) -> HeaderColumns | None:
+    """Check that the four header columns fit together; no counts means no headers."""
+    counts = _per_record("header count", message.header_counts, record_count)[:]
+    if counts and min(counts) < 0:
+        raise InvalidBatchError(f"a header count is {min(counts)}")
+    header_count = sum(counts)
+    if len(message.header_keys) != header_count or len(message.header_values) != header_count:
+        raise InvalidBatchError(
+            f"{header_count} record headers with {len(message.header_keys)} keys "
+            f"and {len(message.header_values)} values"
+        )
+    nulls = _indexes("null header value", message.null_header_values, header_count)
+    values = message.header_values[:]
+    if any(map(values.__getitem__, nulls)):
+        raise InvalidBatchError("a null header value has bytes: a null takes none")
+    if not header_count:
+        return None
+    return HeaderColumns(counts=list(counts), keys=message.header_keys[:], values=values, nulls=nulls)
+
+
+def _split_equal(blob: memoryview, length: int, record_count: int) -> list[bytes | None]:
+    """Split a blob into items of one length."""
+    items: list[bytes | None] = []
+    position = 0
+    rest = record_count
+    if rest >= _STRUCT_RECORDS and length <= _MAX_STRUCT_LENGTH_BYTES:
+        splitter = _splitter(length)
+        while rest >= _STRUCT_RECORDS:
+            items += splitter.unpack_from(blob, position)
+            position += splitter.size
+            rest -= _STRUCT_RECORDS
+    items += map(io.BytesIO(blob[position:]).read, repeat(length, rest))
+    return items
+
+
+@lru_cache(maxsize=64)
+def _splitter(length: int) -> struct.Struct:
+    return struct.Struct(f"{length}s" * _STRUCT_RECORDS)

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures of whole calls: a gRPC status with `google.rpc.ErrorInfo` and typed details, both ways.
+
+Servers make one with `abort_status` and pass it to `context.abort_with_status`; clients read it with `parse_rpc_error`.
+Law: one table from `ErrorCode` to the gRPC status code, complete; the `ErrorCode` (ErrorInfo.reason, domain "lograft")
+says what happened, the gRPC code is for people and for clients that know nothing of Lograft.
+Failures of one partition inside a stream or a list are `PartitionError` messages, not this.
+Source: architecture section 5; AIP-193.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from lograft.v1.errors_pb2 import LeaderHint, ReadableRange
+from lograft.v1.log_pb2 import AppendResponse
+from lograft.wire import rpc_details
+from lograft.wire.codes import ErrorCode
+from lograft.wire.limits import MAX_STATUS_DETAIL_BYTES, MAX_STATUS_MESSAGE_BYTES
+from lograft.wire.rpc_details import Detail
+
+DOMAIN: Final = "lograft"
+"""`domain` of every ErrorInfo."""
+
+DETAILS_KEY: Final = "grpc-status-details-bin"
+"""Trailer that carries the packed google.rpc.Status."""
+
+STATUS_CODES: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
+    ErrorCode.UNSPECIFIED: grpc.StatusCode.UNKNOWN,
+    ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
+    ErrorCode.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.WRONG_CLUSTER: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.UNKNOWN_TOPIC: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.UNKNOWN_PARTITION: grpc.StatusCode.NOT_FOUND,
+    ErrorCode.INVALID_TOPIC_NAME: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.TOPIC_ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorCode.INVALID_PARTITION_COUNT: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.INVALID_REPLICATION_FACTOR: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.INVALID_CONFIG: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.NOT_LEADER: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.LEADER_NOT_AVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.NOT_CONTROLLER: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.BROKER_FENCED: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.STALE_BROKER_EPOCH: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.DUPLICATE_BROKER: grpc.StatusCode.ALREADY_EXISTS,
+    ErrorCode.MESSAGE_TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.CORRUPT_BATCH: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.INVALID_BATCH: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.UNSUPPORTED_FORMAT: grpc.StatusCode.UNIMPLEMENTED,
+    ErrorCode.INVALID_ACKS: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.OFFSET_OUT_OF_RANGE: grpc.StatusCode.OUT_OF_RANGE,
+    ErrorCode.DATA_LOSS: grpc.StatusCode.DATA_LOSS,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.PRODUCER_FENCED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.OUTCOME_UNKNOWN: grpc.StatusCode.UNKNOWN,
+    ErrorCode.TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorCode.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.STORAGE_FAILED: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.SHUTTING_DOWN: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.FENCED_EPOCH: grpc.StatusCode.ABORTED,
+    ErrorCode.QUORUM_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.INVALID_ROUTE: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorCode.METADATA_NOT_REACHED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorCode.NOT_ENOUGH_BROKERS: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+"""gRPC status code of every error code."""
+
+_LEFT_OUT = "details_left_out"
+_MessageT = TypeVar("_MessageT", bound=Message)
+
+
+@dataclass(frozen=True)
+class RichStatus(grpc.Status):
+    """A status for `context.abort_with_status` of both gRPC stacks.
+
+    Attributes:
+        code: gRPC status code.
+        details: text for people.
+        trailing_metadata: the packed google.rpc.Status.
+    """
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStatus:
+    """What a failed call says.
+
+    Attributes:
+        code: the reason; None when the peer gave none: the failure is one of transport, or of another server in
+            between.
+        grpc_code: gRPC status code.
+        message: text for people.
+        retry_after_ms: milliseconds to wait before a retry, or None.
+        leader: who leads, with NOT_LEADER or NOT_CONTROLLER, if known.
+        readable_range: with OFFSET_OUT_OF_RANGE.
+        metadata: further facts as text.
+        append_response: what was appended before an Append failed.
+    """
+
+    code: ErrorCode | None
+    grpc_code: grpc.StatusCode
+    message: str
+    retry_after_ms: int | None = None
+    leader: LeaderHint | None = None
+    readable_range: ReadableRange | None = None
+    metadata: Mapping[str, str]
+    append_response: AppendResponse | None = None
+
+
+def cut_message(message: str) -> str:
+    """Give the start of a text for people: whole characters, at most `MAX_STATUS_MESSAGE_BYTES` of UTF-8."""
+    encoded = message.encode(errors="replace")
+    return encoded[:MAX_STATUS_MESSAGE_BYTES].decode(errors="ignore")
+
+
+def abort_status(
+    code: ErrorCode,
+    message: str,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    retry_after_ms: int | None = None,
+    leader: LeaderHint | None = None,
+    readable_range: ReadableRange | None = None,
+    extra_detail: Message | None = None,
+) -> RichStatus:
+    """Make the status of a failed call.
+
+    Args:
+        code: the reason.
+        message: text for people: what happened and what to do. Cut by `cut_message`.
+        metadata: further facts as text.
+        retry_after_ms: milliseconds to wait before a retry, 0 or more.
+        leader: who leads, if known.
+        readable_range: offsets that can be read.
+        extra_detail: one more message, such as AppendResponse.
+
+    Returns:
+        The status. Details that would pass `MAX_STATUS_DETAIL_BYTES` are left out, and the ErrorInfo then names them
+        under `details_left_out`: a peer refuses trailers above `MAX_STATUS_METADATA_BYTES`, and with them the whole
+        status.
+    """
+    message = cut_message(message)
+    wanted: list[Detail] = []
+    if retry_after_ms is not None:
+        wanted.append(Detail(rpc_details.RETRY_INFO_TYPE, rpc_details.encode_retry_info(retry_after_ms)))
+    wanted += [
+        Detail(detail.DESCRIPTOR.full_name, detail.SerializeToString())
+        for detail in (leader, readable_range, extra_detail)
+        if detail is not None
+    ]
+    facts = dict(metadata or {})
+    room_bytes = MAX_STATUS_DETAIL_BYTES - len(rpc_details.encode_error_info(code.name, DOMAIN, facts))
+    if room_bytes < 0:
+        room_bytes += len(rpc_details.encode_error_info("", "", facts))
+        facts = {_LEFT_OUT: "metadata"}
+    details: list[Detail] = []
+    for detail in wanted:
+        if len(detail.value) <= room_bytes:
+            room_bytes -= len(detail.value)
+            details.append(detail)
+        else:
+            facts[_LEFT_OUT] = ", ".join(filter(None, (facts.get(_LEFT_OUT), detail.type_name)))
+    info = Detail(rpc_details.ERROR_INFO_TYPE, rpc_details.encode_error_info(code.name, DOMAIN, facts))
+    status_code = STATUS_CODES[code]
+    packed = rpc_details.encode_status(status_code.value[0], message, [info, *details])
+    return RichStatus(status_code, message, ((DETAILS_KEY, packed),))
+
+
+def parse_rpc_error(error: grpc.RpcError) -> RemoteStatus:
+    """Read the status of a failed call; of either gRPC stack.
+
+    Never fails: details that cannot be read count as absent.
+    """
+    grpc_code = error.code()
+    message = error.details() or ""
+    metadata: Mapping[str, str] = {}
+    code: ErrorCode | None = None
+    found: dict[str, bytes] = {}
+    trailers = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    for key, value in trailers:
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            found = _details_by_type(value)
+    info = _error_info(found.get(rpc_details.ERROR_INFO_TYPE))
+    if info is not None and info.domain == DOMAIN:
+        code = ErrorCode.from_reason(info.reason)
+        metadata = info.metadata
+    return RemoteStatus(
+        code=code,
+        grpc_code=grpc_code,
+        message=message,
+        retry_after_ms=_retry_after_ms(found.get(rpc_details.RETRY_INFO_TYPE)),
+        leader=_parse(LeaderHint, found),
+        readable_range=_parse(ReadableRange, found),
+        metadata=metadata,
+        append_response=_parse(AppendResponse, found),
+    )
+
+
+def _details_by_type(packed: bytes) -> dict[str, bytes]:
+    try:
+        return dict(rpc_details.decode_status(packed).details)
+    except ValueError:
+        return {}
+
+
+def _error_info(value: bytes | None) -> rpc_details.ErrorInfo | None:
+    try:
+        return None if value is None else rpc_details.decode_error_info(value)
+    except ValueError:
+        return None
+
+
+def _retry_after_ms(value: bytes | None) -> int | None:
+    try:
+        return None if value is None else rpc_details.decode_retry_info(value)
+    except ValueError:
+        return None
+
+
+def _parse(message_type: type[_MessageT], found: Mapping[str, bytes]) -> _MessageT | None:
+    value = found.get(message_type.DESCRIPTOR.full_name)
+    try:
+        return None if value is None else message_type.FromString(value)
+    except DecodeError:
+        return None

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Base-128 varints of the protobuf wire format, for the few places that read or write it by hand.
+
+Reads a strict subset of what generated parsers take (at most 9 bytes, so no negative numbers); a caller that meets more
+falls back to the generated parser.
+Source: protobuf.dev/programming-guides/encoding.
+"""
+
+from __future__ import annotations
+
+from lograft.wire.checksum import BytesLike
+
+MAX_NUMBER_BYTES = 9
+"""Longest varint read as a number: 0 to 2**63 - 1."""
+
+MAX_LENGTH_BYTES = 4
+"""Longest varint read as a length: 0 to 2**28 - 1, far above every message limit."""
+
+
+def encode_varint(number: int) -> bytes:
+    """Encode a number of 0 or more."""
+    if 0 <= number < 0x80:
+        return _ONE_BYTE[number]
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def read_varint(buffer: BytesLike, position: int, max_bytes: int = MAX_NUMBER_BYTES) -> tuple[int, int]:
+    """Read one varint.
+
+    Returns:
+        (number, position after it).
+
+    Raises:
+        IndexError: the buffer ends inside it.
+        ValueError: it takes more than `max_bytes`.
+    """
+    byte = buffer[position]
+    if byte < 0x80:
+        return byte, position + 1
+    number = byte & 0x7F
+    for index in range(1, max_bytes):
+        byte = buffer[position + index]
+        number |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return number, position + index + 1
+    raise ValueError(f"a varint takes more than {max_bytes} bytes")
+
+
+_ONE_BYTE = [bytes([number]) for number in range(0x80)]

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command of another distribution, for the tests of plugins."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def hello(name: Annotated[str, typer.Option(help="Whom to greet.")] = "world") -> None:
+    """Greet."""
+    typer.echo(f"hello {name}")

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `lograft`, against a real broker: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from lograft import Producer
+from lograft.cli import main
+from tests.clients.reading import read_all
+from tests.clients.test_producer_errors import unused_address
+
+MakeTopic = Callable[..., str]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(bootstrap: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command line in this process and gives (exit code, output, error output)."""
+    monkeypatch.setenv("LOGRAFT_BOOTSTRAP", bootstrap)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        sys.stdout.flush()
+        out, err = capfdbinary.readouterr()
+        assert isinstance(end.value.code, int)
+        return end.value.code, out.decode(errors="replace"), err.decode(errors="replace")
+
+    return call
+
+
+def test_topics_are_created_listed_described_and_deleted(run: Run) -> None:
+    """The life of a topic, as tables and as JSON."""
+    code, out, _ = run("topics", "create", "cli-topic", "--partitions", "2", "--config", "flush.policy=none")
+    assert (code, out) == (0, "topic cli-topic has 2 partitions\n")
+    code, out, err = run("topics", "create", "cli-topic")
+    assert (code, out) == (1, "")
+    assert "lograft: error:" in err
+    assert run("topics", "create", "cli-topic", "--if-not-exists")[0] == 0
+    code, out, _ = run("topics", "list")
+    assert code == 0
+    assert "cli-topic" in out
+    code, out, _ = run("topics", "list", "--json")
+    assert [topic["partition_count"] for topic in json.loads(out) if topic["topic"] == "cli-topic"] == [2]
+    code, out, _ = run("topics", "describe", "cli-topic")
+    assert code == 0
+    assert "flush.policy" in out
+    code, out, _ = run("topics", "describe", "cli-topic", "--json")
+    described = json.loads(out)
+    assert described["configs"]["flush.policy"] == "none"
+    assert described["overridden"] == ["flush.policy"]
+    assert run("topics", "delete", "cli-topic", stdin=b"n\n")[0] == 1
+    assert run("topics", "delete", "cli-topic", "--yes")[:2] == (0, "topic cli-topic is deleted\n")
+    assert run("topics", "describe", "cli-topic")[0] == 1
+
+
+def test_values_and_lines_are_produced_and_consumed(
+    run: Run, bootstrap: str, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    """One value, standard input with keys, and a file come out of consume again, as text and as JSON."""
+    topic = make_topic()
+    code, out, _ = run("produce", topic, "--value", "one", "--key", "k", "--header", "h=v", "--timestamp", "1970-01-01")
+    assert (code, out) == (0, f"1 records to {topic}: partition 0 offsets 0 to 0\n")
+    code, out, _ = run("produce", topic, "--key-separator", ":", "--json", stdin=b"a:two\r\nthree\n")
+    assert json.loads(out) == {
+        "topic": topic,
+        "records": 2,
+        "partitions": [{"partition": 0, "first_offset": 1, "end_offset": 3, "records": 2}],
+    }
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"four\n\xff\n")
+    assert run("produce", topic, "--file", str(lines))[0] == 0
+    code, out, err = run("consume", topic, "--from-beginning", "--max", "4")
+    assert (code, out) == (0, "one\ntwo\nthree\nfour\n")
+    assert "4 records" in err
+    code, out, _ = run("consume", topic, "--json", "--partition", "0")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["offset"] for record in records] == [0, 1, 2, 3, 4]
+    assert (records[0]["key"], records[0]["value"], records[0]["timestamp_ms"]) == ("k", "one", 0)
+    assert records[0]["headers"] == [{"name": "h", "value": "v"}]
+    assert (records[1]["key"], records[2]["key"]) == ("a", None)
+    assert records[4]["value_base64"] == "/w=="
+    code, out, _ = run("consume", topic, "--offset", "3", "--verbose", "--max", "1")
+    assert out.startswith("0:3\t")
+    assert out.endswith("Z\t-\tfour\n")
+    assert run("consume", topic, "--timestamp", "2020-01-01T00:00:00+01:00", "--max", "1")[1] == "two\n"
+    assert run("consume", topic, "--timestamp", "0", "--follow", "--max", "5")[0] == 0
+    assert len(read_all(bootstrap, topic)) == 5
+
+
+def test_quorum_status_shows_leader_voters_and_brokers(run: Run) -> None:
+    """One voter, which leads, and one broker."""
+    code, out, _ = run("quorum", "status")
+    assert code == 0
+    assert "leader" in out
+    assert "active" in out
+    code, out, _ = run("quorum", "status", "--json")
+    status = json.loads(out)
+    assert status["leader_id"] == status["voters"][0]["node_id"]
+    assert [broker["fenced"] for broker in status["brokers"]] == [False]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-such-command"],
+        ["topics", "create"],
+        ["topics", "create", "t", "--partitions", "many"],
+        ["topics", "create", "t", "--config", "novalue"],
+        ["topics", "list", "--bootstrap", "nonsense:port"],
+        ["produce", "t", "--value", "v", "--acks", "3"],
+        ["produce", "t", "--value", "v", "--codec", "gzip"],
+        ["produce", "t", "--value", "v", "--file", __file__],
+        ["produce", "t", "--key-separator", ""],
+        ["produce", "t", "--file", "/no/such/file"],
+        ["consume", "t", "--offset", "1", "--from-beginning"],
+        ["consume", "t", "--timestamp", "yesterday"],
+        ["--log-level", "LOUD", "topics", "list"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2_and_says_why(run: Run, arguments: list[str]) -> None:
+    """Wrong usage is told on the error output and has its own exit code."""
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topics", "list", "--timeout-ms", "300"],
+        ["produce", "t", "--value", "v", "--timeout-ms", "300"],
+        ["consume", "t", "--timeout-ms", "300"],
+        ["quorum", "status", "--timeout-ms", "300"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_nobody_there_ends_with_1_and_names_the_address(run: Run, arguments: list[str]) -> None:
+    """Without a broker every command says so in one line and fails."""
+    address = unused_address()
+    code, out, err = run(*arguments, "--bootstrap", address)
+    assert (code, out) == (1, "")
+    assert address in err
+    assert "is it running?" in err
+
+
+def test_failed_records_end_with_1(run: Run, make_topic: MakeTopic) -> None:
+    """When a record is not delivered, produce fails and says which error it was."""
+    topic = make_topic(configs={"max.message.bytes": "2048"})
+    code, _, err = run("produce", topic, "--value", "x" * 5_000)
+    assert code == 1
+    assert "max.message.bytes" in err
+    assert run("produce", "no-such-topic", "--value", "v")[0] == 1
+
+
+def test_the_installed_command_works_and_the_library_needs_neither_typer_nor_rich(
+    bootstrap: str, make_topic: MakeTopic
+) -> None:
+    """The console script runs; `import lograft` and its clients load no typer and no rich."""
+    topic = make_topic()
+    command = [sys.executable, "-c", "from lograft.cli import main; main()"]
+    produced = subprocess.run(
+        [*command, "produce", topic, "-b", bootstrap], input=b"a\nb\n", capture_output=True, timeout=60, check=True
+    )
+    assert b"2 records" in produced.stdout
+    version = subprocess.run([*command, "--version"], capture_output=True, timeout=60, check=True)
+    assert version.stdout.startswith(b"lograft ")
+    check = (
+        "import sys, lograft; lograft.Producer, lograft.Consumer, lograft.Admin, lograft.aio.Producer; "
+        "sys.exit(bool({'typer', 'rich', 'click', 'pyarrow', 'pyspark'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", check], timeout=60, check=True)
+    lean = "import sys, lograft, lograft.wire.batch; sys.exit('grpc' in sys.modules or 'asyncio' in sys.modules)"
+    subprocess.run([sys.executable, "-c", lean], timeout=60, check=True)
+
+
+def test_plugins_bring_commands_and_broken_ones_harm_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of another distribution works; one that cannot be loaded says so and leaves the others alone."""
+    points = [
+        EntryPoint(name="hello", value="tests.cli.plugin:hello", group="lograft.commands"),
+        EntryPoint(name="broken", value="tests.cli.no_such_module:command", group="lograft.commands"),
+    ]
+    monkeypatch.setattr("lograft.cli.app.entry_points", lambda group: points)
+    assert run("hello", "--name", "you")[:2] == (0, "hello you\n")
+    code, _, err = run("broken")
+    assert code == 1
+    assert "cannot be loaded" in err
+    code, _, err = run("dev")
+    assert code == 1
+    assert "lograft-server" in err
+
+
+def test_follow_waits_for_new_records_until_it_is_interrupted(bootstrap: str, make_topic: MakeTopic) -> None:
+    """Consume --follow prints what comes, and Ctrl-C is its normal end."""
+    topic = make_topic()
+    # A test run in the background may ignore SIGINT and hand that down: the command gets Python's own handler back.
+    handler = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{handler}; from lograft.cli import main; main()"]
+    with subprocess.Popen(
+        [*command, "consume", topic, "--follow", "--from-beginning", "-b", bootstrap], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        for number in range(3):
+            with Producer(bootstrap) as producer:
+                producer.send(topic, b"%d" % number)
+            assert process.stdout.readline() == b"%d\n" % number
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocking admin client against a real broker: what works, and every bad input as a typed error."""
+
+from __future__ import annotations
+
+import pytest
+from lograft import Admin, ErrorCode
+from lograft.errors import (
+    ClientClosedError,
+    InvalidRequestError,
+    InvalidSettingError,
+    LograftError,
+    NoBrokerError,
+    TopicAlreadyExistsError,
+    UnknownTopicError,
+    UsageError,
+    WrongClusterError,
+)
+from tests.clients.test_producer_errors import unused_address
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "x" * 250, "a/b", "a\0b", "a b", "ü"])
+def test_bad_topic_names_are_refused(admin: Admin, topic: str) -> None:
+    """Names outside the rule are refused with the code for it."""
+    with pytest.raises(InvalidRequestError) as caught:
+        admin.create_topic(topic)
+    assert caught.value.code is ErrorCode.INVALID_TOPIC_NAME
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"partition_count": -1}, ErrorCode.INVALID_PARTITION_COUNT),
+        ({"replication_factor": 3}, ErrorCode.INVALID_REPLICATION_FACTOR),
+        ({"configs": {"no.such.config": "1"}}, ErrorCode.INVALID_CONFIG),
+        ({"configs": {"max.message.bytes": "many"}}, ErrorCode.INVALID_CONFIG),
+        ({"partition_count": 2**40}, ErrorCode.INVALID_REQUEST),
+    ],
+    ids=str,
+)
+def test_bad_fields_are_refused_with_their_code(admin: Admin, fields: dict[str, object], code: ErrorCode) -> None:
+    """Counts, factors and configs that do not fit are refused, each with its own code, and nothing is made."""
+    with pytest.raises(LograftError) as caught:
+        admin.create_topic("bad-fields", **fields)  # pyright: ignore[reportArgumentType]
+    assert caught.value.code is code
+    with pytest.raises(UnknownTopicError):
+        admin.describe_topic("bad-fields")
+
+
+def test_topic_can_be_used_and_seen_at_once_and_not_made_twice(admin: Admin) -> None:
+    """A created topic is described, listed and refused a second time; a validated one is not made."""
+    checked = admin.create_topic("seen-at-once", partition_count=3, validate_only=True)
+    assert checked.topic == "seen-at-once"
+    created = admin.create_topic("seen-at-once", partition_count=3)
+    assert [part.partition for part in created.partitions] == [0, 1, 2]
+    assert all(part.leader_id is not None and part.replicas == part.isr for part in created.partitions)
+    assert admin.describe_topic("seen-at-once") == created
+    summary = next(topic for topic in admin.list_topics() if topic.topic == "seen-at-once")
+    assert (summary.partition_count, summary.replication_factor, summary.topic_id) == (3, 1, created.topic_id)
+    with pytest.raises(TopicAlreadyExistsError):
+        admin.create_topic("seen-at-once")
+    admin.delete_topic("seen-at-once")
+    with pytest.raises(UnknownTopicError):
+        admin.delete_topic("seen-at-once")
+
+
+def test_wrong_cluster_and_closed_client_are_refused(bootstrap: str) -> None:
+    """Another cluster's id is refused by the server; a closed client refuses itself."""
+    with Admin(bootstrap, cluster_id="another") as client, pytest.raises(WrongClusterError):
+        client.list_topics()
+    client.close()
+    with pytest.raises(ClientClosedError):
+        client.list_topics()
+    with pytest.raises(InvalidSettingError):
+        Admin(bootstrap, request_timeout_ms=0)
+    with pytest.raises(UsageError):
+        Admin("")
+
+
+def test_silence_ends_with_the_timeout_and_another_address_helps(bootstrap: str) -> None:
+    """Nobody there: a typed error within the time given. One of several addresses is enough."""
+    with Admin(unused_address(), request_timeout_ms=300) as client, pytest.raises(NoBrokerError, match="300 ms"):
+        client.describe_cluster()
+    with Admin([unused_address(), bootstrap]) as client:
+        assert client.describe_cluster().brokers

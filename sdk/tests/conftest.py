@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real cluster in this process, and topics of its own for every test that asks for one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from lograft import Admin
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def bootstrap() -> Iterator[str]:
+    """Address of a cluster that all tests of a session share."""
+    # Only here: the tests of the wire kit must run where no server is installed.
+    from brokerd.embedded import EmbeddedCluster
+
+    with EmbeddedCluster() as cluster:
+        yield cluster.bootstrap
+
+
+@pytest.fixture(scope="session")
+def admin(bootstrap: str) -> Iterator[Admin]:
+    """A blocking admin client."""
+    with Admin(bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def make_topic(admin: Admin) -> Callable[..., str]:
+    """Makes a topic with a name of its own."""
+
+    def make(partition_count: int = 1, configs: Mapping[str, str] | None = None) -> str:
+        name = f"topic-{next(_numbers)}"
+        admin.create_topic(name, partition_count=partition_count, configs=configs)
+        return name
+
+    return make

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gathering of records into batches."""
+
+from __future__ import annotations
+
+from lograft._core.accumulator import (
+    BATCH_OVERHEAD_BYTES,
+    MARK_INTERVAL_MS,
+    MAX_BATCH_RECORDS,
+    RECORD_OVERHEAD_BYTES,
+    Accumulator,
+    AddResult,
+)
+from lograft._core.buffers import CLOSED, PartitionBuffer
+from lograft.types import Headers
+from tests.core.builders import Encoder, make_accumulator
+
+
+def add(
+    accumulator: Accumulator,
+    part: PartitionBuffer,
+    value: bytes | None,
+    key: bytes | None = None,
+    timestamp_ms: int | None = None,
+    headers: Headers | None = None,
+    *,
+    now_ms: int = 0,
+    wall_ms: int = 1_000,
+) -> AddResult:
+    """Add a record the slow way."""
+    return accumulator.add(part, value, key, timestamp_ms, headers, now_ms=now_ms, wall_ms=wall_ms)
+
+
+def append_fast(part: PartitionBuffer, value: bytes, key: bytes | None) -> bool:
+    """Add a record as the producers' fast path does; False: it does not fit."""
+    batch = part.open
+    room = batch.room - len(value) - len(key or b"") - RECORD_OVERHEAD_BYTES
+    if room < 0:
+        return False
+    batch.room = room
+    batch.flat += (value, key)
+    return True
+
+
+def test_batch_is_sealed_when_the_next_record_would_pass_the_limit() -> None:
+    """A batch never takes a record that would bring it over its size; that record opens the next one."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder, batch_bytes=1_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    for _ in range(3):
+        assert add(accumulator, part, b"x" * 300) is AddResult.ADDED
+    assert [len(call[0]) for call in encoder.calls] == [2]
+    assert part.record_count == 1
+    assert accumulator.sealed[0].reserved_bytes == BATCH_OVERHEAD_BYTES + 2 * (300 + RECORD_OVERHEAD_BYTES)
+
+
+def test_record_over_the_batch_size_travels_alone_up_to_the_record_limit() -> None:
+    """A single record may be larger than a batch, but not than the topic's limit."""
+    accumulator = make_accumulator(batch_bytes=1_000, max_record_bytes=5_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    assert add(accumulator, part, b"a") is AddResult.ADDED
+    assert add(accumulator, part, b"x" * 4_000) is AddResult.ADDED
+    assert add(accumulator, part, b"b") is AddResult.ADDED
+    assert [batch.record_count for batch in accumulator.sealed] == [1, 1]
+    before = accumulator.reserved_bytes
+    assert add(accumulator, part, b"x" * 5_000) is AddResult.TOO_LARGE
+    assert accumulator.reserved_bytes == before
+
+
+def test_learned_limit_bounds_batches_and_records() -> None:
+    """Once the topic's limit is known, batches and records keep to it; a higher limit does not make batches larger."""
+    accumulator = make_accumulator(batch_bytes=1_000, max_record_bytes=5_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    accumulator.limit_batches(part, 700)
+    assert (part.size_limit, part.max_record_bytes) == (700, 700)
+    assert add(accumulator, part, b"x" * 600) is AddResult.TOO_LARGE
+    accumulator.limit_batches(part, 1 << 20)
+    assert (part.size_limit, part.max_record_bytes) == (1_000, 5_000)
+
+
+def test_full_buffer_refuses_and_changes_nothing() -> None:
+    """When the memory bound is reached, a record is refused and neither the open batch nor the count changes."""
+    accumulator = make_accumulator(batch_bytes=1_000, buffer_bytes=2_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    count = 0
+    while add(accumulator, part, b"x" * 100) is AddResult.ADDED:
+        count += 1
+    state = (accumulator.reserved_bytes, part.record_count, len(accumulator.sealed))
+    assert add(accumulator, part, b"x" * 100) is AddResult.BUFFER_FULL
+    assert state == (accumulator.reserved_bytes, part.record_count, len(accumulator.sealed))
+    assert count == 2 * ((1_000 - BATCH_OVERHEAD_BYTES) // 116) + 1 or accumulator.reserved_bytes <= 2_000
+
+
+def test_record_that_can_never_fit_the_buffer_is_too_large() -> None:
+    """A record over the whole buffer is refused for good: waiting would not help."""
+    accumulator = make_accumulator(batch_bytes=1_000, buffer_bytes=2_000, max_record_bytes=5_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    assert add(accumulator, part, b"x" * 2_000) is AddResult.TOO_LARGE
+
+
+def test_relieve_seals_only_when_nothing_is_under_way() -> None:
+    """A full buffer makes open batches go out early, but not while a sealed one will free memory."""
+    accumulator = make_accumulator()
+    parts = accumulator.add_topic("t", 2, first_sticky=0).parts
+    for part in parts:
+        add(accumulator, part, b"v")
+    accumulator.relieve()
+    assert len(accumulator.sealed) == 2
+    add(accumulator, parts[0], b"v")
+    accumulator.relieve()
+    assert len(accumulator.sealed) == 2
+
+
+def test_linger_seals_in_order_of_opening_and_not_before() -> None:
+    """A batch is sealed once it has lingered, the oldest first."""
+    accumulator = make_accumulator(linger_ms=5)
+    parts = accumulator.add_topic("t", 2, first_sticky=0).parts
+    assert accumulator.deadline_ms() is None
+    add(accumulator, parts[1], b"v", now_ms=10)
+    add(accumulator, parts[0], b"v", now_ms=12)
+    assert accumulator.deadline_ms() == 15
+    accumulator.expire(now_ms=14, wall_ms=0)
+    assert not accumulator.sealed
+    accumulator.expire(now_ms=15, wall_ms=0)
+    assert [batch.partition for batch in accumulator.sealed] == [1]
+    assert accumulator.deadline_ms() == 17
+    accumulator.seal(parts[0])
+    assert accumulator.deadline_ms() is None
+
+
+def test_batch_lingers_on_with_time_marks_while_the_pipeline_is_full() -> None:
+    """With a full pipeline the open batch goes on filling, and later records get later timestamps."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder, linger_ms=0, max_in_flight=1)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, b"a", wall_ms=1_000)
+    accumulator.expire(now_ms=0, wall_ms=1_000)
+    first = accumulator.sealed.popleft()
+    add(accumulator, part, b"b", now_ms=1, wall_ms=1_001)
+    accumulator.expire(now_ms=1, wall_ms=1_001)
+    assert accumulator.deadline_ms() == 1 + MARK_INTERVAL_MS
+    accumulator.expire(now_ms=1 + MARK_INTERVAL_MS, wall_ms=1_050)
+    add(accumulator, part, b"c", now_ms=20, wall_ms=1_060)
+    assert not accumulator.sealed
+    accumulator.release(first, part, now_ms=30)
+    assert encoder.calls[1][2] == [1_001, 1_050]
+    assert accumulator.deadline_ms() is None
+
+
+def test_release_leaves_a_batch_that_has_not_lingered() -> None:
+    """Room in the pipeline does not cut the linger short."""
+    accumulator = make_accumulator(linger_ms=50, max_in_flight=1)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, b"a")
+    accumulator.seal_all()
+    first = accumulator.sealed.popleft()
+    add(accumulator, part, b"b", now_ms=10)
+    accumulator.release(first, part, now_ms=20)
+    assert not accumulator.sealed
+    assert accumulator.reserved_bytes > 0
+
+
+def test_own_timestamps_and_headers_fill_up_the_columns() -> None:
+    """Records before and after the one with its own timestamp or headers get the batch's time and no headers."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, b"a", b"k", wall_ms=1_000)
+    add(accumulator, part, b"b", None, 5, wall_ms=1_001)
+    assert part.open is CLOSED
+    assert part.room == part.rich_room
+    add(accumulator, part, None, None, None, [("h", None)], wall_ms=1_002)
+    add(accumulator, part, b"d", wall_ms=1_003)
+    assert accumulator.extend(part, [b"e"], None, None, size_bytes=1, now_ms=0, wall_ms=1_004) is AddResult.ADDED
+    accumulator.seal_all()
+    assert encoder.calls == [
+        (
+            [b"a", b"b", None, b"d", b"e"],
+            [b"k", None, None, None, None],
+            [1_000, 5, 1_002, 1_003, 1_004],
+            [(), (), [("h", None)], (), ()],
+        )
+    ]
+    assert (part.room, part.record_count, part.is_open) == (0, 0, False)
+
+
+def test_keyless_batches_have_no_key_column() -> None:
+    """A batch without any key is encoded without keys."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, b"a")
+    add(accumulator, part, b"b")
+    accumulator.seal_all()
+    add(accumulator, part, b"c")
+    add(accumulator, part, b"d", b"k")
+    accumulator.seal_all()
+    assert [call[1] for call in encoder.calls] == [None, [None, b"k"]]
+
+
+def test_extend_takes_columns_and_refuses_what_one_batch_cannot_hold() -> None:
+    """Many records go in at once with their keys and times; more than a batch holds are left to the caller."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder, batch_bytes=1_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    many = [b"x" * 100] * 5
+    assert (
+        accumulator.extend(part, many, [b"k"] * 5, [1, 2, 3, 4, 5], size_bytes=505, now_ms=0, wall_ms=0)
+        is AddResult.ADDED
+    )
+    assert accumulator.extend(part, many, None, None, size_bytes=500, now_ms=0, wall_ms=7) is AddResult.ADDED
+    assert encoder.calls == [(many, [b"k"] * 5, [1, 2, 3, 4, 5], None)]
+    assert accumulator.extend(part, many * 2, None, None, size_bytes=1_000, now_ms=0, wall_ms=0) is AddResult.TOO_LARGE
+    full = make_accumulator(batch_bytes=1_000, buffer_bytes=1_000)
+    part = full.add_topic("t", 1, first_sticky=0).parts[0]
+    assert full.extend(part, many, None, None, size_bytes=500, now_ms=0, wall_ms=0) is AddResult.ADDED
+    assert full.extend(part, many, None, None, size_bytes=500, now_ms=0, wall_ms=0) is AddResult.BUFFER_FULL
+
+
+def test_batch_never_holds_more_records_than_the_format_allows() -> None:
+    """Even of empty records a batch takes at most the format's number, whichever way they come."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder, batch_bytes=8 << 20, buffer_bytes=64 << 20)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    for _ in range(150_000):
+        if not append_fast(part, b"", None):
+            assert add(accumulator, part, b"") is AddResult.ADDED
+    for _ in range(5):
+        assert (
+            accumulator.extend(part, [b""] * 40_000, None, None, size_bytes=0, now_ms=0, wall_ms=0) is AddResult.ADDED
+        )
+    accumulator.seal_all()
+    counts = [len(call[0]) for call in encoder.calls]
+    assert sum(counts) == 350_000
+    assert max(counts) <= MAX_BATCH_RECORDS
+    assert (
+        accumulator.extend(part, [b""] * 60_000, None, None, size_bytes=0, now_ms=0, wall_ms=0) is AddResult.TOO_LARGE
+    )
+
+
+def test_encoded_batch_seals_what_came_before_it() -> None:
+    """A batch that the caller encoded keeps its place behind the records sent before."""
+    accumulator = make_accumulator(buffer_bytes=20_000, max_record_bytes=15_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, b"a")
+    assert accumulator.add_encoded(part, bytearray(8_000), 7, now_ms=3) is AddResult.ADDED
+    assert [batch.record_count for batch in accumulator.sealed] == [1, 7]
+    assert accumulator.sealed[1].deadline_ms == 1_003
+    assert accumulator.add_encoded(part, bytearray(15_001), 7, now_ms=3) is AddResult.TOO_LARGE
+    assert accumulator.add_encoded(part, bytearray(15_000), 7, now_ms=3) is AddResult.BUFFER_FULL
+    assert accumulator.add_encoded(part, bytearray(100), 1, now_ms=3) is AddResult.ADDED
+
+
+def test_sticky_partition_moves_when_its_batch_is_sealed() -> None:
+    """Records without a key fill one batch of one partition, then turn to the next; other partitions do not matter."""
+    accumulator = make_accumulator()
+    buffers = accumulator.add_topic("t", 3, first_sticky=5)
+    assert buffers.sticky == 2
+    add(accumulator, buffers.parts[1], b"keyed")
+    accumulator.seal_all()
+    assert buffers.sticky == 2
+    add(accumulator, buffers.parts[2], b"sticky")
+    accumulator.seal_all()
+    assert buffers.sticky == 0
+    accumulator.grow_topic(buffers, 5)
+    accumulator.grow_topic(buffers, 2)
+    assert [part.partition for part in buffers.parts] == [0, 1, 2, 3, 4]
+
+
+def test_flush_mark_is_reached_when_everything_before_it_is_resolved() -> None:
+    """A flush waits for what was sent before it, in whatever order it is resolved, and for nothing later."""
+    accumulator = make_accumulator(linger_ms=10)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    assert accumulator.has_reached(accumulator.flush_mark())
+    add(accumulator, part, b"a")
+    accumulator.seal_all()
+    add(accumulator, part, b"b")
+    mark = accumulator.flush_mark()
+    add(accumulator, part, b"c")
+    accumulator.seal_all()
+    first, second, third = accumulator.sealed
+    accumulator.release(second, part, now_ms=0)
+    assert not accumulator.has_reached(mark)
+    accumulator.release(first, part, now_ms=0)
+    assert accumulator.has_reached(mark)
+    assert not accumulator.has_reached(accumulator.flush_mark())
+    accumulator.release(third, part, now_ms=0)
+    assert accumulator.reserved_bytes == 0
+    assert repr(third).startswith("SealedBatch(t-0, ordinal=2")
+
+
+def test_record_appended_to_a_closing_batch_is_taken_in_again() -> None:
+    """What the fast path appends after a batch was copied is not lost: it opens the next batch, in order."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder, buffer_bytes=10_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, b"1")
+    batch = part.open
+    accumulator.seal(part)
+    batch.flat += (b"2", b"k", b"3", None)
+    assert part.open is not batch
+    accumulator.take_late(part, batch, now_ms=7, wall_ms=8)
+    accumulator.take_late(part, batch, now_ms=7, wall_ms=8)
+    assert batch.flat == []
+    accumulator.seal_all()
+    assert [call[:3] for call in encoder.calls] == [([b"1"], None, 1_000), ([b"2", b"3"], [b"k", None], 8)]
+    assert CLOSED.flat == []
+
+
+def test_late_records_fit_even_into_a_full_buffer_and_a_rich_batch() -> None:
+    """A late record was accepted already: neither the memory bound nor other columns stand in its way."""
+    encoder = Encoder()
+    accumulator = make_accumulator(encoder, batch_bytes=1_000, buffer_bytes=1_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    add(accumulator, part, b"1")
+    batch = part.open
+    assert add(accumulator, part, b"2", None, 5, [("h", None)]) is AddResult.ADDED
+    assert part.open is CLOSED
+    batch.flat += (b"late", b"k")
+    accumulator.take_late(part, batch, now_ms=0, wall_ms=9)
+    accumulator.seal_all()
+    assert encoder.calls[0] == (
+        [b"1", b"2", b"late"],
+        [None, None, b"k"],
+        [1_000, 5, 9],
+        [(), [("h", None)], ()],
+    )
+    full = make_accumulator(batch_bytes=1_000, buffer_bytes=1_000)
+    part = full.add_topic("t", 1, first_sticky=0).parts[0]
+    add(full, part, b"x" * 700)
+    batch = part.open
+    full.seal_all()
+    assert add(full, part, b"x" * 700) is AddResult.BUFFER_FULL
+    batch.flat += (b"y" * 700, None)
+    full.take_late(part, batch, now_ms=0, wall_ms=0)
+    assert full.reserved_bytes > 1_000

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Spark session and one embedded cluster for all Spark tests; a topic of its own for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from lograft.spark import local_session
+
+if TYPE_CHECKING:
+    from lograft import Admin
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    # Small Arrow batches, so that a few thousand rows are many batches.
+    session = local_session(
+        "lograft tests",
+        directory=tmp_path_factory.mktemp("spark"),
+        log_level="off",
+        settings={"spark.sql.execution.arrow.maxRecordsPerBatch": "500"},
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    from brokerd.embedded import EmbeddedCluster
+
+    directory: Path = tmp_path_factory.mktemp("cluster")
+    with EmbeddedCluster(directory / "data") as cluster:
+        yield cluster.bootstrap
+
+
+@pytest.fixture(scope="session")
+def admin(bootstrap: str) -> Iterator[Admin]:
+    from lograft import Admin
+
+    with Admin(bootstrap) as client:
+        yield client
+
+
+@pytest.fixture
+def make_topic(admin: Admin) -> Callable[..., str]:
+    """Make a topic with a new name: `make_topic(partition_count=3)`."""
+
+    def make(partition_count: int = 3, *, prefix: str = "topic") -> str:
+        topic = f"{prefix}-{uuid.uuid4().hex}"
+        admin.create_topic(topic, partition_count=partition_count)
+        return topic
+
+    return make

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetched batches as rows for Spark. No Spark session is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from lograft.fetched import FetchedBatch
+from lograft.spark import arrow_rows
+from lograft.spark.arrow_rows import arrow_schema, joined, rows_of
+from lograft.spark.schema import row_schema
+from lograft.spark.settings import Assign, AtPosition, Connection, ReadOptions
+from lograft.types import Position, TopicPartition
+from lograft.wire.batch import Codec, RecordBatch, encode_batch
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+ZERO = TopicPartition("t", 0)
+SEVEN = TopicPartition("orders", 7)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def read_options(*, include_headers: bool) -> ReadOptions:
+    bound = AtPosition(option="o", position=Position.EARLIEST)
+    return ReadOptions(
+        connection=Connection(bootstrap=("127.0.0.1:1",)),
+        selection=Assign(partitions=(ZERO,)),
+        start=bound,
+        end=bound,
+        include_headers=include_headers,
+    )
+
+
+def fetched(batch: bytearray, *, skip: int = 0, partition: TopicPartition = ZERO) -> FetchedBatch:
+    return FetchedBatch(partition.topic, partition.partition, RecordBatch(batch), skip=skip)
+
+
+@pytest.mark.parametrize("include_headers", [False, True])
+def test_schema_is_the_one_that_spark_expects(include_headers: bool) -> None:
+    """Spark compares the first batch with its own form of the columns, and trusts the others."""
+    columns = row_schema(read_options(include_headers=include_headers))
+    as_sent = StructType.fromJson(columns.jsonValue())
+    assert arrow_schema(include_headers).equals(to_arrow_schema(as_sent, timezone="UTC"))
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+@pytest.mark.parametrize("include_headers", [False, True])
+def test_rows_carry_every_field(codec: Codec, include_headers: bool) -> None:
+    """Key, value, place, time and headers come out as they went in, nulls included."""
+    batch = encode_batch(
+        [b"a", None, b""],
+        keys=[b"k", b"", None],
+        timestamps_ms=[5, 0, 86_400_001],
+        headers=[[("x", b"1"), ("x", None)], [], [("y", b"")]],
+        codec=codec,
+        base_offset=100,
+    )
+    rows = rows_of(fetched(batch, partition=SEVEN), SEVEN, end_offset=1000, include_headers=include_headers)
+    assert rows is not None
+    assert rows.schema.equals(arrow_schema(include_headers))
+    rows.validate(full=True)
+    expected = {
+        "key": [b"k", b"", None],
+        "value": [b"a", None, b""],
+        "topic": ["orders"] * 3,
+        "partition": [7] * 3,
+        "offset": [100, 101, 102],
+        "timestamp": [EPOCH + timedelta(milliseconds=each) for each in (5, 0, 86_400_001)],
+        "timestampType": [0] * 3,
+    }
+    if include_headers:
+        expected["headers"] = [
+            [{"key": "x", "value": b"1"}, {"key": "x", "value": None}],
+            None,
+            [{"key": "y", "value": b""}],
+        ]
+    assert rows.to_pydict() == expected
+
+
+def test_batch_without_headers_still_has_the_column() -> None:
+    """The schema does not depend on the batch."""
+    rows = rows_of(fetched(encode_batch([b"a"])), ZERO, end_offset=10, include_headers=True)
+    assert rows is not None
+    assert rows.schema.equals(arrow_schema(True))
+    assert rows.column("headers").to_pylist() == [None]
+
+
+@pytest.mark.parametrize(
+    ("skip", "end_offset", "offsets"), [(0, 99, [10, 11, 12]), (1, 99, [11, 12]), (1, 12, [11]), (0, 10, None)]
+)
+def test_range_cuts_batches(skip: int, end_offset: int, offsets: Sequence[int] | None) -> None:
+    """Records before the position and at or after the end are not given out; nothing left is None."""
+    batch = encode_batch([b"a", b"b", b"c"], base_offset=10)
+    rows = rows_of(fetched(batch, skip=skip), ZERO, end_offset=end_offset, include_headers=False)
+    assert (None if rows is None else rows.column("offset").to_pylist()) == offsets
+
+
+def test_small_batches_are_joined_and_long_ones_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the sizes, rows keep their order and no batch has too many."""
+    monkeypatch.setattr(arrow_rows, "MAX_ROWS", 4)
+    batches = [pa.record_batch({"n": numbers}) for numbers in ([1], [2, 3], [4, 5, 6, 7, 8, 9], [10])]
+    sizes = [batch.to_pydict()["n"] for batch in joined(iter(batches))]
+    assert sizes == [[1, 2, 3, 4], [5, 6, 7, 8], [9], [10]]
+    assert list(joined(iter([]))) == []
+
+
+def test_join_stops_at_the_target_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that are large enough are passed on alone."""
+    monkeypatch.setattr(arrow_rows, "TARGET_BYTES", 16)
+    batches = [pa.record_batch({"n": [1, 2]}), pa.record_batch({"n": [3]}), pa.record_batch({"n": [4]})]
+    assert [batch.num_rows for batch in joined(iter(batches))] == [2, 2]

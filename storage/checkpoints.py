@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files that are replaced as a whole.
+
+`replace_file` writes a temporary file in the same directory, syncs it, renames it over the old one and syncs the
+directory: after a crash either the old or the new content is there. With `durable=False` the two syncs are left
+out; then the content must carry its own check and be something that can be rebuilt (indexes, producer snapshots).
+
+Text checkpoints (`encode_lines`):
+
+    0                       version
+    <n>                     number of lines that follow
+    <line 1> ... <line n>
+    crc32c <8 hex digits>   of everything before this line
+
+Source: ALICE (OSDI 2014), rule "replace"; Kafka, CheckpointFile (the checksum line is ours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lograft.wire.checksum import crc32c
+
+from .env import Disk
+from .errors import DiskError, FileMissingError
+from .names import TEMPORARY_SUFFIX
+
+_VERSION_LINE = "0"
+_CRC_PREFIX = "crc32c "
+
+
+def replace_file(disk: Disk, path: str, content: bytes, *, durable: bool = True) -> None:
+    """Replace the file at `path`, or create it.
+
+    Raises:
+        DiskFullError: the old content is still there.
+        DiskFailedError: the disk is failed for good.
+    """
+    temporary = path + TEMPORARY_SUFFIX
+    if disk.exists(temporary):
+        disk.remove(temporary)
+    file = disk.create_file(temporary)
+    try:
+        file.append([content])
+        if durable:
+            file.sync()
+    except DiskError:
+        file.close()
+        if disk.failure is None:
+            disk.remove(temporary)
+        raise
+    file.close()
+    disk.rename(temporary, path)
+    if durable:
+        disk.sync_directory(parent_of(path))
+
+
+def parent_of(path: str) -> str:
+    """Return the directory that holds a file."""
+    return path.rpartition("/")[0] or "/"
+
+
+def remove_if_exists(disk: Disk, path: str) -> bool:
+    """Remove a file; tell whether it was there."""
+    try:
+        disk.remove(path)
+    except FileMissingError:
+        return False
+    return True
+
+
+def encode_lines(lines: Sequence[str]) -> bytes:
+    """Return the content of a text checkpoint."""
+    body = "".join(f"{line}\n" for line in (_VERSION_LINE, str(len(lines)), *lines)).encode()
+    return body + f"{_CRC_PREFIX}{crc32c(body):08x}\n".encode()
+
+
+def decode_lines(content: bytes) -> list[str] | None:
+    """Read a text checkpoint; None if it is not whole."""
+    head, newline, tail = content.rpartition(b"\n")
+    body_end = head.rfind(b"\n") + 1
+    body = content[:body_end]
+    if not newline or tail or head[body_end:] != f"{_CRC_PREFIX}{crc32c(body):08x}".encode():
+        return None
+    lines = body.decode("ascii", errors="replace").splitlines()
+    if len(lines) < 2 or lines[0] != _VERSION_LINE or lines[1] != str(len(lines) - 2):
+        return None
+    return lines[2:]
+
+
+def read_lines(disk: Disk, path: str) -> list[str] | None:
+    """Read a text checkpoint from disk; None if it is missing or not whole."""
+    try:
+        return decode_lines(disk.read_file(path))
+    except FileMissingError:
+        return None

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The damaged ranges of one log: quarantined bytes that are never served and never cut.
+
+File `damaged-ranges`: a text checkpoint with one line a range:
+`<segment base offset> <base offset> <end offset> <position> <end position>`. No file: no damage.
+The bytes stay where they are; a repair from a replica replaces them later. If the file itself is lost, the damage
+is found again when it is read the first time.
+Source: architecture section 6; Alagappan et al. (FAST 2018), "faulty" entries.
+"""
+
+from __future__ import annotations
+
+from .checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
+from .env import Disk
+from .names import DAMAGE_FILE
+from .types import DamagedRange
+
+_FIELDS = 5
+
+
+class DamagedRanges:
+    """All damaged ranges of one log, ascending, not overlapping."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._path = f"{directory}/{DAMAGE_FILE}"
+        self._ranges: list[DamagedRange] = []
+        self._saved = True
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def all(self) -> tuple[DamagedRange, ...]:
+        """Return all ranges."""
+        return tuple(self._ranges)
+
+    def of_segment(self, segment_base_offset: int) -> list[DamagedRange]:
+        """Return the ranges of one segment, ascending."""
+        return [damaged for damaged in self._ranges if damaged.segment_base_offset == segment_base_offset]
+
+    def covering(self, offset: int) -> DamagedRange | None:
+        """Return the range that holds an offset, or None."""
+        for damaged in self._ranges:
+            if damaged.base_offset <= offset < damaged.end_offset:
+                return damaged
+        return None
+
+    def add(self, damaged: DamagedRange) -> None:
+        """Add a range in memory; `save` makes it durable."""
+        assert damaged.base_offset < damaged.end_offset, f"{damaged}"
+        if damaged not in self._ranges:
+            self._ranges.append(damaged)
+            self._ranges.sort(key=lambda item: item.base_offset)
+            self._saved = False
+
+    def truncate_suffix(self, to_offset: int) -> None:
+        """Forget ranges that begin at `to_offset` or beyond."""
+        kept = [damaged for damaged in self._ranges if damaged.base_offset < to_offset]
+        if len(kept) != len(self._ranges):
+            self._ranges = kept
+            self._saved = False
+
+    def save(self) -> None:
+        """Make the ranges durable if they changed.
+
+        Raises:
+            DiskFullError, DiskFailedError.
+        """
+        if self._saved:
+            return
+        if self._ranges:
+            replace_file(self._disk, self._path, encode_lines([_encode(damaged) for damaged in self._ranges]))
+        else:
+            remove_if_exists(self._disk, self._path)
+        self._saved = True
+
+    @classmethod
+    def load(cls, disk: Disk, directory: str) -> DamagedRanges:
+        """Read the file; without a whole one there is no known damage."""
+        ranges = cls(disk, directory)
+        for line in read_lines(disk, ranges._path) or []:
+            damaged = _decode(line)
+            if damaged is not None:
+                ranges.add(damaged)
+        ranges._saved = True
+        return ranges
+
+
+def _encode(damaged: DamagedRange) -> str:
+    numbers = (
+        damaged.segment_base_offset,
+        damaged.base_offset,
+        damaged.end_offset,
+        damaged.position,
+        damaged.end_position,
+    )
+    return " ".join(map(str, numbers))
+
+
+def _decode(line: str) -> DamagedRange | None:
+    words = line.split(" ")
+    if len(words) != _FIELDS or not all(word.isdecimal() for word in words):
+        return None
+    segment_base_offset, base_offset, end_offset, position, end_position = map(int, words)
+    return DamagedRange(
+        segment_base_offset=segment_base_offset,
+        base_offset=base_offset,
+        end_offset=end_offset,
+        position=position,
+        end_position=end_position,
+    )

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which leader epoch begins at which offset: the memory by which two logs find where they diverge.
+
+Law: entries are strictly increasing in epoch and in start offset; the records of an epoch are those from its start
+offset to the start offset of the next entry (exclusive). A cache of the log: rebuilt from batch headers when its
+file is missing.
+
+File `leader-epoch-checkpoint` is a text checkpoint (`checkpoints.encode_lines`) with one line `<epoch> <start
+offset>` an entry.
+Source: KIP-101; KIP-279; Kafka, LeaderEpochFileCache.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .types import EpochEnd
+
+
+class EpochStart(NamedTuple):
+    """The first record of `epoch` stands at `start_offset` (inclusive)."""
+
+    epoch: int
+    start_offset: int
+
+
+class LeaderEpochs:
+    """The epochs of one log, in memory."""
+
+    __slots__ = ("_epochs", "_starts")
+
+    def __init__(self, entries: Iterable[EpochStart] = ()) -> None:
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+        for epoch, start_offset in entries:
+            self.assign(epoch, start_offset)
+
+    def entries(self) -> list[EpochStart]:
+        """Return all entries, ascending."""
+        return [EpochStart(*entry) for entry in zip(self._epochs, self._starts, strict=True)]
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The largest epoch, or None for a log that never had one."""
+        return self._epochs[-1] if self._epochs else None
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """Let `epoch` begin at `start_offset`; does nothing if it is the last epoch already.
+
+        An epoch that began at the same offset has no record and is forgotten.
+        """
+        if self._epochs and epoch <= self._epochs[-1]:
+            assert epoch == self._epochs[-1], f"epoch {epoch} after {self._epochs[-1]}"
+            return
+        while self._starts and self._starts[-1] >= start_offset:
+            self._epochs.pop()
+            self._starts.pop()
+        self._epochs.append(epoch)
+        self._starts.append(start_offset)
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd | None:
+        """Return the largest known epoch at or below `epoch`, and where it ends.
+
+        Returns:
+            (that epoch, start of the next one or log end); for an epoch below all known ones (epoch, start of the first
+            known one); None if `epoch` is above all known ones.
+
+        Source: KIP-279.
+        """
+        if not self._epochs or epoch > self._epochs[-1]:
+            return None
+        slot = bisect_right(self._epochs, epoch)
+        if slot == len(self._epochs):
+            return EpochEnd(epoch, log_end_offset)
+        return EpochEnd(self._epochs[slot - 1] if slot else epoch, self._starts[slot])
+
+    def divergence(self, *, last_epoch: int, fetch_offset: int, log_end_offset: int) -> EpochEnd | None:
+        """Compare a follower's end with this log.
+
+        Args:
+            last_epoch: epoch of the follower's last record; must not be above the last epoch here.
+            fetch_offset: the follower's log end offset (exclusive).
+            log_end_offset: end of this log (exclusive).
+
+        Returns:
+            None if the follower's log is a prefix of this one; else the epoch and end offset to truncate to.
+
+        Source: KIP-595 section "Fetch"; Kafka, Partition.readRecords.
+        """
+        end = self.end_offset_for(last_epoch, log_end_offset)
+        assert end is not None, f"epoch {last_epoch} is above all known ones: check it before"
+        return end if end.epoch != last_epoch or end.end_offset < fetch_offset else None
+
+    def epoch_at(self, offset: int) -> int | None:
+        """Return the epoch of the record at an offset, or None below the first entry."""
+        slot = bisect_right(self._starts, offset)
+        return self._epochs[slot - 1] if slot else None
+
+    def truncate_suffix(self, to_offset: int) -> bool:
+        """Forget the epochs that begin at `to_offset` or beyond; tell whether there were any."""
+        changed = False
+        while self._starts and self._starts[-1] >= to_offset:
+            self._epochs.pop()
+            self._starts.pop()
+            changed = True
+        return changed
+
+    def encode_entries(self) -> list[str]:
+        """Return the lines of the checkpoint."""
+        return [f"{epoch} {start_offset}" for epoch, start_offset in zip(self._epochs, self._starts, strict=True)]
+
+    @classmethod
+    def decode_entries(cls, lines: list[str]) -> LeaderEpochs | None:
+        """Read the lines of the checkpoint; None if they are not what `encode_entries` writes."""
+        epochs = cls()
+        for line in lines:
+            epoch_text, space, start_text = line.partition(" ")
+            if not (space and epoch_text.isdecimal() and start_text.isdecimal()):
+                return None
+            epoch, start_offset = int(epoch_text), int(start_text)
+            if epochs._epochs and (epoch <= epochs._epochs[-1] or start_offset <= epochs._starts[-1]):
+                return None
+            epochs.assign(epoch, start_offset)
+        return epochs

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that the log engine refuses or fails with.
+
+    StorageError
+    +-- DiskError                      the environment failed
+    |   +-- DiskFailedError            fatal for the log directory: write or fsync failed; never retried
+    |   +-- DiskFullError              nothing was written; reads, deletes and retention go on
+    |   +-- DiskReadError              one range cannot be read
+    |   +-- DiskAccessError            permission denied, read-only file system, not a directory
+    |   +-- FileMissingError
+    |   +-- FileExistsInDiskError
+    |   +-- TooManyOpenFilesError
+    |   +-- LockHeldError              another process holds the lock file
+    +-- LogError                       one log refused a call or is damaged
+    |   +-- LogClosedError
+    |   +-- OffsetOutOfRangeError
+    |   +-- DataLossError              the records of exactly this range are damaged here
+    |   +-- CorruptLogError            the files of a log contradict each other; it cannot be opened
+    |   +-- WrongPartitionError        partition.metadata names another partition
+    |   +-- OutOfOrderOffsetError      follower append that does not continue the log
+    |   +-- OutOfOrderSequenceError
+    |   +-- ProducerFencedError
+    +-- DataDirectoryError
+        +-- UnformattedDirectoryError
+        +-- AlreadyFormattedError
+        +-- CorruptDirectoryError
+        +-- WrongClusterError
+        +-- WrongNodeError
+        +-- DirectoryLockedError
+        +-- DirectoryNotWritableError
+
+Every error says what to do and carries the path or the offsets. `code` is the wire code that a broker answers with.
+Must not: import `os`, or know any file format.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lograft.wire.codes import ErrorCode
+
+
+class StorageError(Exception):
+    """Base of every error of the storage package."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.STORAGE_FAILED
+
+
+class DiskError(StorageError):
+    """The disk under a log failed, or refused a call.
+
+    Attributes:
+        path: file or directory that the call was about.
+    """
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+
+
+class DiskFailedError(DiskError):
+    """A write, truncate, rename or fsync failed: the log directory must not be written to again by this process.
+
+    After a failed fsync the kernel marks pages clean, so that a second fsync succeeds although data is lost. Restart
+    the process once the disk is repaired; recovery then decides what survived.
+
+    Source: Rebello et al., "Can Applications Recover from fsync Failures?" (ATC 2020).
+    """
+
+
+class DiskFullError(DiskError):
+    """No space (or quota, or file size limit): nothing of the call took effect. Free space and try again."""
+
+
+class DiskReadError(DiskError):
+    """The device could not return these bytes."""
+
+
+class DiskAccessError(DiskError):
+    """Permission denied, read-only file system, or a path component that is no directory."""
+
+
+class FileMissingError(DiskError):
+    """The file or directory does not exist."""
+
+
+class FileExistsInDiskError(DiskError):
+    """The file to be created exists already."""
+
+
+class TooManyOpenFilesError(DiskError):
+    """The process has no file descriptor left: raise its limit (`ulimit -n`)."""
+
+
+class LockHeldError(DiskError):
+    """Another process (or another object of this one) holds the lock file."""
+
+
+class LogError(StorageError):
+    """One log refused a call or is damaged; the other logs of the directory are not concerned."""
+
+
+class LogClosedError(LogError):
+    """The log was closed.
+
+    Attributes:
+        directory: directory of the log.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(f"{directory}: the log is closed")
+        self.directory = directory
+
+
+class OffsetOutOfRangeError(LogError):
+    """The offset lies below the log start or above the log end.
+
+    Attributes:
+        offset: the offset asked for.
+        log_start_offset: first readable offset, inclusive.
+        log_end_offset: end of the log, exclusive; reading there returns nothing and is no error.
+    """
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def __init__(self, offset: int, *, log_start_offset: int, log_end_offset: int) -> None:
+        super().__init__(f"offset {offset} is outside [{log_start_offset}, {log_end_offset}]")
+        self.offset = offset
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_end_offset
+
+
+class DataLossError(LogError):
+    """The records of [base_offset, end_offset) are damaged in this replica; everything else can be read.
+
+    Attributes:
+        path: segment file, or directory if the bytes are missing altogether.
+        base_offset: first damaged offset, inclusive.
+        end_offset: end of the damage, exclusive; a reader that accepts the loss goes on here.
+    """
+
+    code = ErrorCode.DATA_LOSS
+
+    def __init__(self, path: str, *, base_offset: int, end_offset: int) -> None:
+        super().__init__(
+            f"{path}: records [{base_offset}, {end_offset}) are damaged; "
+            f"repair them from a replica or go on at {end_offset}"
+        )
+        self.path = path
+        self.base_offset = base_offset
+        self.end_offset = end_offset
+
+
+class CorruptLogError(LogError):
+    """The files of a log contradict each other in a way that no crash leaves behind: the log is not opened.
+
+    Attributes:
+        directory: directory of the log.
+    """
+
+    code = ErrorCode.DATA_LOSS
+
+    def __init__(self, directory: str, message: str) -> None:
+        super().__init__(f"{directory}: {message}")
+        self.directory = directory
+
+
+class WrongPartitionError(LogError):
+    """`partition.metadata` names another partition than the one that is opened."""
+
+    def __init__(self, directory: str, *, expected: str, found: str) -> None:
+        super().__init__(f"{directory}: the files belong to partition {found}, not to {expected}")
+        self.directory = directory
+        self.expected = expected
+        self.found = found
+
+
+class OutOfOrderOffsetError(LogError):
+    """A follower append does not continue the log: offsets or epochs go back, or leave a gap. Nothing was written.
+
+    Attributes:
+        expected_offset: log end offset at which the batch should start.
+        base_offset: where it does start.
+    """
+
+    code = ErrorCode.INVALID_BATCH
+
+    def __init__(self, message: str, *, expected_offset: int, base_offset: int) -> None:
+        super().__init__(f"{message} (expected base offset {expected_offset}, got {base_offset})")
+        self.expected_offset = expected_offset
+        self.base_offset = base_offset
+
+
+class OutOfOrderSequenceError(LogError):
+    """The sequence leaves a gap, or repeats a batch older than the idempotence window. Nothing was written.
+
+    Attributes:
+        producer_id: the producer.
+        expected_sequence: the sequence that continues this producer's batches.
+        base_sequence: the sequence of the refused batch.
+    """
+
+    code = ErrorCode.OUT_OF_ORDER_SEQUENCE
+
+    def __init__(self, *, producer_id: int, expected_sequence: int, base_sequence: int) -> None:
+        super().__init__(
+            f"producer {producer_id}: expected sequence {expected_sequence}, got {base_sequence}; "
+            "a batch is missing or repeats one that left the idempotence window"
+        )
+        self.producer_id = producer_id
+        self.expected_sequence = expected_sequence
+        self.base_sequence = base_sequence
+
+
+class ProducerFencedError(LogError):
+    """A producer of the same id with a higher epoch exists. Nothing was written; the producer needs a new epoch.
+
+    Attributes:
+        producer_id: the producer.
+        current_epoch: epoch that the log knows.
+        producer_epoch: epoch of the refused batch.
+    """
+
+    code = ErrorCode.PRODUCER_FENCED
+
+    def __init__(self, *, producer_id: int, current_epoch: int, producer_epoch: int) -> None:
+        super().__init__(
+            f"producer {producer_id}: epoch {producer_epoch} is fenced by epoch {current_epoch}; "
+            "ask for a new producer id"
+        )
+        self.producer_id = producer_id
+        self.current_epoch = current_epoch
+        self.producer_epoch = producer_epoch
+
+
+class DataDirectoryError(StorageError):
+    """A data directory cannot be used.
+
+    Attributes:
+        path: the data directory.
+    """
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+
+
+class UnformattedDirectoryError(DataDirectoryError):
+    """The directory has no `meta.json`: format it first."""
+
+
+class AlreadyFormattedError(DataDirectoryError):
+    """`create` on a directory that has a `meta.json`."""
+
+
+class CorruptDirectoryError(DataDirectoryError):
+    """`meta.json` cannot be read, or has a format version that this server does not know."""
+
+
+class WrongClusterError(DataDirectoryError):
+    """The directory belongs to another cluster."""
+
+    code = ErrorCode.WRONG_CLUSTER
+
+
+class WrongNodeError(DataDirectoryError):
+    """The directory belongs to another node of the cluster."""
+
+
+class DirectoryLockedError(DataDirectoryError):
+    """Another server runs on this directory."""
+
+
+class DirectoryNotWritableError(DataDirectoryError):
+    """The directory cannot be created or written."""

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a log is on stable storage, and the flush group in flight.
+
+Laws: at most one group is in flight; `flushed_offset` moves up only when the owner takes a finished group back, and never
+beyond what was cut meanwhile; a descriptor is not closed while a group may be syncing it; the recovery point is written after
+the flush that it reports.
+Belongs to the owner of the log; only `FlushWork.run` happens elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .checkpoints import encode_lines
+from .env import Disk
+from .flush import FlushWork
+from .names import EPOCH_FILE
+from .recovery import LogParts
+from .recovery_point import SYNC_INTERVAL_FLUSHES, RecoveryPoint
+from .segment import Segment
+
+
+class FlushState:
+    """Flush side of one log.
+
+    Attributes:
+        flushed_offset: everything below is on stable storage (exclusive).
+    """
+
+    def __init__(self, disk: Disk, directory: str, parts: LogParts, flushed_offset: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._parts = parts
+        self.flushed_offset = flushed_offset
+        self._names_saved = True
+        self._group_count = 0
+        self._in_flight: FlushWork | None = None
+        self._cap: int | None = None
+        self._close_later: list[Segment] = []
+
+    @property
+    def is_in_flight(self) -> bool:
+        """True between `begin` and `end`."""
+        return self._in_flight is not None
+
+    def note_new_file(self) -> None:
+        """Note that a segment was created: its name is not on stable storage yet."""
+        self._names_saved = False
+
+    def note_truncation(self, end_offset: int, dropped: Iterable[Segment]) -> None:
+        """Note that the log was cut to `end_offset` (durably), and close the files of dropped segments as soon as possible."""
+        self.flushed_offset = min(self.flushed_offset, end_offset)
+        if self._in_flight is not None:
+            # What is appended at these offsets from now on is not what the group in flight syncs.
+            self._cap = end_offset if self._cap is None else min(self._cap, end_offset)
+        self.close_segments(dropped)
+
+    def close_segments(self, segments: Iterable[Segment]) -> None:
+        """Close files now, or when the group in flight is back."""
+        self._close_later.extend(segments)
+        if self._in_flight is None:
+            for segment in self._close_later:
+                segment.close()
+            self._close_later.clear()
+
+    def begin(self, log_end_offset: int) -> FlushWork | None:
+        """Collect everything that is not on stable storage; None if there is nothing, or a group is in flight."""
+        if self._in_flight is not None or self.flushed_offset >= log_end_offset:
+            return None
+        parts = self._parts
+        segments = parts.segments
+        files = [segments[slot].file for slot in range(segments.slot_of(self.flushed_offset), len(segments))]
+        self._group_count += 1
+        if self._group_count % SYNC_INTERVAL_FLUSHES == 0:
+            files.append(parts.recovery_point.file)
+        self._in_flight = FlushWork(
+            self._disk,
+            self._directory,
+            end_offset=log_end_offset,
+            files=files,
+            sync_directory=not self._names_saved,
+            epoch_path=f"{self._directory}/{EPOCH_FILE}",
+            epoch_checkpoint=None if parts.epochs_saved else encode_lines(parts.epochs.encode_entries()),
+        )
+        self._cap = None
+        self._names_saved = True
+        parts.epochs_saved = True
+        return self._in_flight
+
+    def end(self, work: FlushWork, *, write_point: bool) -> int:
+        """Take a group back and return the flushed offset (exclusive).
+
+        Args:
+            work: the group in flight, after its `run`.
+            write_point: also write the recovery point (not for a closed log).
+
+        Raises:
+            DiskFailedError: the group failed, or the recovery point could not be written: the log is failed for good.
+            DiskFullError, TooManyOpenFilesError: the epoch checkpoint or the directory could not be synced; nothing is
+                claimed, flush again later.
+        """
+        assert work is self._in_flight, "another group than the one in flight"
+        cap, self._in_flight, self._cap = self._cap, None, None
+        self.close_segments(())
+        if work.covers_names:
+            self._names_saved = self._names_saved and work.is_done
+        if work.covers_epochs:
+            # A truncation meanwhile made the saved epochs stale.
+            self._parts.epochs_saved = self._parts.epochs_saved and work.is_done and cap is None
+        if work.error is not None:
+            raise work.error
+        assert work.is_done, "the group was not run"
+        end_offset = work.end_offset if cap is None else min(cap, work.end_offset)
+        if end_offset > self.flushed_offset:
+            self.flushed_offset = end_offset
+            if write_point:
+                self._parts.recovery_point.write(RecoveryPoint(flushed_offset=end_offset))
+        return self.flushed_offset

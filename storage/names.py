@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""File and directory names of a data directory, and back.
+
+A partition directory is named by topic id and partition, never by a user's text. A file that begins a range of
+offsets is named by its base offset in 20 decimal digits, so that names sort as offsets do.
+Source: docs/storage_format.md; Kafka, LogFileUtils.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+SNAPSHOT_SUFFIX = ".snapshot"
+TEMPORARY_SUFFIX = ".tmp"
+
+RECOVERY_POINT_FILE = "recovery-point"
+EPOCH_FILE = "leader-epoch-checkpoint"
+PARTITION_FILE = "partition.metadata"
+DAMAGE_FILE = "damaged-ranges"
+
+META_FILE = "meta.json"
+LOCK_FILE = "lock"
+METADATA_DIRECTORY = "metadata"
+METADATA_LOG_DIRECTORY = "log"
+QUORUM_STATE_FILE = "quorum-state.json"
+IMAGE_DIRECTORY = "image"
+PARTITIONS_DIRECTORY = "partitions"
+
+TOPIC_ID_BYTES = 16
+"""Size of a topic id and of a directory id."""
+
+MAX_PARTITION = 2**31 - 1
+"""Largest partition number, inclusive."""
+
+_OFFSET_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.snapshot)", re.ASCII)
+_PARTITION_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9]\d{0,9})", re.ASCII)
+
+
+class OffsetFile(NamedTuple):
+    """What the name of a segment, index or snapshot file says."""
+
+    base_offset: int
+    suffix: str
+
+
+class PartitionIdentity(NamedTuple):
+    """Which partition a directory holds: the topic's 16-byte id and the partition number."""
+
+    topic_id: bytes
+    partition: int
+
+
+def offset_file_name(base_offset: int, suffix: str) -> str:
+    """Name the file of this kind that begins at `base_offset`."""
+    return f"{base_offset:020d}{suffix}"
+
+
+def parse_offset_file_name(name: str) -> OffsetFile | None:
+    """Read a name made by `offset_file_name`; None for any other name."""
+    match = _OFFSET_FILE.fullmatch(name)
+    if match is None:
+        return None
+    base_offset = int(match[1])
+    return OffsetFile(base_offset, match[2]) if base_offset < 2**63 else None
+
+
+def partition_directory_name(identity: PartitionIdentity) -> str:
+    """Name the directory of a partition: `<topic id, 32 hex digits>-<partition>`."""
+    assert len(identity.topic_id) == TOPIC_ID_BYTES, f"topic id of {len(identity.topic_id)} bytes"
+    assert 0 <= identity.partition <= MAX_PARTITION, f"partition {identity.partition}"
+    return f"{identity.topic_id.hex()}-{identity.partition}"
+
+
+def parse_partition_directory_name(name: str) -> PartitionIdentity | None:
+    """Read a name made by `partition_directory_name`; None for any other name."""
+    match = _PARTITION_DIRECTORY.fullmatch(name)
+    if match is None:
+        return None
+    partition = int(match[2])
+    return PartitionIdentity(bytes.fromhex(match[1]), partition) if partition <= MAX_PARTITION else None

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a real file system can show: partial writes, exhausted descriptors, real locks, real logs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from storage.env_posix import PosixDisk
+from storage.errors import (
+    DiskAccessError,
+    DiskFailedError,
+    DiskFullError,
+    DiskReadError,
+    LockHeldError,
+    TooManyOpenFilesError,
+)
+from storage.log import LogSettings
+from storage.testing.builders import append, open_log, read_values
+
+
+@contextmanager
+def limit(what: int, value: int) -> Iterator[None]:
+    """Lower a resource limit of this process for a moment."""
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (value, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, (soft, hard))
+
+
+def test_partial_append_is_cut_back(tmp_path: Path) -> None:
+    """When the kernel takes only a part of an append, the file has its former size and works again afterwards."""
+    disk = PosixDisk()
+    file = disk.create_file(f"{tmp_path}/a")
+    file.append([b"x" * 5_000])
+    with limit(resource.RLIMIT_FSIZE, 8_192):
+        with pytest.raises(DiskFullError, match="free space"):
+            file.append([b"y" * 3_000, b"z" * 3_000])
+        assert file.size == os.path.getsize(f"{tmp_path}/a") == 5_000
+        with pytest.raises(DiskFullError):
+            disk.create_file(f"{tmp_path}/b").append([b"y" * 9_000])
+    assert disk.failure is None
+    file.append([b"y" * 6_000])
+    assert file.pread(100, 4_950) == b"x" * 50 + b"y" * 50
+    file.close()
+
+
+def test_log_survives_a_full_disk(tmp_path: Path) -> None:
+    """A log whose append finds no space refuses it, serves reads, and goes on when there is space again."""
+    disk = PosixDisk()
+    log = open_log(disk, f"{tmp_path}/log", LogSettings()).log
+    append(log, [b"a" * 3_000])
+    with limit(resource.RLIMIT_FSIZE, 4_096), pytest.raises(DiskFullError):
+        append(log, [b"b" * 3_000])
+    assert read_values(log) == [b"a" * 3_000]
+    append(log, [b"c" * 3_000])
+    log.close()
+    again = open_log(disk, f"{tmp_path}/log", LogSettings())
+    assert again.report.clean
+    assert read_values(again.log) == [b"a" * 3_000, b"c" * 3_000]
+    again.log.close()
+
+
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that returns less than it was asked for (2 GiB at most, network file systems) does not shorten a read."""
+    file = PosixDisk().create_file(f"{tmp_path}/a")
+    file.append([b"0123456789"])
+    pread = os.pread
+    monkeypatch.setattr(
+        os, "pread", lambda descriptor, size_bytes, position: pread(descriptor, min(3, size_bytes), position)
+    )
+    assert file.pread(8, 1) == b"12345678"
+    assert file.pread(20, 4) == b"456789"
+    file.close()
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that takes only a part of an append or a write gets the rest."""
+    file = PosixDisk().create_file(f"{tmp_path}/a")
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwritev", lambda descriptor, parts, position: pwrite(descriptor, parts[0][:2], position))
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, position: pwrite(descriptor, data[:2], position))
+    file.append([b"01234", b"56789"])
+    file.write(b"abcde", 3)
+    assert file.pread(20, 0) == b"012abcde89"
+    assert file.size == 10
+    file.close()
+
+
+def test_exhausted_descriptors_are_typed(tmp_path: Path) -> None:
+    """Running out of descriptors is no failure of the disk."""
+    disk = PosixDisk()
+    disk.create_file(f"{tmp_path}/a").close()
+    with limit(resource.RLIMIT_NOFILE, 3), pytest.raises(TooManyOpenFilesError, match="limit of open files"):
+        disk.open_file(f"{tmp_path}/a")
+    assert disk.failure is None
+
+
+def test_failed_sync_fails_the_whole_disk_for_writing(tmp_path: Path) -> None:
+    """After one failed fdatasync nothing of the directory is written any more, reads go on, and nothing is retried."""
+    disk = PosixDisk()
+    healthy = disk.create_file(f"{tmp_path}/healthy")
+    healthy.append([b"kept"])
+    # fdatasync on a pipe end fails with EINVAL: a real error from a real call.
+    reading, writing = os.pipe()
+    broken = disk.create_file(f"{tmp_path}/broken")
+    os.dup2(writing, broken._descriptor)
+    with pytest.raises(DiskFailedError, match="EINVAL"):
+        broken.sync()
+    assert disk.failure is not None
+    for call in (
+        lambda: healthy.append([b"more"]),
+        lambda: healthy.write(b"K", 0),
+        lambda: healthy.truncate(0),
+        healthy.sync,
+        lambda: disk.create_file(f"{tmp_path}/new"),
+        lambda: disk.rename(f"{tmp_path}/healthy", f"{tmp_path}/other"),
+        lambda: disk.remove(f"{tmp_path}/healthy"),
+        lambda: disk.make_directory(f"{tmp_path}/d"),
+        lambda: disk.sync_directory(str(tmp_path)),
+        lambda: disk.lock(f"{tmp_path}/lock"),
+    ):
+        with pytest.raises(DiskFailedError, match="failed before"):
+            call()
+    assert healthy.pread(4, 0) == b"kept"
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    broken.close()
+    healthy.close()
+
+
+@pytest.mark.parametrize("call", ["append", "write", "truncate"])
+def test_write_errors_fail_the_disk(tmp_path: Path, call: str) -> None:
+    """A write error that is not "no space" is final."""
+    disk = PosixDisk()
+    file = disk.create_file(f"{tmp_path}/a")
+    file.append([b"0123456789"])
+    with open(f"{tmp_path}/a", "rb") as read_only:
+        os.dup2(read_only.fileno(), file._descriptor)
+    with pytest.raises(DiskFailedError):
+        {
+            "append": lambda: file.append([b"x"]),
+            "write": lambda: file.write(b"x", 0),
+            "truncate": lambda: file.truncate(1),
+        }[call]()
+    assert disk.failure is not None
+    file.close()
+
+
+def test_read_error_is_typed_and_no_failure(tmp_path: Path) -> None:
+    """A read that the device refuses concerns this range only."""
+    disk = PosixDisk()
+    file = disk.create_file(f"{tmp_path}/a")
+    file.append([b"0123456789"])
+    reading, writing = os.pipe()
+    os.dup2(reading, file._descriptor)
+    with pytest.raises(DiskReadError):
+        file.pread(4, 0)
+    assert disk.failure is None
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    file.close()
+
+
+def test_unexpected_error_of_a_name_fails_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that no rule names (EIO on a rename, say) is final."""
+    disk = PosixDisk()
+    disk.create_file(f"{tmp_path}/a").close()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(DiskFailedError, match="EIO"):
+        disk.rename(f"{tmp_path}/a", f"{tmp_path}/b")
+    assert disk.failure is not None
+
+
+def test_lock_of_another_process_is_seen_and_ends_with_it(tmp_path: Path) -> None:
+    """Flock keeps two processes apart; the kernel gives it back when the holder is killed."""
+    program = (
+        "import sys, time\n"
+        "from storage.env_posix import PosixDisk\n"
+        "lock = PosixDisk().lock(sys.argv[1])\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    path = f"{tmp_path}/lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(LockHeldError):
+            PosixDisk().lock(path)
+        holder.kill()
+        holder.wait()
+        PosixDisk().lock(path).release()
+
+
+def test_path_with_a_file_in_the_way_is_an_access_error(tmp_path: Path) -> None:
+    """ENOTDIR and its like are refusals, not failures."""
+    disk = PosixDisk()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DiskAccessError):
+        disk.open_file(f"{tmp_path}/file/inside")
+    with pytest.raises(DiskAccessError):
+        disk.create_file(f"{tmp_path}/{'n' * 300}")
+    assert disk.failure is None
