@@ -8,14 +8,14 @@ needed only here and is imported by the caller's own objects: nothing is importe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
+from lograft._bulk import EncodedPiece
 from lograft._core.partitioner import group_by_partition, partition_by_keys
 from lograft.errors import UsageError
 from lograft.wire.arrow import encode_arrow
-from lograft.wire.batch import Codec
+from lograft.wire.batch import Codec, EncodedBatch
 from lograft.wire.errors import BatchError, BatchTooLargeError
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
@@ -26,15 +26,6 @@ Rows = Any
 """A `pyarrow.RecordBatch`; pyarrow ships no types."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedRows:
-    """One batch for a partition; None: the sticky one of the moment."""
-
-    partition: int | None
-    body: bytearray
-    record_count: int
-
-
 def encode_rows(
     data: Rows,
     *,
@@ -43,7 +34,7 @@ def encode_rows(
     batch_bytes: int,
     codec: Codec,
     wall_ms: int,
-) -> Iterator[EncodedRows]:
+) -> Iterator[EncodedPiece]:
     """Encode a `pyarrow.RecordBatch` or `Table` into batches, in row order for each partition.
 
     Args:
@@ -87,7 +78,7 @@ def _index_array(indexes: list[int]) -> Rows:
     return pa.array(indexes, pa.int32())
 
 
-def _encode(rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int) -> Iterator[EncodedRows]:
+def _encode(rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int) -> Iterator[EncodedPiece]:
     row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
     # Compressed batches may be larger before they are compressed, but nobody knows by how much.
     step = min(max(1, batch_bytes * 15 // 16 // row_bytes), MAX_RECORDS_PER_BATCH)
@@ -97,7 +88,7 @@ def _encode(rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, w
 
 def _encode_slice(
     rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int
-) -> Iterator[EncodedRows]:
+) -> Iterator[EncodedPiece]:
     count: int = rows.num_rows
     has_times = not {"timestamp", "timestamp_ms"}.isdisjoint(rows.schema.names)
     try:
@@ -109,7 +100,7 @@ def _encode_slice(
     except BatchError as error:
         raise UsageError(f"the rows cannot be sent: {error}", code=error.code) from error
     if body is not None and (len(body) <= batch_bytes or count == 1):
-        yield EncodedRows(partition=partition, body=body, record_count=count)
+        yield EncodedPiece(partition=partition, body=EncodedBatch.wrap(body), record_count=count)
         return
     middle = count // 2
     yield from _encode_slice(rows.slice(0, middle), partition, batch_bytes, codec, wall_ms)

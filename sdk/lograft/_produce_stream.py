@@ -33,7 +33,6 @@ from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTi
 from lograft.settings import CONNECT_TIMEOUT_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ProducerSettings
 from lograft.types import Acks, Durability
 from lograft.v1 import errors_pb2, log_pb2
-from lograft.wire.batch import stamp_producer
 from lograft.wire.frames import encode_produce_frame
 
 logger = logging.getLogger(__name__)
@@ -305,11 +304,11 @@ class ProduceStream:
         if is_first and batch.base_sequence is not None:
             identity = sender.session.identity
             assert identity is not None, "a route was bound before the handshake"
-            stamp_producer(
-                batch.body, producer_id=identity[0], producer_epoch=identity[1], base_sequence=batch.base_sequence
+            batch.body.stamp_producer(
+                producer_id=identity[0], producer_epoch=identity[1], base_sequence=batch.base_sequence
             )
         assert batch.batch_number is not None, f"{batch} has no number"
-        frame = encode_produce_frame(sender.route, batch.batch_number, batch.body)
+        frame = encode_produce_frame(sender.route, batch.batch_number, *batch.body.pieces())
         if is_silent:
             self._owner.on_sent(sender, batch)
         else:

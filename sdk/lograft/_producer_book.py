@@ -15,13 +15,14 @@ from typing import Final, cast
 
 from crc32c import crc32c
 
+from lograft._bulk import EncodedPiece, LoosePiece
 from lograft._core.accumulator import Accumulator, AddResult
 from lograft._core.batches import SealedBatch
 from lograft._core.buffers import PartitionBuffer, TopicBuffers
 from lograft.errors import BatchFailure, DeliveryError, RecordTooLargeError, UnknownPartitionError, UsageError
 from lograft.settings import MAX_REPORTED_FAILURES, ProducerSettings
 from lograft.types import BatchReceipt, Headers
-from lograft.wire.batch import Codec, encode_batch
+from lograft.wire.batch import Codec, EncodedBatch, compose_batch
 from lograft.wire.limits import MAX_BATCH_BYTES, MAX_TIMESTAMP_MS
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,8 @@ class ProducerBook:
             keys: Sequence[bytes | None] | None,
             timestamps_ms: int | Sequence[int],
             headers: Sequence[Headers] | None,
-        ) -> bytearray:
-            return encode_batch(values, keys=keys, timestamps_ms=timestamps_ms, headers=headers, codec=codec)
+        ) -> EncodedBatch:
+            return compose_batch(values, keys=keys, timestamps_ms=timestamps_ms, headers=headers, codec=codec)
 
         self.settings = settings
         self.codec = codec
@@ -117,24 +118,23 @@ class ProducerBook:
             part, value, key, timestamp_ms, headers, now_ms=monotonic_ms(), wall_ms=wall_clock_ms()
         )
 
-    def extend(
-        self,
-        part: PartitionBuffer,
-        values: Sequence[bytes],
-        keys: Sequence[bytes | None] | None,
-        timestamps_ms: Sequence[int] | None,
-        size_bytes: int,
-    ) -> AddResult:
-        """Add checked records with the clocks of now."""
-        return self.accumulator.extend(
-            part,
-            values,
-            keys,
-            timestamps_ms,
-            size_bytes=size_bytes,
-            now_ms=monotonic_ms(),
-            wall_ms=wall_clock_ms(),
+    def take(self, buffers: TopicBuffers, piece: LoosePiece | EncodedPiece) -> AddResult:
+        """Add a piece of many records with the clocks of now; those of a loose one are checked."""
+        part = self.choose(buffers, None, piece.partition)
+        if isinstance(piece, LoosePiece):
+            return self.accumulator.extend(
+                part, piece.values, piece.keys, piece.timestamps_ms, now_ms=monotonic_ms(), wall_ms=wall_clock_ms()
+            )
+        result = self.accumulator.add_encoded(
+            part, piece.body, piece.record_count, may_split=piece.may_split, now_ms=monotonic_ms()
         )
+        if result is AddResult.ADDED and piece.partition is None:
+            self.accumulator.turn_sticky(buffers)
+        return result
+
+    def batch_limit(self, buffers: TopicBuffers) -> int:
+        """Size in bytes that batches of a topic should not pass, as far as it is known."""
+        return min(self.settings.buffer_bytes, *(part.size_limit for part in buffers.parts))
 
     def too_large(self, part: PartitionBuffer, size_bytes: int) -> RecordTooLargeError:
         """Make the error for a record (or an encoded batch) that can never be sent."""
@@ -251,21 +251,30 @@ def _check_headers(headers: object) -> Headers | None:
 def check_columns(
     values: Sequence[bytes], keys: Sequence[bytes | None] | None, timestamps_ms: Sequence[int] | None
 ) -> None:
-    """Check that columns have the same length.
+    """Check that columns have the same length, and the range of timestamps.
 
     Raises:
-        UsageError: they have not.
+        UsageError: they have not, or a timestamp is out of range.
     """
     for name, column in (("keys", keys), ("timestamps_ms", timestamps_ms)):
         if column is not None and len(column) != len(values):
             raise UsageError(f"{len(column)} {name} for {len(values)} values")
+    if timestamps_ms:
+        try:
+            ends = min(timestamps_ms), max(timestamps_ms)
+        except TypeError as error:
+            raise UsageError(f"timestamps_ms are whole numbers of milliseconds since 1970: {error}") from None
+        for timestamp_ms in ends:
+            _check_timestamp(timestamp_ms)
 
 
-def is_plain(values: Sequence[object], keys: Sequence[object] | None) -> bool:
-    """True when all values are bytes and all keys bytes or None, so that they can be taken as they are."""
-    if set(map(type, values)) - {bytes}:
+def is_plain(piece: LoosePiece) -> bool:
+    """True when values are bytes, keys bytes or None, times int, so that they can be taken as they are."""
+    if set(map(type, piece.values)) - {bytes}:
         return False
-    return keys is None or not set(map(type, keys)) - {bytes, type(None)}
+    if piece.timestamps_ms is not None and set(map(type, piece.timestamps_ms)) - {int}:
+        return False
+    return piece.keys is None or not set(map(type, piece.keys)) - {bytes, type(None)}
 
 
 def monotonic_ms() -> int:

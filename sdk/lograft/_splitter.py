@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from lograft._core.batches import SealedBatch
-from lograft.wire.batch import RecordBatch, encode_batch
+from lograft.wire.batch import RecordBatch, compose_batch
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def split_batch(batch: SealedBatch) -> list[SealedBatch]:
         BatchError: its bytes are no valid batch (it was encoded by the caller).
     """
     assert batch.base_sequence is None, f"{batch} was sent, it cannot be split"
-    content = RecordBatch(batch.body)
+    content = RecordBatch(batch.body.join())
     count = content.record_count
     values, keys, timestamps = content.values(), content.keys(), content.timestamps_ms()
     headers = content.headers()
@@ -34,7 +34,7 @@ def split_batch(batch: SealedBatch) -> list[SealedBatch]:
     owner = batch.owner if batch.owner is not None else batch
     pieces: list[SealedBatch] = []
     for start, end in ((0, count // 2), (count // 2, count)):
-        body = encode_batch(
+        body = compose_batch(
             _part(values, start, end),
             keys=_part(keys, start, end),
             timestamps_ms=_part(timestamps, start, end),

@@ -12,14 +12,14 @@ its open batch was granted, takes `_send_slowly`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 from crc32c import crc32c
 
 from lograft._arrow_send import encode_rows
-from lograft._bulk import cut
+from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
 from lograft._core.accumulator import RECORD_OVERHEAD_BYTES, AddResult, record_size
 from lograft._core.buffers import OpenBatch, PartitionBuffer, TopicBuffers
 from lograft._producer_book import (
@@ -42,9 +42,6 @@ from lograft.errors import (
 )
 from lograft.settings import ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
-from lograft.wire.batch import read_header
-from lograft.wire.errors import BatchError
-from lograft.wire.limits import MAGIC
 
 
 class Producer:
@@ -106,6 +103,8 @@ class Producer:
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
         self._waiters = 0
+        # What those of the waiters wait for that wait for a flush, not for room.
+        self._flush_marks: list[int] = []
         self._is_closed = False
         self._is_forked = False
         self._runtime: Runtime | None = None
@@ -220,45 +219,17 @@ class Producer:
         """
         check_columns(values, keys, timestamps_ms)
         buffers = self._open_topic(topic)
-        if not is_plain(values, keys):
-            for index, value in enumerate(values):
-                self._send_slowly(
-                    topic,
-                    value,
-                    None if keys is None else keys[index],
-                    partition,
-                    None if timestamps_ms is None else timestamps_ms[index],
-                    None,
-                )
-            return
-        if timestamps_ms:
-            check_record(None, None, min(timestamps_ms), None)
-            check_record(None, None, max(timestamps_ms), None)
         pieces = cut(
             values,
             keys,
             timestamps_ms,
             partition=partition,
             partition_count=len(buffers.parts),
-            batch_bytes=self._settings.batch_bytes,
+            batch_bytes=self._book.batch_limit(buffers),
+            codec=self._book.codec,
+            wall_clock_ms=wall_clock_ms,
         )
-        for piece in pieces:
-            deadline_ms: int | None = None
-            while True:
-                with self._progress:
-                    self._check_usable()
-                    part = self._book.choose(buffers, None, piece.partition)
-                    result = self._book.extend(part, piece.values, piece.keys, piece.timestamps_ms, piece.size_bytes)
-                    if result is AddResult.BUFFER_FULL:
-                        deadline_ms = self._wait_for_room(deadline_ms)
-                        continue
-                    self._wake_if_needed()
-                break
-            if result is AddResult.TOO_LARGE:
-                for index, value in enumerate(piece.values):
-                    key = None if piece.keys is None else piece.keys[index]
-                    time_ms = None if piece.timestamps_ms is None else piece.timestamps_ms[index]
-                    self._send_slowly(topic, value, key, piece.partition, time_ms, None)
+        self._send_pieces(buffers, pieces)
 
     def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
         """Send the rows of a `pyarrow.RecordBatch` or `Table`, column to column.
@@ -277,12 +248,11 @@ class Producer:
             data,
             partition=partition,
             partition_count=len(buffers.parts),
-            batch_bytes=min(part.size_limit for part in buffers.parts),
+            batch_bytes=self._book.batch_limit(buffers),
             codec=self._book.codec,
             wall_ms=wall_clock_ms(),
         )
-        for piece in pieces:
-            self._send_encoded(buffers, piece.partition, piece.body, piece.record_count)
+        self._send_pieces(buffers, pieces)
 
     def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
         """Send a batch that was encoded with `lograft.wire.batch.encode_batch`, as it is.
@@ -297,24 +267,34 @@ class Producer:
             UsageError: it is not one whole batch of `record_count` records.
             LograftError: as `send`.
         """
-        self._send_encoded(self._open_topic(topic), partition, check_encoded(encoded, record_count), record_count)
+        body = check_encoded(encoded, record_count)
+        piece = EncodedPiece(partition=partition, body=body, record_count=record_count, may_split=False)
+        self._send_pieces(self._open_topic(topic), (piece,))
 
-    def _send_encoded(self, buffers: TopicBuffers, partition: int | None, body: bytearray, record_count: int) -> None:
+    def _send_pieces(self, buffers: TopicBuffers, pieces: Iterable[LoosePiece | EncodedPiece]) -> None:
+        for piece in pieces:
+            result = AddResult.TOO_LARGE
+            if isinstance(piece, EncodedPiece) or is_plain(piece):
+                result = self._send_piece(buffers, piece)
+            if result is not AddResult.TOO_LARGE:
+                continue
+            if isinstance(piece, EncodedPiece):
+                part = self._book.choose(buffers, None, piece.partition)
+                raise self._book.too_large(part, len(piece.body))
+            for record in piece.records():
+                self._send_slowly(buffers.topic, *record)
+
+    def _send_piece(self, buffers: TopicBuffers, piece: LoosePiece | EncodedPiece) -> AddResult:
         deadline_ms: int | None = None
         while True:
             with self._progress:
                 self._check_usable()
-                part = self._book.choose(buffers, None, partition)
-                result = self._book.accumulator.add_encoded(part, body, record_count, now_ms=monotonic_ms())
+                result = self._book.take(buffers, piece)
                 if result is AddResult.BUFFER_FULL:
                     deadline_ms = self._wait_for_room(deadline_ms)
                     continue
-                if partition is None:
-                    self._book.accumulator.turn_sticky(buffers)
                 self._wake_if_needed()
-            if result is AddResult.TOO_LARGE:
-                raise self._book.too_large(part, len(body))
-            return
+            return result
 
     def flush(self, timeout_ms: int | None = None) -> None:
         """Wait until everything sent before is acknowledged or has failed.
@@ -335,7 +315,11 @@ class Producer:
                 left_s = None if deadline_ms is None else (deadline_ms - monotonic_ms()) / 1000
                 if left_s is not None and left_s <= 0:
                     raise RequestTimeoutError(f"not everything was acknowledged within {timeout_ms} ms")
-                self._wait(left_s)
+                self._flush_marks.append(mark)
+                try:
+                    self._wait(left_s)
+                finally:
+                    self._flush_marks.remove(mark)
                 self._check_usable()
             failure = self._book.take_failures()
         if failure is not None:
@@ -450,7 +434,7 @@ class Producer:
             self._waiters -= 1
 
     def _on_progress(self) -> None:
-        if self._waiters:
+        if self._waiters and self._book.accumulator.should_wake(self._waiters, self._flush_marks):
             self._progress.notify_all()
 
     def after_fork(self) -> None:
@@ -462,23 +446,3 @@ class Producer:
         self._pump = None
         self._runtime = None
         self._live.clear()
-
-
-def check_encoded(encoded: bytearray, record_count: int) -> bytearray:
-    """Check the frame of a batch that the caller encoded; the broker checks the rest.
-
-    Raises:
-        UsageError: it is not one whole batch of `record_count` records.
-    """
-    if type(encoded) is not bytearray:
-        raise UsageError(f"an encoded batch is a bytearray, not {type(encoded).__name__}")
-    try:
-        header = read_header(encoded)
-    except BatchError as error:
-        raise UsageError(f"not a batch: {error}", code=error.code) from error
-    if header.magic != MAGIC or header.size_bytes != len(encoded) or header.record_count != record_count:
-        raise UsageError(
-            f"not one batch of {record_count} records: {len(encoded)} bytes with a header that says "
-            f"format {header.magic}, {header.size_bytes} bytes and {header.record_count} records"
-        )
-    return encoded

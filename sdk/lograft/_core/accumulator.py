@@ -39,7 +39,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from lograft._core.batches import BatchEncoder, SealedBatch
+from lograft._core.batches import BatchBody, BatchEncoder, SealedBatch
 from lograft._core.buffers import OpenBatch, PartitionBuffer, TopicBuffers, close_batch
 from lograft.types import Headers
 
@@ -185,7 +185,6 @@ class Accumulator:
         keys: Sequence[bytes | None] | None,
         timestamps_ms: Sequence[int] | None,
         *,
-        size_bytes: int,
         now_ms: int,
         wall_ms: int,
     ) -> AddResult:
@@ -196,7 +195,6 @@ class Accumulator:
             values: their values, at least one.
             keys: their keys; None: they have none.
             timestamps_ms: their create times; None: `wall_ms`, see the module docstring.
-            size_bytes: bytes of the values and keys together.
             now_ms: monotonic time in milliseconds.
             wall_ms: time in milliseconds since 1970-01-01 UTC.
 
@@ -204,7 +202,8 @@ class Accumulator:
             TOO_LARGE when they do not fit into one batch of the partition: the caller adds them one by one then.
         """
         count = len(values)
-        size = size_bytes + count * (RECORD_OVERHEAD_BYTES + (0 if timestamps_ms is None else TIMESTAMP_BYTES))
+        size = sum(map(len, values)) + (sum([len(key) for key in keys if key]) if keys else 0)
+        size += count * (RECORD_OVERHEAD_BYTES + (0 if timestamps_ms is None else TIMESTAMP_BYTES))
         limit = min(part.size_limit, self._buffer_bytes)
         if size + BATCH_OVERHEAD_BYTES > limit or count > MAX_BATCH_RECORDS // 2:
             return AddResult.TOO_LARGE
@@ -223,10 +222,21 @@ class Accumulator:
         self._append(part, flat, size)
         return AddResult.ADDED
 
-    def add_encoded(self, part: PartitionBuffer, body: bytearray, record_count: int, *, now_ms: int) -> AddResult:
-        """Take a batch that is encoded already; the partition's open batch is sealed before it."""
+    def add_encoded(
+        self, part: PartitionBuffer, body: BatchBody, record_count: int, *, may_split: bool, now_ms: int
+    ) -> AddResult:
+        """Take a batch that is encoded already; the partition's open batch is sealed before it.
+
+        Args:
+            part: the partition's buffer.
+            body: the batch, which belongs to the accumulator from now on.
+            record_count: records in it.
+            may_split: the sender may split it when it is over the limit of the topic.
+            now_ms: monotonic time in milliseconds.
+        """
         size = len(body)
-        if size > min(part.max_record_bytes, self._buffer_bytes):
+        limit = self._max_record_bytes if may_split and record_count > 1 else part.max_record_bytes
+        if size > min(limit, self._buffer_bytes):
             return AddResult.TOO_LARGE
         if self.reserved_bytes + size > self._buffer_bytes:
             return AddResult.BUFFER_FULL
@@ -360,7 +370,7 @@ class Accumulator:
             self.turn_sticky(topic)
         self._push(part, body, len(values), reserved, opened_ms)
 
-    def _push(self, part: PartitionBuffer, body: bytearray, record_count: int, reserved: int, opened_ms: int) -> None:
+    def _push(self, part: PartitionBuffer, body: BatchBody, record_count: int, reserved: int, opened_ms: int) -> None:
         batch = SealedBatch(
             topic=part.topic,
             partition=part.partition,
@@ -407,6 +417,20 @@ class Accumulator:
         part.pending_batches -= 1
         if part.is_open and now_ms >= part.opened_ms + self._linger_ms and part.pending_batches < self._max_in_flight:
             self.seal(part)
+
+    def should_wake(self, waiter_count: int, flush_marks: Sequence[int]) -> bool:
+        """True when those who wait for room or for a flush should look again.
+
+        For room a quarter of the buffer must be free, so that a caller that is faster than the brokers is woken once
+        for many batches; or nothing is under way that could free more.
+
+        Args:
+            waiter_count: those who wait, for whatever.
+            flush_marks: the mark of each of them that waits for a flush.
+        """
+        if waiter_count > len(flush_marks):
+            return self.reserved_bytes * 4 <= self._buffer_bytes * 3 or not self.outstanding
+        return any(map(self.has_reached, flush_marks))
 
     def relieve(self) -> None:
         """The buffer is full: if nothing under way will free memory, send what is there."""

@@ -9,8 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from typing import Protocol
 
 from lograft.types import Headers
+
+
+class BatchBody(Protocol):
+    """An encoded batch that takes its producer's numbers late; `len` gives its bytes."""
+
+    def __len__(self) -> int: ...
+
+    def stamp_producer(self, *, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+        """Write identity and sequence of its first record into the batch."""
+        ...
+
+    def join(self) -> bytearray:
+        """Copy it into one piece of memory."""
+        ...
+
+    def pieces(self) -> Sequence[bytes | bytearray | memoryview]:
+        """Give its bytes, in order."""
+        ...
+
 
 BatchEncoder = Callable[
     [
@@ -19,7 +39,7 @@ BatchEncoder = Callable[
         int | Sequence[int],
         Sequence[Headers] | None,
     ],
-    bytearray,
+    BatchBody,
 ]
 """Encodes values, keys, timestamps in milliseconds (one for all, or one each) and headers into a batch."""
 
@@ -73,7 +93,7 @@ class SealedBatch:
         *,
         topic: str,
         partition: int,
-        body: bytearray,
+        body: BatchBody,
         record_count: int,
         reserved_bytes: int,
         deadline_ms: int,

@@ -8,14 +8,14 @@ caller's loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 from crc32c import crc32c
 
 from lograft._arrow_send import encode_rows
-from lograft._bulk import cut
+from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
 from lograft._core.accumulator import RECORD_OVERHEAD_BYTES, AddResult, record_size
 from lograft._core.buffers import TopicBuffers
 from lograft._producer_book import (
@@ -29,7 +29,6 @@ from lograft._producer_book import (
 )
 from lograft._producer_pump import ProducerPump
 from lograft.errors import BufferTimeoutError, ClientClosedError, RequestTimeoutError, UsageError
-from lograft.producer import check_encoded
 from lograft.settings import ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
 
@@ -66,6 +65,8 @@ class Producer:
         self._book = ProducerBook(self._settings, on_batch)
         self._live = self._book.live
         self._waiters: list[asyncio.Future[None]] = []
+        # What those of the waiters wait for that wait for a flush, not for room.
+        self._flush_marks: list[int] = []
         self._is_closed = False
         self._pump: ProducerPump | None = None
 
@@ -135,37 +136,17 @@ class Producer:
         """Send many records; see `lograft.Producer.send_many`."""
         check_columns(values, keys, timestamps_ms)
         buffers = await self._open_topic(topic)
-        if not is_plain(values, keys):
-            for index, value in enumerate(values):
-                key = None if keys is None else keys[index]
-                time_ms = None if timestamps_ms is None else timestamps_ms[index]
-                await self._send_slowly(topic, value, key, partition, time_ms, None)
-            return
-        if timestamps_ms:
-            check_record(None, None, min(timestamps_ms), None)
-            check_record(None, None, max(timestamps_ms), None)
         pieces = cut(
             values,
             keys,
             timestamps_ms,
             partition=partition,
             partition_count=len(buffers.parts),
-            batch_bytes=self._settings.batch_bytes,
+            batch_bytes=self._book.batch_limit(buffers),
+            codec=self._book.codec,
+            wall_clock_ms=wall_clock_ms,
         )
-        for piece in pieces:
-            deadline_ms: int | None = None
-            while True:
-                part = self._book.choose(buffers, None, piece.partition)
-                result = self._book.extend(part, piece.values, piece.keys, piece.timestamps_ms, piece.size_bytes)
-                if result is not AddResult.BUFFER_FULL:
-                    break
-                deadline_ms = await self._wait_for_room(deadline_ms)
-            self._wake_if_needed()
-            if result is AddResult.TOO_LARGE:
-                for index, value in enumerate(piece.values):
-                    key = None if piece.keys is None else piece.keys[index]
-                    time_ms = None if piece.timestamps_ms is None else piece.timestamps_ms[index]
-                    await self._send_slowly(topic, value, key, piece.partition, time_ms, None)
+        await self._send_pieces(buffers, pieces)
 
     async def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
         """Send the rows of a `pyarrow.RecordBatch` or `Table`; see `lograft.Producer.send_arrow`."""
@@ -174,34 +155,38 @@ class Producer:
             data,
             partition=partition,
             partition_count=len(buffers.parts),
-            batch_bytes=min(part.size_limit for part in buffers.parts),
+            batch_bytes=self._book.batch_limit(buffers),
             codec=self._book.codec,
             wall_ms=wall_clock_ms(),
         )
-        for piece in pieces:
-            await self._send_encoded(buffers, piece.partition, piece.body, piece.record_count)
+        await self._send_pieces(buffers, pieces)
 
     async def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
         """Send a batch that was encoded already; see `lograft.Producer.send_batch`."""
         buffers = await self._open_topic(topic)
-        await self._send_encoded(buffers, partition, check_encoded(encoded, record_count), record_count)
+        body = check_encoded(encoded, record_count)
+        piece = EncodedPiece(partition=partition, body=body, record_count=record_count, may_split=False)
+        await self._send_pieces(buffers, (piece,))
 
-    async def _send_encoded(
-        self, buffers: TopicBuffers, partition: int | None, body: bytearray, record_count: int
-    ) -> None:
-        accumulator = self._book.accumulator
+    async def _send_pieces(self, buffers: TopicBuffers, pieces: Iterable[LoosePiece | EncodedPiece]) -> None:
+        for piece in pieces:
+            result = AddResult.TOO_LARGE
+            if isinstance(piece, EncodedPiece) or is_plain(piece):
+                result = await self._send_piece(buffers, piece)
+            if result is not AddResult.TOO_LARGE:
+                continue
+            if isinstance(piece, EncodedPiece):
+                part = self._book.choose(buffers, None, piece.partition)
+                raise self._book.too_large(part, len(piece.body))
+            for record in piece.records():
+                await self._send_slowly(buffers.topic, *record)
+
+    async def _send_piece(self, buffers: TopicBuffers, piece: LoosePiece | EncodedPiece) -> AddResult:
         deadline_ms: int | None = None
-        while True:
-            part = self._book.choose(buffers, None, partition)
-            result = accumulator.add_encoded(part, body, record_count, now_ms=monotonic_ms())
-            if result is not AddResult.BUFFER_FULL:
-                break
+        while (result := self._book.take(buffers, piece)) is AddResult.BUFFER_FULL:
             deadline_ms = await self._wait_for_room(deadline_ms)
-        if partition is None:
-            accumulator.turn_sticky(buffers)
         self._wake_if_needed()
-        if result is AddResult.TOO_LARGE:
-            raise self._book.too_large(part, len(body))
+        return result
 
     async def flush(self, timeout_ms: int | None = None) -> None:
         """Wait until everything sent before is acknowledged or has failed; see `lograft.Producer.flush`."""
@@ -213,7 +198,11 @@ class Producer:
             left_s = None if deadline_ms is None else (deadline_ms - monotonic_ms()) / 1000
             if left_s is not None and left_s <= 0:
                 raise RequestTimeoutError(f"not everything was acknowledged within {timeout_ms} ms")
-            await self._wait(left_s)
+            self._flush_marks.append(mark)
+            try:
+                await self._wait(left_s)
+            finally:
+                self._flush_marks.remove(mark)
             self._check_usable()
         failure = self._book.take_failures()
         if failure is not None:
@@ -303,6 +292,8 @@ class Producer:
                 self._waiters.remove(waiter)
 
     def _on_progress(self) -> None:
+        if not self._is_closed and not self._book.accumulator.should_wake(len(self._waiters), self._flush_marks):
+            return
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

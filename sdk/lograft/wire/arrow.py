@@ -26,7 +26,6 @@ from lograft.wire.checksum import BytesLike
 from lograft.wire.columns import BytesColumn, HeaderColumns
 from lograft.wire.compression import Codec
 from lograft.wire.encoder import (
-    BLANK_HEADER,
     KEY_FIELDS,
     VALUE_FIELDS,
     ColumnFields,
@@ -35,8 +34,8 @@ from lograft.wire.encoder import (
     append_timestamps,
     check_record_count,
     check_timestamp_range,
+    compose,
     new_header,
-    seal,
 )
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
 from lograft.wire.limits import MAX_INFLATED_BYTES
@@ -149,14 +148,14 @@ def encode_arrow(
     count: int = batch.num_rows
     check_record_count(count)
     columns = _columns_by_name(batch)
-    parts: list[BytesLike] = [BLANK_HEADER]
+    parts: list[BytesLike] = []
     _append_binary(parts, VALUE_FIELDS, pa, pc, _VALUE, columns[_VALUE])
     if _KEY in columns and columns[_KEY].null_count < count:
         _append_binary(parts, KEY_FIELDS, pa, pc, _KEY, columns[_KEY])
     base_ms, max_ms = _append_timestamps(parts, pa, pc, columns, timestamp_ms)
     if _HEADERS in columns:
         _append_headers(parts, pa, pc, columns[_HEADERS])
-    return seal(
+    return compose(
         parts,
         new_header(
             record_count=count,
@@ -171,7 +170,7 @@ def encode_arrow(
             base_offset=base_offset,
             leader_epoch=leader_epoch,
         ),
-    )
+    ).join()
 
 
 def _import_arrow(name: str) -> _ArrowModule:

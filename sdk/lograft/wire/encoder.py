@@ -17,12 +17,12 @@ from typing import Final, NamedTuple, TypeAlias, cast
 
 from lograft.v1.records_pb2 import Records
 from lograft.wire import columns
-from lograft.wire.checksum import BytesLike, crc32c
+from lograft.wire.checksum import BytesLike
 from lograft.wire.compression import Codec, compress
+from lograft.wire.encoded import EncodedBatch
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
-from lograft.wire.header import CONTROL_BIT, CRC_START, LENGTH_END, BatchHeader, write_header
+from lograft.wire.header import CONTROL_BIT, BatchHeader
 from lograft.wire.limits import (
-    HEADER_BYTES,
     MAGIC,
     MAX_BATCH_BYTES,
     MAX_GENERIC_PAYLOAD_BYTES,
@@ -35,12 +35,7 @@ from lograft.wire.varint import encode_varint
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
 """Headers of one record, in order; keys may repeat; None: a null value."""
 
-_CRC = struct.Struct(">I")
-_CRC_POSITION = 17
-_PRODUCER = struct.Struct(">qhi")
-_PRODUCER_POSITION = 43
-BLANK_HEADER: Final = bytes(HEADER_BYTES)
-"""First part of a payload in the making: room for the header."""
+_UINT32 = struct.Struct("<I")
 
 assert array("I").itemsize == 4, array("I").itemsize
 
@@ -66,7 +61,7 @@ KEY_FIELDS: Final = ColumnFields(
 )
 
 
-def encode_batch(
+def compose_batch(
     values: Sequence[bytes | None],
     *,
     keys: Sequence[bytes | None] | None = None,
@@ -80,8 +75,9 @@ def encode_batch(
     control: bool = False,
     base_offset: int = 0,
     leader_epoch: int = 0,
-) -> bytearray:
-    """Encode records into one batch.
+    value_lengths: Sequence[int] | None = None,
+) -> EncodedBatch:
+    """Encode records into one batch that is still in pieces.
 
     Args:
         values: one value for each record; None is a null (a tombstone), not the same as empty.
@@ -97,9 +93,10 @@ def encode_batch(
         control: sets the control bit.
         base_offset: offset of the first record; the leader stamps another.
         leader_epoch: the leader stamps another.
+        value_lengths: length of each value, where the caller knows them already; no value is None then.
 
     Returns:
-        Header and payload.
+        The batch.
 
     Raises:
         InvalidBatchError: no or too many records, unequal columns, a timestamp out of range, a header key of invalid Unicode.
@@ -108,8 +105,8 @@ def encode_batch(
     """
     record_count = len(values)
     check_record_count(record_count)
-    parts: list[BytesLike] = [BLANK_HEADER]
-    append_items(parts, VALUE_FIELDS, values)
+    parts: list[BytesLike] = []
+    append_items(parts, VALUE_FIELDS, values, lengths=value_lengths)
     if keys is not None:
         _check_length("keys", keys, record_count)
         append_items(parts, KEY_FIELDS, keys, absent_when_all_null=True)
@@ -120,7 +117,7 @@ def encode_batch(
     if headers is not None:
         _check_length("header lists", headers, record_count)
         append_headers(parts, headers)
-    return seal(
+    return compose(
         parts,
         new_header(
             record_count=record_count,
@@ -138,10 +135,41 @@ def encode_batch(
     )
 
 
-def stamp_producer(batch: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-    """Write another producer identity and sequence number into a batch, in place, and its new CRC."""
-    _PRODUCER.pack_into(batch, _PRODUCER_POSITION, producer_id, producer_epoch, base_sequence)
-    _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[CRC_START:]))
+def encode_batch(
+    values: Sequence[bytes | None],
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    timestamps_ms: int | Sequence[int] | None = None,
+    headers: Sequence[RecordHeaders] | None = None,
+    offset_deltas: Sequence[int] | None = None,
+    codec: Codec = Codec.NONE,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    control: bool = False,
+    base_offset: int = 0,
+    leader_epoch: int = 0,
+) -> bytearray:
+    """Encode records into one batch; arguments and errors as `compose_batch`.
+
+    Returns:
+        Header and payload.
+    """
+    batch = compose_batch(
+        values,
+        keys=keys,
+        timestamps_ms=timestamps_ms,
+        headers=headers,
+        offset_deltas=offset_deltas,
+        codec=codec,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        control=control,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+    )
+    return batch.join()
 
 
 def new_header(
@@ -158,7 +186,7 @@ def new_header(
     base_offset: int,
     leader_epoch: int,
 ) -> BatchHeader:
-    """Make the header for `seal`, which fills in length and CRC."""
+    """Make the header for `compose`, which fills in length and CRC."""
     return BatchHeader(
         base_offset=base_offset,
         batch_length=0,
@@ -176,30 +204,28 @@ def new_header(
     )
 
 
-def seal(parts: list[BytesLike], header: BatchHeader) -> bytearray:
+def compose(payload: list[BytesLike], header: BatchHeader) -> EncodedBatch:
     """Put a batch together.
 
     Args:
-        parts: 61 bytes for the header, then the pieces of the payload as it stands before compression.
+        payload: the pieces of the payload as it stands before compression.
         header: its `batch_length` and `crc` are computed here, its codec is applied.
 
     Raises:
         BatchTooLargeError: over a limit.
     """
-    payload_bytes = sum(map(len, parts)) - HEADER_BYTES
+    payload_bytes = sum(map(len, payload))
     if payload_bytes > MAX_INFLATED_BYTES:
         raise BatchTooLargeError(
             f"the payload has {payload_bytes} bytes before compression, the limit is {MAX_INFLATED_BYTES}"
         )
     if header.codec is Codec.ZSTD:
-        parts = [BLANK_HEADER, compress(b"".join(parts[1:]))]
-    batch = bytearray().join(parts)
+        payload = [compress(b"".join(payload))]
+    batch = EncodedBatch(header, payload)
     if len(batch) > MAX_BATCH_BYTES:
         raise BatchTooLargeError(
             f"the batch has {len(batch)} bytes, the limit is {MAX_BATCH_BYTES}: use smaller batches"
         )
-    write_header(batch, header._replace(batch_length=len(batch) - LENGTH_END))
-    _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[CRC_START:]))
     return batch
 
 
@@ -214,26 +240,38 @@ def check_record_count(record_count: int) -> None:
 
 
 def append_items(
-    parts: list[BytesLike], fields: ColumnFields, items: Sequence[bytes | None], *, absent_when_all_null: bool = False
+    parts: list[BytesLike],
+    fields: ColumnFields,
+    items: Sequence[bytes | None],
+    *,
+    lengths: Sequence[int] | None = None,
+    absent_when_all_null: bool = False,
 ) -> None:
     """Append one column of byte strings.
 
     Raises:
-        TypeError: an item is neither bytes nor None.
+        TypeError: an item is neither bytes nor None, or the lengths given are not theirs.
     """
     nulls: list[int] = []
     present = cast("Sequence[bytes]", items)
     try:
-        lengths = array("I", map(len, present))
+        found = list(map(len, present)) if lengths is None else lengths
         blob = b"".join(present)
     except TypeError:
         nulls = [index for index, item in enumerate(items) if item is None]
         if absent_when_all_null and len(nulls) == len(items):
             return
         present = [b"" if item is None else item for item in items]
-        lengths = array("I", map(len, present))
+        found = list(map(len, present))
         blob = b"".join(present)
-    append_column(parts, fields, blob, lengths.tobytes(), nulls)
+    # A view of items larger than a byte has another length than its bytes: the records would run into each other.
+    if sum(found) != len(blob):
+        raise TypeError("an item is not bytes: it has another length than its bytes")
+    if found.count(found[0]) == len(found):
+        _append_column(parts, fields, blob, fields.uniform_tag + _UINT32.pack(found[0]), nulls)
+    else:
+        packed = array("I", found).tobytes()
+        _append_column(parts, fields, blob, fields.lengths_tag + encode_varint(len(packed)) + packed, nulls)
 
 
 def append_column(
@@ -248,13 +286,22 @@ def append_column(
         packed_lengths: length of each item as little-endian uint32, at least one.
         nulls: indexes of the null items, ascending; their lengths are 0.
     """
-    if blob:
-        parts += (fields.blob_tag, encode_varint(len(blob)), blob)
     first_length = packed_lengths[:4]
     if first_length * (len(packed_lengths) // 4) == packed_lengths:
-        parts += (fields.uniform_tag, first_length)
+        lengths = fields.uniform_tag + first_length
     else:
-        parts += (fields.lengths_tag, encode_varint(len(packed_lengths)), packed_lengths)
+        lengths = fields.lengths_tag + encode_varint(len(packed_lengths)) + packed_lengths
+    _append_column(parts, fields, blob, lengths, nulls)
+
+
+def _append_column(
+    parts: list[BytesLike], fields: ColumnFields, blob: BytesLike, length_field: bytes, nulls: Sequence[int]
+) -> None:
+    # Few pieces: each costs a call for the CRC.
+    if blob:
+        parts += (fields.blob_tag + encode_varint(len(blob)), blob, length_field)
+    else:
+        parts.append(length_field)
     if nulls:
         packed_nulls = b"".join(map(encode_varint, nulls))
         parts += (fields.nulls_tag, encode_varint(len(packed_nulls)), packed_nulls)
@@ -329,7 +376,7 @@ def append_header_columns(
     except UnicodeEncodeError as error:
         raise InvalidBatchError(f"a header key is not valid Unicode: {error}") from None
     parts.append(message.SerializeToString())
-    payload_bytes = sum(map(len, parts)) - HEADER_BYTES
+    payload_bytes = sum(map(len, parts))
     if payload_bytes > MAX_GENERIC_PAYLOAD_BYTES:
         raise BatchTooLargeError(
             f"a payload with record headers has {payload_bytes} bytes before compression, "

@@ -44,14 +44,14 @@ class FetchFrame(NamedTuple):
     body: BytesLike
 
 
-def encode_produce_frame(route: int, batch_number: int, body: BytesLike) -> bytes:
-    """Encode `ProduceRequest(batch=ProduceBatch(...))`; numbers are 0 or more."""
+def encode_produce_frame(route: int, batch_number: int, *body: BytesLike) -> bytes:
+    """Encode `ProduceRequest(batch=ProduceBatch(...))`; numbers are 0 or more, the body may be in pieces."""
     return _encode(_PRODUCE_BATCH_TAG, (route, batch_number), body)
 
 
 def encode_fetch_frame(route: int, next_offset: int, high_watermark: int, body: BytesLike) -> bytes:
     """Encode `FetchResponse(chunk=FetchChunk(...))`; numbers are 0 or more."""
-    return _encode(_FETCH_CHUNK_TAG, (route, next_offset, high_watermark), body)
+    return _encode(_FETCH_CHUNK_TAG, (route, next_offset, high_watermark), (body,))
 
 
 def decode_produce_request(data: bytes) -> ProduceFrame | ProduceRequest:
@@ -108,14 +108,15 @@ def serialize_fetch_response(response: FetchFrame | FetchResponse) -> bytes:
     return response.SerializeToString()
 
 
-def _encode(outer_tag: bytes, numbers: tuple[int, ...], body: BytesLike) -> bytes:
+def _encode(outer_tag: bytes, numbers: tuple[int, ...], body: tuple[BytesLike, ...]) -> bytes:
     """Write the fields; as in proto3, a number that is 0 and an empty body are left out."""
     inner = b"".join(
         [_NUMBER_TAGS[field] + encode_varint(number) for field, number in enumerate(numbers, start=1) if number]
     )
-    if len(body):
-        inner += _BODY_TAG + encode_varint(len(body))
-    return b"".join((outer_tag, encode_varint(len(inner) + len(body)), inner, body))
+    body_bytes = sum(map(len, body))
+    if body_bytes:
+        inner += _BODY_TAG + encode_varint(body_bytes)
+    return b"".join((outer_tag, encode_varint(len(inner) + body_bytes), inner, *body))
 
 
 def _slice(data: bytes, outer_tag: int, number_fields: int) -> tuple[list[int], memoryview] | None:

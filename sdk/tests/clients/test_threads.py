@@ -49,7 +49,7 @@ def test_threads_lose_and_double_nothing_while_batches_are_sealed_under_them() -
                 accumulator.seal_all()
             while accumulator.sealed:
                 batch = accumulator.sealed.popleft()
-                content = RecordBatch(batch.body)
+                content = RecordBatch(batch.body.join())
                 for key, value in zip(content.keys(), content.values(), strict=True):
                     found[key].append(value)
                 accumulator.release(batch, parts[batch.partition], now_ms=0)
@@ -99,5 +99,5 @@ def test_record_that_meets_a_seal_is_in_the_next_batch(key: bytes | None) -> Non
     producer.send("t", b"2", key=key)
     producer.send("t", b"3", key=key)
     accumulator.seal_all()
-    contents = [RecordBatch(batch.body).values() for batch in accumulator.sealed]
+    contents = [RecordBatch(batch.body.join()).values() for batch in accumulator.sealed]
     assert contents == [[b"1"], [b"2", b"3"]]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lograft._core.accumulator import Accumulator
 from lograft._core.batches import SealedBatch
 from lograft.types import Headers
+from lograft.wire.batch import EncodedBatch
 
 
 class Encoder:
@@ -25,7 +26,7 @@ class Encoder:
         keys: Sequence[bytes | None] | None,
         timestamps_ms: int | Sequence[int],
         headers: Sequence[Headers] | None,
-    ) -> bytearray:
+    ) -> EncodedBatch:
         self.calls.append(
             (
                 list(values),
@@ -34,7 +35,7 @@ class Encoder:
                 None if headers is None else list(headers),
             )
         )
-        return bytearray(self.body_bytes)
+        return EncodedBatch.wrap(bytearray(self.body_bytes))
 
 
 def make_accumulator(
@@ -64,7 +65,7 @@ def sealed(ordinal: int, *, record_count: int = 1, size_bytes: int = 100, deadli
     return SealedBatch(
         topic="t",
         partition=0,
-        body=bytearray(size_bytes),
+        body=EncodedBatch.wrap(bytearray(size_bytes)),
         record_count=record_count,
         reserved_bytes=size_bytes,
         deadline_ms=deadline_ms,

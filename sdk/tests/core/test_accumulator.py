@@ -13,6 +13,7 @@ from lograft._core.accumulator import (
 )
 from lograft._core.buffers import CLOSED, PartitionBuffer
 from lograft.types import Headers
+from lograft.wire.batch import EncodedBatch
 from tests.core.builders import Encoder, make_accumulator
 
 
@@ -171,7 +172,7 @@ def test_own_timestamps_and_headers_fill_up_the_columns() -> None:
     assert part.room == part.rich_room
     add(accumulator, part, None, None, None, [("h", None)], wall_ms=1_002)
     add(accumulator, part, b"d", wall_ms=1_003)
-    assert accumulator.extend(part, [b"e"], None, None, size_bytes=1, now_ms=0, wall_ms=1_004) is AddResult.ADDED
+    assert accumulator.extend(part, [b"e"], None, None, now_ms=0, wall_ms=1_004) is AddResult.ADDED
     accumulator.seal_all()
     assert encoder.calls == [
         (
@@ -204,17 +205,14 @@ def test_extend_takes_columns_and_refuses_what_one_batch_cannot_hold() -> None:
     accumulator = make_accumulator(encoder, batch_bytes=1_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     many = [b"x" * 100] * 5
-    assert (
-        accumulator.extend(part, many, [b"k"] * 5, [1, 2, 3, 4, 5], size_bytes=505, now_ms=0, wall_ms=0)
-        is AddResult.ADDED
-    )
-    assert accumulator.extend(part, many, None, None, size_bytes=500, now_ms=0, wall_ms=7) is AddResult.ADDED
+    assert accumulator.extend(part, many, [b"k"] * 5, [1, 2, 3, 4, 5], now_ms=0, wall_ms=0) is AddResult.ADDED
+    assert accumulator.extend(part, many, None, None, now_ms=0, wall_ms=7) is AddResult.ADDED
     assert encoder.calls == [(many, [b"k"] * 5, [1, 2, 3, 4, 5], None)]
-    assert accumulator.extend(part, many * 2, None, None, size_bytes=1_000, now_ms=0, wall_ms=0) is AddResult.TOO_LARGE
+    assert accumulator.extend(part, many * 2, None, None, now_ms=0, wall_ms=0) is AddResult.TOO_LARGE
     full = make_accumulator(batch_bytes=1_000, buffer_bytes=1_000)
     part = full.add_topic("t", 1, first_sticky=0).parts[0]
-    assert full.extend(part, many, None, None, size_bytes=500, now_ms=0, wall_ms=0) is AddResult.ADDED
-    assert full.extend(part, many, None, None, size_bytes=500, now_ms=0, wall_ms=0) is AddResult.BUFFER_FULL
+    assert full.extend(part, many, None, None, now_ms=0, wall_ms=0) is AddResult.ADDED
+    assert full.extend(part, many, None, None, now_ms=0, wall_ms=0) is AddResult.BUFFER_FULL
 
 
 def test_batch_never_holds_more_records_than_the_format_allows() -> None:
@@ -226,16 +224,12 @@ def test_batch_never_holds_more_records_than_the_format_allows() -> None:
         if not append_fast(part, b"", None):
             assert add(accumulator, part, b"") is AddResult.ADDED
     for _ in range(5):
-        assert (
-            accumulator.extend(part, [b""] * 40_000, None, None, size_bytes=0, now_ms=0, wall_ms=0) is AddResult.ADDED
-        )
+        assert accumulator.extend(part, [b""] * 40_000, None, None, now_ms=0, wall_ms=0) is AddResult.ADDED
     accumulator.seal_all()
     counts = [len(call[0]) for call in encoder.calls]
     assert sum(counts) == 350_000
     assert max(counts) <= MAX_BATCH_RECORDS
-    assert (
-        accumulator.extend(part, [b""] * 60_000, None, None, size_bytes=0, now_ms=0, wall_ms=0) is AddResult.TOO_LARGE
-    )
+    assert accumulator.extend(part, [b""] * 60_000, None, None, now_ms=0, wall_ms=0) is AddResult.TOO_LARGE
 
 
 def test_encoded_batch_seals_what_came_before_it() -> None:
@@ -243,12 +237,53 @@ def test_encoded_batch_seals_what_came_before_it() -> None:
     accumulator = make_accumulator(buffer_bytes=20_000, max_record_bytes=15_000)
     part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
     add(accumulator, part, b"a")
-    assert accumulator.add_encoded(part, bytearray(8_000), 7, now_ms=3) is AddResult.ADDED
+    assert add_encoded(accumulator, part, 8_000, 7) is AddResult.ADDED
     assert [batch.record_count for batch in accumulator.sealed] == [1, 7]
     assert accumulator.sealed[1].deadline_ms == 1_003
-    assert accumulator.add_encoded(part, bytearray(15_001), 7, now_ms=3) is AddResult.TOO_LARGE
-    assert accumulator.add_encoded(part, bytearray(15_000), 7, now_ms=3) is AddResult.BUFFER_FULL
-    assert accumulator.add_encoded(part, bytearray(100), 1, now_ms=3) is AddResult.ADDED
+    assert add_encoded(accumulator, part, 15_001, 7) is AddResult.TOO_LARGE
+    assert add_encoded(accumulator, part, 15_000, 7) is AddResult.BUFFER_FULL
+    assert add_encoded(accumulator, part, 100, 1) is AddResult.ADDED
+
+
+def test_encoded_batch_over_the_topics_limit_is_refused_unless_it_may_be_split() -> None:
+    """What the producer encoded itself it may cut again; a single record or a caller's own batch cannot be cut."""
+    accumulator = make_accumulator(buffer_bytes=100_000, max_record_bytes=15_000)
+    part = accumulator.add_topic("t", 1, first_sticky=0).parts[0]
+    accumulator.limit_batches(part, 5_000)
+    assert add_encoded(accumulator, part, 5_001, 2) is AddResult.TOO_LARGE
+    assert add_encoded(accumulator, part, 5_001, 1, may_split=True) is AddResult.TOO_LARGE
+    assert add_encoded(accumulator, part, 15_001, 2, may_split=True) is AddResult.TOO_LARGE
+    assert add_encoded(accumulator, part, 15_000, 2, may_split=True) is AddResult.ADDED
+    assert add_encoded(accumulator, part, 5_000, 1) is AddResult.ADDED
+
+
+def add_encoded(
+    accumulator: Accumulator, part: PartitionBuffer, size_bytes: int, count: int, *, may_split: bool = False
+) -> AddResult:
+    """Add an encoded batch of a size."""
+    body = EncodedBatch.wrap(bytearray(size_bytes))
+    return accumulator.add_encoded(part, body, count, may_split=may_split, now_ms=3)
+
+
+def test_those_who_wait_are_woken_when_there_is_something_for_them() -> None:
+    """Room is worth a wake once a quarter of the buffer is free, a flush once its mark is reached."""
+    accumulator = make_accumulator(buffer_bytes=10_000)
+    buffers = accumulator.add_topic("t", 1, first_sticky=0)
+    part = buffers.parts[0]
+    for _ in range(10):
+        assert add_encoded(accumulator, part, 1_000, 2) is AddResult.ADDED
+    mark = accumulator.flush_mark()
+    batches = list(accumulator.sealed)
+    for released in range(10):
+        assert accumulator.should_wake(2, [mark]) is (released >= 3)
+        assert accumulator.should_wake(1, [mark]) is False
+        accumulator.release(batches[released], part, now_ms=4)
+    assert accumulator.should_wake(1, [mark]) is True
+    assert accumulator.should_wake(1, []) is True
+    big = make_accumulator(buffer_bytes=1_000)
+    alone = big.add_topic("t", 1, first_sticky=0).parts[0]
+    add(big, alone, bytes(800))
+    assert big.should_wake(1, []) is True, "nothing under way would free the rest"
 
 
 def test_sticky_partition_moves_when_its_batch_is_sealed() -> None:

@@ -71,9 +71,8 @@ class AccumulatorMachine(RuleBasedStateMachine):
         """Send several records at once."""
         some = [row[0] for row in rows]
         some_keys = [row[1] for row in rows]
-        size = sum(map(len, some)) + sum(len(key) for key in some_keys if key is not None)
         result = self.accumulator.extend(
-            self.parts[partition], some, some_keys, None, size_bytes=size, now_ms=self.now_ms, wall_ms=self.now_ms
+            self.parts[partition], some, some_keys, None, now_ms=self.now_ms, wall_ms=self.now_ms
         )
         if result is AddResult.ADDED:
             self.accepted[partition] += rows

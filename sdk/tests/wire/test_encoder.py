@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import accumulate
 from typing import Any
 
@@ -10,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lograft.v1.records_pb2 import Records
-from lograft.wire.batch import BatchRecord, Codec, RecordBatch, check_batch, encode_batch, read_header, stamp_producer
+from lograft.wire.batch import (
+    BatchRecord,
+    Codec,
+    EncodedBatch,
+    RecordBatch,
+    check_batch,
+    compose_batch,
+    encode_batch,
+    read_header,
+)
 from lograft.wire.compression import inflate
 from lograft.wire.errors import BatchError, BatchTooLargeError, InvalidBatchError
 from lograft.wire.limits import (
@@ -233,13 +243,30 @@ def test_offset_deltas_make_a_compacted_batch() -> None:
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_stamp_producer_keeps_the_batch_valid(codec: Codec) -> None:
-    """A sealed batch gets identity and sequence later, as if it had been encoded with them."""
-    batch = encode_batch([b"a", b"b"], codec=codec)
-    stamp_producer(batch, producer_id=1 << 40, producer_epoch=7, base_sequence=2**31 - 1)
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_stamp_producer_keeps_the_batch_valid(codec: Codec, is_wrapped: bool) -> None:
+    """A batch in pieces gets identity and sequence later, more than once, as if it had been encoded with them."""
+    values = [b"a", b"bc"]
+    batch = EncodedBatch.wrap(encode_batch(values, codec=codec)) if is_wrapped else compose_batch(values, codec=codec)
+    assert batch.join() == encode_batch(values, codec=codec)
+    batch.stamp_producer(producer_id=3, producer_epoch=0, base_sequence=5)
+    assert check_batch(batch.join(), max_bytes=LIMIT).base_sequence == 5
+    batch.stamp_producer(producer_id=1 << 40, producer_epoch=7, base_sequence=2**31 - 1)
     identity = {"producer_id": 1 << 40, "producer_epoch": 7, "base_sequence": 2**31 - 1}
-    assert batch == encode_batch([b"a", b"b"], codec=codec, **identity)
-    assert check_batch(batch, max_bytes=LIMIT).last_sequence == 0
+    whole = encode_batch(values, codec=codec, **identity)
+    assert b"".join(batch.pieces()) == batch.join() == whole
+    assert len(batch) == len(whole)
+    assert check_batch(whole, max_bytes=LIMIT).last_sequence == 0
+
+
+def test_known_lengths_save_a_look_and_wrong_ones_are_noticed() -> None:
+    """Lengths that the caller gives are used; those that are not the values' own would shift the records."""
+    values = [b"a", b"bcd", b""]
+    assert compose_batch(values, value_lengths=[1, 3, 0]).join() == encode_batch(values)
+    with pytest.raises(TypeError, match="another length"):
+        compose_batch(values, value_lengths=[1, 3, 1])
+    with pytest.raises(TypeError, match="another length"):
+        encode_batch([memoryview(array("I", [1, 2]))])  # type: ignore[list-item]
 
 
 @examples(100)
