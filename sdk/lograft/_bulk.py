@@ -142,11 +142,14 @@ class _Cutter:
         keys = piece.keys
         try:
             lengths = list(map(len, piece.values))
-            size = sum(lengths) + (sum([len(key) for key in keys if key is not None]) if keys else 0)
+            is_uniform = lengths.count(lengths[0]) == count
+            size = count * lengths[0] if is_uniform else sum(lengths)
+            if keys is not None:
+                size += sum([len(key) for key in keys if key is not None])
         except TypeError:
             yield piece
             return
-        if keys is not None or lengths.count(lengths[0]) != count:
+        if keys is not None or not is_uniform:
             size += count * LENGTH_BYTES * (1 if keys is None else 2)
         if piece.timestamps_ms is not None:
             size += count * TIMESTAMP_BYTES

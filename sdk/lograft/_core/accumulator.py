@@ -59,6 +59,9 @@ MAX_BATCH_RECORDS: Final = 100_000
 """Most records of a batch of the format."""
 SAFE_BATCH_RECORDS: Final = MAX_BATCH_RECORDS - QUANTUM_BYTES // RECORD_OVERHEAD_BYTES - 1_000
 """Records after which a batch gets no further grant: those of the fast path (and late ones) must still fit in."""
+WAKE_BYTES: Final = 1024 * 1024
+"""Bytes of the buffer, at most, that must be free before callers are woken: more would make them fill it in bursts that keep
+the event loop from sending meanwhile (there is one interpreter lock)."""
 MARK_INTERVAL_MS: Final = 10
 """Least milliseconds between two looks at a batch that lingers on."""
 
@@ -137,6 +140,7 @@ class Accumulator:
                     buffers, partition, size_limit=self._batch_bytes, max_record_bytes=self._max_record_bytes
                 )
             )
+        buffers.count = len(buffers.parts)
 
     def limit_batches(self, part: PartitionBuffer, max_batch_bytes: int) -> None:
         """Take note of the largest batch that the partition's topic takes, in bytes with header."""
@@ -215,11 +219,7 @@ class Accumulator:
             part.timestamps += [wall_ms] * count if timestamps_ms is None else timestamps_ms
         if part.headers is not None:
             part.headers += no_headers(count)
-        flat: list[bytes | None] = [None] * (2 * count)
-        flat[::2] = values
-        if keys is not None:
-            flat[1::2] = keys
-        self._append(part, flat, size)
+        self._append(part, _interleave(values, keys), size)
         return AddResult.ADDED
 
     def add_encoded(
@@ -335,7 +335,8 @@ class Accumulator:
         """Give the open batch the columns that the fast path does not fill, and keep the fast path off it."""
         if part.rich is None:
             part.rich_room = part.open.room
-            part.rich = close_batch(part)
+            values, keys = close_batch(part)
+            part.rich = _interleave(values, keys)
         count = len(part.rich) // 2
         if with_timestamps and part.timestamps is None:
             part.timestamps = _expand(part.marks, count)
@@ -346,8 +347,7 @@ class Accumulator:
         """Seal the open batch of a partition; there must be one."""
         assert part.is_open, f"{part.topic}-{part.partition} has no open batch"
         room = part.room
-        flat = close_batch(part) if part.rich is None else part.rich
-        values, keys = flat[::2], flat[1::2]
+        values, keys = close_batch(part) if part.rich is None else (part.rich[::2], part.rich[1::2])
         timestamps: int | Sequence[int]
         if part.timestamps is not None:
             timestamps = part.timestamps
@@ -421,15 +421,16 @@ class Accumulator:
     def should_wake(self, waiter_count: int, flush_marks: Sequence[int]) -> bool:
         """True when those who wait for room or for a flush should look again.
 
-        For room a quarter of the buffer must be free, so that a caller that is faster than the brokers is woken once
-        for many batches; or nothing is under way that could free more.
+        For room, a few batches must fit, so that a caller that is faster than the brokers is woken once for some of
+        them; or nothing is under way that could free more.
 
         Args:
             waiter_count: those who wait, for whatever.
             flush_marks: the mark of each of them that waits for a flush.
         """
         if waiter_count > len(flush_marks):
-            return self.reserved_bytes * 4 <= self._buffer_bytes * 3 or not self.outstanding
+            step = min(WAKE_BYTES, self._buffer_bytes // 4)
+            return self.reserved_bytes + step <= self._buffer_bytes or not self.outstanding
         return any(map(self.has_reached, flush_marks))
 
     def relieve(self) -> None:
@@ -462,6 +463,15 @@ def record_size(value: bytes | None, key: bytes | None, timestamp_ms: int | None
             # A character takes at most four bytes of UTF-8.
             size += HEADER_OVERHEAD_BYTES + 4 * len(name) + (len(data) if data is not None else 0)
     return size
+
+
+def _interleave(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> list[bytes | None]:
+    """Values and keys in turns; without keys, None in their places."""
+    flat: list[bytes | None] = [None] * (2 * len(values))
+    flat[::2] = values
+    if keys is not None:
+        flat[1::2] = keys
+    return flat
 
 
 def _expand(marks: Sequence[tuple[int, int]], count: int) -> list[int]:

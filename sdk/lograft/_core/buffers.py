@@ -102,23 +102,33 @@ class PartitionBuffer:
 
 
 class TopicBuffers:
-    """The partitions of one topic; `sticky` takes the records without key and partition until its batch is sealed."""
+    """The partitions of one topic.
 
-    __slots__ = ("parts", "sticky", "topic")
+    Attributes:
+        topic: its name.
+        parts: a buffer for each partition.
+        count: how many there are, for the fast path; never more than `parts` has.
+        sticky: takes the records without key and partition until its batch is sealed.
+    """
+
+    __slots__ = ("count", "parts", "sticky", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.parts: list[PartitionBuffer] = []
+        self.count = 0
         self.sticky = 0
 
 
-def close_batch(part: PartitionBuffer) -> list[bytes | None]:
-    """Keep the fast path off the open batch and return its values and keys, in turns.
+def close_batch(part: PartitionBuffer) -> tuple[list[bytes | None], list[bytes | None]]:
+    """Keep the fast path off the open batch and return its values and its keys.
 
-    The order is the point: whoever appends after the copy sees that the batch is closed (see `accumulator`).
+    The order is the point: whoever appends after the look at the length sees that the batch is closed (see
+    `accumulator`).
     """
-    batch = part.open
+    flat = part.open.flat
     part.open = CLOSED
-    flat = batch.flat[:]
-    del batch.flat[: len(flat)]
-    return flat
+    end = len(flat)
+    values, keys = flat[:end:2], flat[1:end:2]
+    del flat[:end]
+    return values, keys

@@ -74,31 +74,30 @@ class Producer:
         self,
         topic: str,
         value: bytes | None,
-        *,
         key: bytes | None = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Headers | None = None,
     ) -> None:
         """Send one record; waits while the buffer is full. See `lograft.Producer.send`."""
-        if type(value) is bytes and partition is None and timestamp_ms is None and headers is None:
+        if partition is timestamp_ms is headers is None and type(value) is bytes:
             buffers = self._live.get(topic)
-            if buffers is not None:
-                parts = buffers.parts
-                if type(key) is bytes:
-                    batch = parts[crc32c(key) % len(parts)].open
-                    room = batch.room - len(value) - len(key) - RECORD_OVERHEAD_BYTES
-                    if room >= 0:
-                        batch.room = room
-                        batch.flat += (value, key)
-                        return
-                elif key is None:
-                    batch = parts[buffers.sticky].open
-                    room = batch.room - len(value) - RECORD_OVERHEAD_BYTES
-                    if room >= 0:
-                        batch.room = room
-                        batch.flat += (value, None)
-                        return
+            if buffers is None:
+                pass
+            elif type(key) is bytes:
+                batch = buffers.parts[crc32c(key) % buffers.count].open
+                room = batch.room - (len(value) + len(key) + RECORD_OVERHEAD_BYTES)
+                if room >= 0:
+                    batch.room = room
+                    batch.flat += (value, key)
+                    return
+            elif key is None:
+                batch = buffers.parts[buffers.sticky].open
+                room = batch.room - (len(value) + RECORD_OVERHEAD_BYTES)
+                if room >= 0:
+                    batch.room = room
+                    batch.flat += (value, None)
+                    return
         await self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
 
     async def _send_slowly(

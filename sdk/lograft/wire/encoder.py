@@ -264,10 +264,11 @@ def append_items(
         present = [b"" if item is None else item for item in items]
         found = list(map(len, present))
         blob = b"".join(present)
+    is_uniform = found.count(found[0]) == len(found)
     # A view of items larger than a byte has another length than its bytes: the records would run into each other.
-    if sum(found) != len(blob):
+    if (found[0] * len(found) if is_uniform else sum(found)) != len(blob):
         raise TypeError("an item is not bytes: it has another length than its bytes")
-    if found.count(found[0]) == len(found):
+    if is_uniform:
         _append_column(parts, fields, blob, fields.uniform_tag + _UINT32.pack(found[0]), nulls)
     else:
         packed = array("I", found).tobytes()
