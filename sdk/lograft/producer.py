@@ -20,8 +20,9 @@ from crc32c import crc32c
 
 from lograft._arrow_send import encode_rows
 from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
-from lograft._core.accumulator import RECORD_OVERHEAD_BYTES, AddResult, record_size
+from lograft._core.accumulator import AddResult
 from lograft._core.buffers import OpenBatch, PartitionBuffer, TopicBuffers
+from lograft._core.record_columns import RECORD_OVERHEAD_BYTES, record_size
 from lograft._producer_book import (
     OnBatch,
     ProducerBook,

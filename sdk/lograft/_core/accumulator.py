@@ -41,16 +41,16 @@ from typing import Final
 
 from lograft._core.batches import BatchBody, BatchEncoder, SealedBatch
 from lograft._core.buffers import OpenBatch, PartitionBuffer, TopicBuffers, close_batch
+from lograft._core.record_columns import (
+    RECORD_OVERHEAD_BYTES,
+    TIMESTAMP_BYTES,
+    expand,
+    interleave,
+    no_headers,
+    record_size,
+)
 from lograft.types import Headers
 
-RECORD_OVERHEAD_BYTES: Final = 16
-"""Bytes counted for a record beside value and key: two lengths, a null index, a timestamp delta, a header count."""
-NULL_BYTES: Final = 3
-"""Bytes counted for a null value: its index in the list of nulls."""
-TIMESTAMP_BYTES: Final = 10
-"""Bytes counted for a timestamp of its own: the longest varint."""
-HEADER_OVERHEAD_BYTES: Final = 12
-"""Bytes counted for a record header beside its name and value."""
 BATCH_OVERHEAD_BYTES: Final = 160
 """Bytes counted for the header of a batch and the tags of its columns."""
 QUANTUM_BYTES: Final = 64 * 1024
@@ -219,7 +219,7 @@ class Accumulator:
             part.timestamps += [wall_ms] * count if timestamps_ms is None else timestamps_ms
         if part.headers is not None:
             part.headers += no_headers(count)
-        self._append(part, _interleave(values, keys), size)
+        self._append(part, interleave(values, keys), size)
         return AddResult.ADDED
 
     def add_encoded(
@@ -336,10 +336,10 @@ class Accumulator:
         if part.rich is None:
             part.rich_room = part.open.room
             values, keys = close_batch(part)
-            part.rich = _interleave(values, keys)
+            part.rich = interleave(values, keys)
         count = len(part.rich) // 2
         if with_timestamps and part.timestamps is None:
-            part.timestamps = _expand(part.marks, count)
+            part.timestamps = expand(part.marks, count)
         if with_headers and part.headers is None:
             part.headers = no_headers(count)
 
@@ -354,7 +354,7 @@ class Accumulator:
         elif len(part.marks) == 1:
             timestamps = part.marks[0][1]
         else:
-            timestamps = _expand(part.marks, len(values))
+            timestamps = expand(part.marks, len(values))
         # Counting is slow among keys (each is compared), fast among Nones (each is identical): look at the first one.
         is_keyless = keys[0] is None and keys.count(None) == len(keys)
         body = self._encode(values, None if is_keyless else keys, timestamps, part.headers)
@@ -446,38 +446,3 @@ class Accumulator:
     def has_reached(self, mark: int) -> bool:
         """True when every batch that was sealed before the mark is resolved."""
         return not self.outstanding or next(iter(self.outstanding)) >= mark
-
-
-def no_headers(count: int) -> list[Headers]:
-    """Empty headers for `count` records."""
-    return [()] * count
-
-
-def record_size(value: bytes | None, key: bytes | None, timestamp_ms: int | None, headers: Headers | None) -> int:
-    """Bytes that a record takes at most in an encoded batch."""
-    size = RECORD_OVERHEAD_BYTES + (NULL_BYTES if value is None else len(value)) + (0 if key is None else len(key))
-    if timestamp_ms is not None:
-        size += TIMESTAMP_BYTES
-    if headers:
-        for name, data in headers:
-            # A character takes at most four bytes of UTF-8.
-            size += HEADER_OVERHEAD_BYTES + 4 * len(name) + (len(data) if data is not None else 0)
-    return size
-
-
-def _interleave(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> list[bytes | None]:
-    """Values and keys in turns; without keys, None in their places."""
-    flat: list[bytes | None] = [None] * (2 * len(values))
-    flat[::2] = values
-    if keys is not None:
-        flat[1::2] = keys
-    return flat
-
-
-def _expand(marks: Sequence[tuple[int, int]], count: int) -> list[int]:
-    """One timestamp for each of `count` records out of (records before, timestamp) marks."""
-    expanded: list[int] = []
-    ends = [start for start, _ in marks[1:]] + [count]
-    for (start, timestamp_ms), end in zip(marks, ends, strict=True):
-        expanded += [timestamp_ms] * (end - start)
-    return expanded

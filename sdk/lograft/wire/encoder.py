@@ -91,12 +91,9 @@ def compose_batch(
         producer_epoch: see `producer_id`.
         base_sequence: see `producer_id`.
         control: sets the control bit.
-        base_offset: offset of the first record; the leader stamps another.
-        leader_epoch: the leader stamps another.
+        base_offset: offset of the first record; the leader stamps another, and its epoch.
+        leader_epoch: see `base_offset`.
         value_lengths: length of each value, where the caller knows them already; no value is None then.
-
-    Returns:
-        The batch.
 
     Raises:
         InvalidBatchError: no or too many records, unequal columns, a timestamp out of range, a header key of invalid Unicode.

@@ -7,11 +7,11 @@ from lograft._core.accumulator import (
     BATCH_OVERHEAD_BYTES,
     MARK_INTERVAL_MS,
     MAX_BATCH_RECORDS,
-    RECORD_OVERHEAD_BYTES,
     Accumulator,
     AddResult,
 )
 from lograft._core.buffers import CLOSED, PartitionBuffer
+from lograft._core.record_columns import RECORD_OVERHEAD_BYTES
 from lograft.types import Headers
 from lograft.wire.batch import EncodedBatch
 from tests.core.builders import Encoder, make_accumulator

@@ -6,8 +6,9 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from lograft._core.accumulator import RECORD_OVERHEAD_BYTES, AddResult
+from lograft._core.accumulator import AddResult
 from lograft._core.batches import SealedBatch
+from lograft._core.record_columns import RECORD_OVERHEAD_BYTES
 from lograft.types import Headers
 from tests.core.builders import Encoder, make_accumulator
 
