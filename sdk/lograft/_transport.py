@@ -163,9 +163,12 @@ def _is_lost(status: RemoteStatus) -> bool:
     if status.code is not None:
         return False
     # What gRPC itself makes of a connection that breaks or a server that ends, depending on the moment.
-    is_reset = status.grpc_code is grpc.StatusCode.INTERNAL and "RST_STREAM" in status.message
-    return is_reset or status.grpc_code in _LOST
+    is_internal = status.grpc_code is grpc.StatusCode.INTERNAL
+    return status.grpc_code in _LOST or (is_internal and any(text in status.message for text in _LOST_INTERNALLY))
 
+
+_LOST_INTERNALLY: Final = ("RST_STREAM", "Internal error from Core")
+"""Texts of INTERNAL that mean a broken connection: a stream reset, and a write that was under way when it broke."""
 
 _LOST: Final = frozenset(
     {
