@@ -36,6 +36,19 @@ def replace_file(disk: Disk, path: str, content: bytes, *, durable: bool = True)
         DiskFullError: the old content is still there.
         DiskFailedError: the disk is failed for good.
     """
+    write_replacement(disk, path, content, durable=durable)
+    take_replacement(disk, path)
+    if durable:
+        disk.sync_directory(parent_of(path))
+
+
+def write_replacement(disk: Disk, path: str, content: bytes, *, durable: bool) -> None:
+    """Write the temporary file that is to replace the one at `path`; the first half of `replace_file`.
+
+    Raises:
+        DiskFullError: there is no temporary file.
+        DiskFailedError: the disk is failed for good.
+    """
     temporary = path + TEMPORARY_SUFFIX
     if disk.exists(temporary):
         disk.remove(temporary)
@@ -50,9 +63,11 @@ def replace_file(disk: Disk, path: str, content: bytes, *, durable: bool = True)
             disk.remove(temporary)
         raise
     file.close()
-    disk.rename(temporary, path)
-    if durable:
-        disk.sync_directory(parent_of(path))
+
+
+def take_replacement(disk: Disk, path: str) -> None:
+    """Put the temporary file, whose content is on stable storage, in the place of the one at `path`."""
+    disk.rename(path + TEMPORARY_SUFFIX, path)
 
 
 def parent_of(path: str) -> str:

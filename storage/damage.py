@@ -21,14 +21,20 @@ _FIELDS = 5
 class DamagedRanges:
     """All damaged ranges of one log, ascending, not overlapping."""
 
+    __slots__ = ("_directory", "_disk", "_ranges", "_saved")
+
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
-        self._path = f"{directory}/{DAMAGE_FILE}"
+        self._directory = directory
         self._ranges: list[DamagedRange] = []
         self._saved = True
 
     def __bool__(self) -> bool:
         return bool(self._ranges)
+
+    @property
+    def _path(self) -> str:
+        return f"{self._directory}/{DAMAGE_FILE}"
 
     def all(self) -> tuple[DamagedRange, ...]:
         """Return all ranges."""
@@ -56,6 +62,13 @@ class DamagedRanges:
     def truncate_suffix(self, to_offset: int) -> None:
         """Forget ranges that begin at `to_offset` or beyond."""
         kept = [damaged for damaged in self._ranges if damaged.base_offset < to_offset]
+        if len(kept) != len(self._ranges):
+            self._ranges = kept
+            self._saved = False
+
+    def truncate_prefix(self, first_base_offset: int) -> None:
+        """Forget the ranges of segments below the one with this base offset: their bytes are gone."""
+        kept = [damaged for damaged in self._ranges if damaged.segment_base_offset >= first_base_offset]
         if len(kept) != len(self._ranges):
             self._ranges = kept
             self._saved = False

@@ -7,7 +7,10 @@
     <data>/metadata/quorum-state.json   vote and epoch
     <data>/metadata/image/              durable image (RocksDB)
     <data>/partitions/<topic id>-<p>/   partition logs
+    <data>/ballast                      room that is given back when the disk is full (`ballast`)
+    <data>/log-directories              the directories of a broker that has several, in the first one (`brokerd`)
 
+A broker may have several such directories; only the first one has `metadata/`.
 `meta.json`: one JSON object with `format_version` (1), `cluster_id`, `node_id`, `directory_id` (32 hex digits: the
 disk's own identity; a wiped disk gets another and is never taken for the old voter).
 Law: `open` reads `meta.json` and compares it before anything else is touched.
@@ -82,7 +85,16 @@ class DataDirectory:
         self._lock = lock
 
     @classmethod
-    def create(cls, disk: Disk, path: str, *, cluster_id: str, node_id: int, directory_id: bytes) -> DataDirectory:
+    def create(
+        cls,
+        disk: Disk,
+        path: str,
+        *,
+        cluster_id: str,
+        node_id: int,
+        directory_id: bytes,
+        has_metadata: bool = True,
+    ) -> DataDirectory:
         """Format a directory (made if missing, its parent must exist) and open it.
 
         Args:
@@ -91,6 +103,7 @@ class DataDirectory:
             cluster_id: see `DirectoryMeta`.
             node_id: see `DirectoryMeta`.
             directory_id: 16 random bytes.
+            has_metadata: False for a further log directory, which only holds partitions.
 
         Raises:
             AlreadyFormattedError, DirectoryLockedError, DirectoryNotWritableError, DiskFullError, DiskFailedError.
@@ -108,8 +121,8 @@ class DataDirectory:
         try:
             if disk.exists(f"{path}/{META_FILE}"):
                 raise AlreadyFormattedError(path, f"it has a {META_FILE}: it is formatted already")
-            disk.make_directory(f"{path}/{METADATA_DIRECTORY}")
-            disk.make_directory(f"{path}/{PARTITIONS_DIRECTORY}")
+            for name in _directories(has_metadata=has_metadata):
+                disk.make_directory(f"{path}/{name}")
             disk.sync_directory(path)
             replace_file(disk, f"{path}/{META_FILE}", encode_meta(meta))
             disk.sync_directory(path.rpartition("/")[0] or "/")
@@ -122,7 +135,15 @@ class DataDirectory:
         return cls(disk, path, meta, lock)
 
     @classmethod
-    def open(cls, disk: Disk, path: str, *, cluster_id: str | None = None, node_id: int | None = None) -> DataDirectory:
+    def open(
+        cls,
+        disk: Disk,
+        path: str,
+        *,
+        cluster_id: str | None = None,
+        node_id: int | None = None,
+        has_metadata: bool = True,
+    ) -> DataDirectory:
         """Open a formatted directory and lock it.
 
         Args:
@@ -130,6 +151,7 @@ class DataDirectory:
             path: absolute path.
             cluster_id: refuse another cluster's directory; None takes any.
             node_id: refuse another node's directory; None takes any.
+            has_metadata: False for a further log directory, which only holds partitions.
 
         Raises:
             UnformattedDirectoryError, CorruptDirectoryError, WrongClusterError, WrongNodeError, DirectoryLockedError,
@@ -148,7 +170,7 @@ class DataDirectory:
         except DiskAccessError as error:
             raise _not_writable(path, error) from error
         try:
-            for name in (METADATA_DIRECTORY, PARTITIONS_DIRECTORY):
+            for name in _directories(has_metadata=has_metadata):
                 disk.make_directory(f"{path}/{name}")
         except DiskAccessError as error:
             lock.release()
@@ -270,6 +292,10 @@ def decode_meta(path: str, content: bytes) -> DirectoryMeta:
     if not isinstance(directory_id, str) or not _DIRECTORY_ID.fullmatch(directory_id):
         raise CorruptDirectoryError(path, f"directory_id {directory_id!r}")
     return DirectoryMeta(cluster_id=cluster_id, node_id=node_id, directory_id=bytes.fromhex(directory_id))
+
+
+def _directories(*, has_metadata: bool) -> tuple[str, ...]:
+    return (METADATA_DIRECTORY, PARTITIONS_DIRECTORY) if has_metadata else (PARTITIONS_DIRECTORY,)
 
 
 def _lock(disk: Disk, path: str) -> FileLock:

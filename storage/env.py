@@ -177,6 +177,17 @@ class Disk(Protocol):
         """
         ...
 
+    def sync_filesystem(self, path: str) -> bool:
+        """Put everything written so far to the file system that holds `path`, data and names, on stable storage.
+
+        Returns:
+            False if the operating system offers no such call; nothing was done then.
+
+        Raises:
+            FileMissingError, DiskFailedError: as `sync_directory`; any write that failed since the last call counts.
+        """
+        ...
+
     def exists(self, path: str) -> bool:
         """Tell whether a file or directory of this name exists."""
         ...

@@ -8,10 +8,12 @@ Source: Rebello et al. (ATC 2020); `storage.env` for the promises.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from .env import Buffer
 from .errors import (
@@ -45,6 +47,32 @@ _ACCESS = frozenset(
 _DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
+SYNCFS_KERNEL = (5, 8)
+"""First version of Linux whose syncfs reports write errors."""
+
+
+def find_syncfs(system: str, release: str) -> Callable[[int], int] | None:
+    """Return syncfs of the C library, which Python does not offer; None where there is none that reports errors.
+
+    Args:
+        system: name of the operating system, as `os.uname` gives it.
+        release: its version, as `os.uname` gives it.
+    """
+    version = re.match(r"(\d+)\.(\d+)", release)
+    if system != "Linux" or version is None or (int(version[1]), int(version[2])) < SYNCFS_KERNEL:
+        return None
+    try:
+        function = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError):
+        return None
+    function.argtypes = (ctypes.c_int,)
+    function.restype = ctypes.c_int
+    return function
+
+
+_syncfs = find_syncfs(os.uname().sysname, os.uname().release)
+
+
 def _text(error: OSError) -> str:
     return f"{os.strerror(error.errno or 0)} ({errno.errorcode.get(error.errno or 0, '?')})"
 
@@ -54,6 +82,7 @@ class PosixDisk:
 
     def __init__(self) -> None:
         self._failure: DiskFailedError | None = None
+        self._filesystem = -1
 
     @property
     def failure(self) -> DiskFailedError | None:
@@ -177,6 +206,34 @@ class PosixDisk:
             raise self.fail(path, error, "fsync of the directory") from error
         finally:
             os.close(descriptor)
+
+    def sync_filesystem(self, path: str) -> bool:
+        """See `Disk.sync_filesystem`.
+
+        One descriptor is kept for all calls: Linux tells each descriptor of the write errors since its own last call,
+        so that a fresh one could miss an error that somebody else has seen.
+        """
+        self.check()
+        if _syncfs is None:
+            return False
+        try:
+            if self._filesystem < 0:
+                self._filesystem = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._named(path, error, "open directory") from error
+        if _syncfs(self._filesystem) != 0:
+            code = ctypes.get_errno()
+            raise self.fail(path, OSError(code, os.strerror(code)), "syncfs")
+        return True
+
+    def close(self) -> None:
+        """Give the descriptor of `sync_filesystem` back; a second call does nothing."""
+        if self._filesystem >= 0:
+            descriptor, self._filesystem = self._filesystem, -1
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
 
     def exists(self, path: str) -> bool:
         """See `Disk.exists`."""

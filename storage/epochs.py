@@ -107,6 +107,19 @@ class LeaderEpochs:
             changed = True
         return changed
 
+    def truncate_prefix(self, to_offset: int) -> bool:
+        """Forget where epochs begin below `to_offset`: the one that it lies in begins there now; tell if that changed any.
+
+        Source: Kafka, LeaderEpochFileCache.truncateFromStartAsyncFlush.
+        """
+        begun = bisect_right(self._starts, to_offset)
+        if begun == 0 or (begun == 1 and self._starts[0] == to_offset):
+            return False
+        del self._epochs[: begun - 1]
+        del self._starts[: begun - 1]
+        self._starts[0] = to_offset
+        return True
+
     def encode_entries(self) -> list[str]:
         """Return the lines of the checkpoint."""
         return [f"{epoch} {start_offset}" for epoch, start_offset in zip(self._epochs, self._starts, strict=True)]

@@ -5,6 +5,7 @@
     +-- DiskError                      the environment failed
     |   +-- DiskFailedError            fatal for the log directory: write or fsync failed; never retried
     |   +-- DiskFullError              nothing was written; reads, deletes and retention go on
+    |   +-- DiskSpaceLowError          appends are refused before the disk is full
     |   +-- DiskReadError              one range cannot be read
     |   +-- DiskAccessError            permission denied, read-only file system, not a directory
     |   +-- FileMissingError
@@ -27,6 +28,8 @@
         +-- WrongClusterError
         +-- WrongNodeError
         +-- DirectoryLockedError
+        +-- DirectoryMissingError
+        +-- DuplicatePartitionError
         +-- DirectoryNotWritableError
 
 Every error says what to do and carries the path or the offsets. `code` is the wire code that a broker answers with.
@@ -70,6 +73,24 @@ class DiskFailedError(DiskError):
 
 class DiskFullError(DiskError):
     """No space (or quota, or file size limit): nothing of the call took effect. Free space and try again."""
+
+
+class DiskSpaceLowError(DiskError):
+    """The log directory has too little room left: nothing was written. Reads, deletes and retention go on.
+
+    Attributes:
+        free_bytes: bytes that are free.
+        needed_bytes: bytes that must be free before anything is written again (and an eighth more).
+    """
+
+    def __init__(self, path: str, *, free_bytes: int, needed_bytes: int) -> None:
+        super().__init__(
+            path,
+            f"the disk of the broker has {free_bytes} bytes free and keeps {needed_bytes} in reserve, nothing was appended; "
+            "reads and deletes still work, delete records or topics, shorten their retention, or add space",
+        )
+        self.free_bytes = free_bytes
+        self.needed_bytes = needed_bytes
 
 
 class DiskReadError(DiskError):
@@ -269,6 +290,26 @@ class WrongNodeError(DataDirectoryError):
 
 class DirectoryLockedError(DataDirectoryError):
     """Another server runs on this directory."""
+
+
+class DirectoryMissingError(DataDirectoryError):
+    """A log directory that this server had before is empty now, or was not named: its partitions would begin anew."""
+
+
+class DuplicatePartitionError(DataDirectoryError):
+    """One partition lies in two log directories.
+
+    Attributes:
+        other_path: the second place.
+    """
+
+    def __init__(self, path: str, other_path: str) -> None:
+        super().__init__(
+            path,
+            f"the same partition lies in {other_path} too: find out which one is the right one, move the other away, and start "
+            "again",
+        )
+        self.other_path = other_path
 
 
 class DirectoryNotWritableError(DataDirectoryError):

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .checkpoints import replace_file
+from .checkpoints import replace_file, take_replacement, write_replacement
 from .env import Disk, File
 from .errors import StorageError
+from .file_budget import disk_under, needs_sync, note_synced, write_mark
 
 
 class FlushWork:
@@ -35,6 +36,7 @@ class FlushWork:
         "_epoch_checkpoint",
         "_epoch_path",
         "_files",
+        "_marks",
         "_sync_directory",
         "end_offset",
         "error",
@@ -55,12 +57,23 @@ class FlushWork:
         self._disk = disk
         self._directory = directory
         self._files = files
+        self._marks = [write_mark(file) for file in files]
         self._sync_directory = sync_directory
         self._epoch_path = epoch_path
         self._epoch_checkpoint = epoch_checkpoint
         self.end_offset = end_offset
         self.error: StorageError | None = None
         self.is_done = False
+
+    @property
+    def disk(self) -> Disk:
+        """The disk that holds the log."""
+        return disk_under(self._disk)
+
+    @property
+    def directory(self) -> str:
+        """The log's directory."""
+        return self._directory
 
     @property
     def covers_names(self) -> bool:
@@ -81,8 +94,10 @@ class FlushWork:
         """
         assert not self.is_done, "a flush group runs once"
         try:
-            for file in self._files:
-                file.sync()
+            for file, mark in zip(self._files, self._marks, strict=True):
+                # A file that was cut and synced since holds nothing of this group any more, and may be closed or gone.
+                if write_mark(file) == mark or needs_sync(file):
+                    file.sync()
             if self._epoch_checkpoint is not None:
                 # Syncs the directory too.
                 replace_file(self._disk, self._epoch_path, self._epoch_checkpoint)
@@ -91,4 +106,28 @@ class FlushWork:
         except StorageError as error:
             self.error = error
             raise
+        self.is_done = True
+
+    def write_checkpoint(self) -> None:
+        """Write what replaces the epoch checkpoint, if this group has one, without a sync: the first step of a shared sync.
+
+        Raises:
+            DiskFailedError, DiskFullError: as `run`.
+        """
+        if self._epoch_checkpoint is not None:
+            write_replacement(self._disk, self._epoch_path, self._epoch_checkpoint, durable=False)
+
+    def take_checkpoint(self) -> None:
+        """Put the written epoch checkpoint in its place; after the file system was synced, before it is synced again.
+
+        Raises:
+            DiskFailedError: the disk is failed for good.
+        """
+        if self._epoch_checkpoint is not None:
+            take_replacement(self._disk, self._epoch_path)
+
+    def note_synced(self) -> None:
+        """Take note that the whole file system was synced after this group was made, and after `take_checkpoint`."""
+        for file, mark in zip(self._files, self._marks, strict=True):
+            note_synced(file, mark)
         self.is_done = True

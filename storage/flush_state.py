@@ -3,7 +3,7 @@
 
 Laws: at most one group is in flight; `flushed_offset` moves up only when the owner takes a finished group back, and never
 beyond what was cut meanwhile; a descriptor is not closed while a group may be syncing it; the recovery point is written after
-the flush that it reports.
+the flush that it reports. A group holds only files with unsynced bytes, which no file budget closes.
 Belongs to the owner of the log; only `FlushWork.run` happens elsewhere.
 """
 
@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .checkpoints import encode_lines
-from .env import Disk
+from .env import Disk, File
+from .errors import DiskError
+from .file_budget import may_close, needs_sync
 from .flush import FlushWork
 from .names import EPOCH_FILE
 from .recovery import LogParts
@@ -27,6 +29,19 @@ class FlushState:
         flushed_offset: everything below is on stable storage (exclusive).
     """
 
+    __slots__ = (
+        "_cap",
+        "_close_later",
+        "_closes_point",
+        "_directory",
+        "_disk",
+        "_group_count",
+        "_in_flight",
+        "_names_saved",
+        "_parts",
+        "flushed_offset",
+    )
+
     def __init__(self, disk: Disk, directory: str, parts: LogParts, flushed_offset: int) -> None:
         self._disk = disk
         self._directory = directory
@@ -37,6 +52,11 @@ class FlushState:
         self._in_flight: FlushWork | None = None
         self._cap: int | None = None
         self._close_later: list[Segment] = []
+        self._closes_point = False
+        active = parts.segments.active
+        if active.is_open and active.size_bytes == 0:
+            # Just created, and its name is on stable storage: an idle log needs no descriptor.
+            may_close(active.file)
 
     @property
     def is_in_flight(self) -> bool:
@@ -55,13 +75,29 @@ class FlushState:
             self._cap = end_offset if self._cap is None else min(self._cap, end_offset)
         self.close_segments(dropped)
 
+    def note_prefix(self, log_start_offset: int, dropped: Iterable[Segment]) -> None:
+        """Note that the log begins at an offset now; the files of dropped segments are closed as soon as possible.
+
+        The recovery point follows with the next flush only: a batch that reaches over the log start may not be flushed.
+        """
+        self.flushed_offset = max(self.flushed_offset, log_start_offset)
+        self.close_segments(dropped)
+
     def close_segments(self, segments: Iterable[Segment]) -> None:
         """Close files now, or when the group in flight is back."""
         self._close_later.extend(segments)
-        if self._in_flight is None:
-            for segment in self._close_later:
-                segment.close()
-            self._close_later.clear()
+        if self._in_flight is not None:
+            return
+        for segment in self._close_later:
+            segment.close()
+        self._close_later.clear()
+        if self._closes_point:
+            self._parts.recovery_point.close()
+
+    def close_all(self) -> None:
+        """Close every file of the log now, or when the group in flight is back (it may be syncing any of them)."""
+        self._closes_point = True
+        self.close_segments(self._parts.segments)
 
     def begin(self, log_end_offset: int) -> FlushWork | None:
         """Collect everything that is not on stable storage; None if there is nothing, or a group is in flight."""
@@ -69,10 +105,11 @@ class FlushState:
             return None
         parts = self._parts
         segments = parts.segments
-        files = [segments[slot].file for slot in range(segments.slot_of(self.flushed_offset), len(segments))]
+        unflushed = (segments[slot].file for slot in range(segments.slot_of(self.flushed_offset), len(segments)))
+        files = [file for file in unflushed if needs_sync(file)]
         self._group_count += 1
         if self._group_count % SYNC_INTERVAL_FLUSHES == 0:
-            files.append(parts.recovery_point.file)
+            files.extend(self._recovery_point_file())
         self._in_flight = FlushWork(
             self._disk,
             self._directory,
@@ -86,6 +123,13 @@ class FlushState:
         self._names_saved = True
         parts.epochs_saved = True
         return self._in_flight
+
+    def _recovery_point_file(self) -> list[File]:
+        """Return the file for the group to sync; none if it cannot be opened: then the bound stays behind a while longer."""
+        try:
+            return [self._parts.recovery_point.file]
+        except DiskError:
+            return []
 
     def end(self, work: FlushWork, *, write_point: bool) -> int:
         """Take a group back and return the flushed offset (exclusive).

@@ -3,8 +3,8 @@
 
 Rules of use
     One owner (thread or event loop) calls everything; only `FlushWork.run` may run elsewhere. Nothing here waits
-    for the device except `truncate_suffix`, `close` and opening; a read may wait for the device if the page cache
-    misses.
+    for the device except `truncate_suffix`, `truncate_prefix`, `apply_retention`, `close` and opening; a read may wait for
+    the device if the page cache misses.
 
 Laws
     log_start_offset <= flushed_offset <= log_end_offset; offsets are contiguous; leader epochs never go back.
@@ -22,30 +22,28 @@ Source: architecture sections 4 and 6; Kafka, UnifiedLog.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from lograft.wire.header import BatchHeader
 
-from .checkpoints import encode_lines, replace_file
+from .closing import leave_clean_mark
+from .compaction.owner import LogCompaction
 from .env import Buffer, Disk
 from .errors import DiskFailedError, LogClosedError, OffsetOutOfRangeError, StorageError
+from .file_budget import FileBudget
 from .flush import FlushWork
 from .flush_state import FlushState
-from .names import EPOCH_FILE, PartitionIdentity
+from .names import PartitionIdentity
+from .prefix import LogPrefix
+from .producers import ProducerWindows
 from .reader import LogReader
 from .recovery import LogParts, open_log
-from .recovery_point import CleanEnd, RecoveryPoint
+from .scrub_owner import LogScrub
 from .tail import LogTail
 from .truncation import truncate_suffix
-from .types import (
-    Appended,
-    DamagedRange,
-    EpochEnd,
-    LogRead,
-    LogSettings,
-    RecoveryReport,
-    TimestampAndOffset,
-)
+from .types import Appended, DamagedRange, EpochEnd, LogRead, LogSettings, RecoveryReport, TimestampAndOffset
 
 __all__ = [
     "Appended",
@@ -71,14 +69,18 @@ class OpenedLog:
 
 
 class PartitionLog:
-    """An open log; made by `open`."""
+    """An open log; made by `open`.
+
+    Attributes:
+        prefix: its front side, for an owner that has a thread wait for the disk; the methods below wait themselves.
+        compaction: puts compacted segments in the place of others (`compaction.cleaner` does the work).
+    """
 
     def __init__(self, disk: Disk, directory: str, parts: LogParts, settings: LogSettings) -> None:
         self._disk = disk
         self._directory = directory
         self._parts = parts
         self._segments = parts.segments
-        self._recovery_point = parts.recovery_point
         self._reader = LogReader(
             parts.segments,
             parts.damage,
@@ -90,6 +92,8 @@ class PartitionLog:
         self._tail = LogTail(disk, directory, parts, self._flush_state, settings)
         self._failure: DiskFailedError | None = None
         self._closed = False
+        sides = (disk, directory, parts, self._tail, self._flush_state, self._reader, self._writing)
+        self.prefix, self.compaction = LogPrefix(*sides), LogCompaction(*sides)
 
     @classmethod
     def open(
@@ -100,8 +104,9 @@ class PartitionLog:
         settings: LogSettings,
         now_ms: int,
         identity: PartitionIdentity | None = None,
+        files: FileBudget | None = None,
     ) -> OpenedLog:
-        """Open the log in a directory; create it if there is none (the parent directory must exist).
+        """Open the log in a directory and flush its content; create it if there is none (its parent must exist).
 
         Args:
             disk: the disk that holds it.
@@ -109,9 +114,7 @@ class PartitionLog:
             settings: how to keep it.
             now_ms: the caller's clock in milliseconds, the same one as in later calls.
             identity: whose records these are; checked against `partition.metadata`, which is written if missing.
-
-        Returns:
-            The log, whose whole content is flushed, and what opening found.
+            files: bound on open files, shared with other logs; None: one of its own.
 
         Raises:
             CorruptLogError: the files contradict each other in a way that no crash leaves behind.
@@ -119,6 +122,7 @@ class PartitionLog:
             DiskFullError, DiskFailedError, DiskAccessError, TooManyOpenFilesError: the disk.
         """
         path = str(directory)
+        disk = (files or FileBudget()).disk(disk)
         parts = open_log(disk, path, settings=settings, now_ms=now_ms, identity=identity)
         return OpenedLog(log=cls(disk, path, parts, settings), report=parts.report)
 
@@ -135,7 +139,7 @@ class PartitionLog:
     @property
     def log_start_offset(self) -> int:
         """First readable offset (inclusive)."""
-        return self._segments.base_offset
+        return self._parts.log_start_offset
 
     @property
     def log_end_offset(self) -> int:
@@ -153,9 +157,14 @@ class PartitionLog:
         return self._tail.leader_epoch
 
     @property
+    def producers(self) -> ProducerWindows:
+        """Idempotence windows and transactions; to look at."""
+        return self._parts.producers
+
+    @property
     def damaged(self) -> tuple[DamagedRange, ...]:
-        """Ranges that are known to be damaged."""
-        return self._parts.damage.all()
+        """Ranges that are known to be damaged, as far as they reach above the log start."""
+        return tuple(found for found in self._parts.damage.all() if found.end_offset > self._parts.log_start_offset)
 
     @property
     def segment_count(self) -> int:
@@ -209,13 +218,8 @@ class PartitionLog:
             DiskFullError: batches may be missing at the end: `log_end_offset` tells what was appended.
             DiskFailedError, LogClosedError: as in `append_as_leader`.
         """
-        if self._failure is not None or self._closed:
-            self._refuse_write()
-        try:
+        with self._writing():
             return self._tail.append_as_follower(batches, now_ms=now_ms)
-        except DiskFailedError as error:
-            self._failure = error
-            raise
 
     def assign_epoch(self, leader_epoch: int) -> None:
         """Note that a leader epoch begins at the log end, before it has any record (kept in memory only).
@@ -231,6 +235,17 @@ class PartitionLog:
         failure = self._failure
         assert failure is not None, "nothing stands against writing"
         raise DiskFailedError(failure.path, f"the log failed before: {failure}")
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        """Refuse a log that cannot be written; remember why the disk fails meanwhile."""
+        if self._failure is not None or self._closed:
+            self._refuse_write()
+        try:
+            yield
+        except DiskFailedError as error:
+            self._failure = error
+            raise
 
     def read(self, offset: int, max_bytes: int, *, end_offset: int | None = None) -> LogRead:
         """Return whole batches from the one that holds `offset` on, of one segment at most.
@@ -249,10 +264,9 @@ class PartitionLog:
         if self._closed:
             raise LogClosedError(self._directory)
         log_end_offset = self._tail.end_offset
-        if not self._segments.base_offset <= offset <= log_end_offset:
-            raise OffsetOutOfRangeError(
-                offset, log_start_offset=self._segments.base_offset, log_end_offset=log_end_offset
-            )
+        log_start_offset = self._parts.log_start_offset
+        if not log_start_offset <= offset <= log_end_offset:
+            raise OffsetOutOfRangeError(offset, log_start_offset=log_start_offset, log_end_offset=log_end_offset)
         limit = log_end_offset if end_offset is None or end_offset > log_end_offset else end_offset
         return self._reader.read(offset, max_bytes, end_offset=limit, flushed_offset=self.flushed_offset)
 
@@ -269,13 +283,24 @@ class PartitionLog:
         if self._closed:
             raise LogClosedError(self._directory)
         limit = min(end_offset, self._tail.end_offset)
-        return self._reader.find_timestamp(timestamp_ms, end_offset=limit, flushed_offset=self.flushed_offset)
+        return self._reader.find_timestamp(
+            timestamp_ms, start_offset=self.log_start_offset, end_offset=limit, flushed_offset=self.flushed_offset
+        )
+
+    @property
+    def oldest_timestamp_ms(self) -> int | None:
+        """Timestamp of the first user record that is left (milliseconds since 1970); None without one.
+
+        Raises:
+            DiskReadError, LogClosedError: as `read`.
+        """
+        found = self.find_timestamp(0, end_offset=self._tail.end_offset)
+        return None if found is None else found.timestamp_ms
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEnd | None:
         """Return the largest known leader epoch at or below `epoch`, and where it ends (exclusive).
 
-        None if `epoch` is above all known ones. For an epoch below all known ones: (epoch, start of the first known
-        one).
+        None if `epoch` is above all known ones. For an epoch below all known ones: (epoch, start of the first known one).
         Source: KIP-279.
         """
         return self._parts.epochs.end_offset_for(epoch, self._tail.end_offset)
@@ -296,20 +321,16 @@ class PartitionLog:
 
         Source: KIP-595; Kafka, Partition.readRecords.
         """
-        known = self._tail.leader_epoch
-        if known is None or last_epoch > known or fetch_offset < self.log_start_offset:
-            raise OffsetOutOfRangeError(
-                fetch_offset, log_start_offset=self.log_start_offset, log_end_offset=self._tail.end_offset
-            )
-        return self._parts.epochs.divergence(
-            last_epoch=last_epoch, fetch_offset=fetch_offset, log_end_offset=self._tail.end_offset
-        )
+        known, start_offset, end_offset = self._tail.leader_epoch, self.log_start_offset, self._tail.end_offset
+        if known is None or last_epoch > known or fetch_offset < start_offset:
+            raise OffsetOutOfRangeError(fetch_offset, log_start_offset=start_offset, log_end_offset=end_offset)
+        epochs = self._parts.epochs
+        return epochs.divergence(last_epoch=last_epoch, fetch_offset=fetch_offset, log_end_offset=end_offset)
 
     def truncate_suffix(self, to_offset: int) -> int:
         """Drop all records at `to_offset` and beyond; whole batches, so that the log may end a little lower.
 
-        Waits for the device. A flush group in flight stays valid for what is below. Does nothing at or above the
-        log end.
+        Waits for the device. A flush group in flight stays valid for what is below. At or above the log end: does nothing.
 
         Returns:
             The new log end offset.
@@ -319,16 +340,14 @@ class PartitionLog:
             DiskFailedError: the log directory failed for good.
             LogClosedError: the log is closed.
         """
-        if self._failure is not None or self._closed:
-            self._refuse_write()
-        if to_offset < self.log_start_offset:
-            raise OffsetOutOfRangeError(
-                to_offset, log_start_offset=self.log_start_offset, log_end_offset=self._tail.end_offset
-            )
-        if to_offset >= self._tail.end_offset:
-            return self._tail.end_offset
-        self._reader.forget_all()
-        try:
+        with self._writing():
+            end_offset, floor_offset = self._tail.end_offset, self.prefix.floor_offset
+            if to_offset < floor_offset:
+                raise OffsetOutOfRangeError(to_offset, log_start_offset=floor_offset, log_end_offset=end_offset)
+            if to_offset >= end_offset:
+                return end_offset
+            self._reader.forget_all()
+            self.prefix.forget_ages()
             dropped = truncate_suffix(
                 self._disk,
                 self._directory,
@@ -337,19 +356,31 @@ class PartitionLog:
                 flushed_offset=self.flushed_offset,
                 interval_bytes=self._tail.settings.index_interval_bytes,
             )
-        except DiskFailedError as error:
-            self._failure = error
-            raise
         self._tail.follow_truncation()
         self._flush_state.note_truncation(self._tail.end_offset, dropped)
         return self._tail.end_offset
+
+    def truncate_prefix(self, to_offset: int, now_ms: int) -> int:
+        """Let the log begin at `to_offset` (inclusive); see `LogPrefix.truncate`. Waits for the device."""
+        return self.prefix.truncate(to_offset, now_ms)
+
+    def roll_if_due(self, now_ms: int) -> bool:
+        """Roll a segment that is old by the clock; see `LogPrefix.roll_if_due`."""
+        return self.prefix.roll_if_due(now_ms)
+
+    def apply_retention(self, high_watermark: int, now_ms: int) -> int:
+        """Remove what is due; return how many segments. See `LogPrefix.apply_retention`. Waits for the device."""
+        return self.prefix.apply_retention(high_watermark, now_ms)
+
+    def remove_deleted(self, now_ms: int) -> int:
+        """Remove the files of segments removed long ago; return how many. See `LogPrefix.remove_deleted`."""
+        return self.prefix.remove_deleted(now_ms)
 
     def begin_flush(self) -> FlushWork | None:
         """Collect everything that is not on stable storage into one group; at most one is in flight.
 
         Returns:
-            The group to `run` in any thread and to give to `end_flush`; None if nothing is to be done or one is in
-            flight.
+            The group to `run` in any thread and to give to `end_flush`; None: nothing to do, or one is in flight.
 
         Raises:
             DiskFailedError, LogClosedError: nothing can be flushed any more.
@@ -371,14 +402,17 @@ class PartitionLog:
 
         Raises:
             DiskFailedError: the group (or writing the recovery point) failed: the log is failed for good.
-            DiskFullError, TooManyOpenFilesError: a part of the group could not be done; the flushed offset stays, flush
-                again later.
+            DiskFullError, TooManyOpenFilesError: a part could not be done; the flushed offset stays, flush again later.
         """
         try:
             return self._flush_state.end(work, write_point=not self._closed)
         except DiskFailedError as error:
             self._failure = error
             raise
+
+    def new_scrub(self) -> LogScrub:
+        """Make the owner's side of a check of all sealed segments; it remembers what it checked."""
+        return LogScrub(self._disk, self._directory, self._parts, self._reader)
 
     def flush(self) -> int:
         """Flush everything in the calling thread: for tests, tools and closing; no group may be in flight.
@@ -390,45 +424,27 @@ class PartitionLog:
         work = self.begin_flush()
         if work is None:
             return self.flushed_offset
-        try:
+        with suppress(StorageError):  # `end_flush` raises it
             work.run()
-        except StorageError:
-            self.end_flush(work)
-            raise
         return self.end_flush(work)
 
     def close(self, *, clean: bool = True) -> None:
         """Close the log; a second call does nothing.
 
         Args:
-            clean: flush everything and leave the mark that spares the next open any walk. False, or a failed log:
-            only close
-                the files, as a crash would leave them.
+            clean: flush everything and leave the mark that spares the next open any walk. False, or a failed log: only
+                close the files, as a crash would leave them.
 
         Raises:
-            DiskFailedError, DiskFullError: the clean close did not succeed; the files are closed, the next open
-            recovers.
+            DiskFailedError, DiskFullError: the clean close did not succeed; the files are closed, the next open recovers.
         """
         if self._closed:
             return
         try:
             if clean and self._failure is None:
-                self._leave_clean_mark()
+                self.flush()
+                leave_clean_mark(self._disk, self._directory, self._parts)
         finally:
             self._closed = True
-            self._recovery_point.close()
             # A descriptor must not be closed under a running sync: then `end_flush` does it.
-            self._flush_state.close_segments(self._segments)
-
-    def _leave_clean_mark(self) -> None:
-        self.flush()
-        active = self._tail.active
-        parts = self._parts
-        if not parts.epochs_saved:
-            replace_file(self._disk, f"{self._directory}/{EPOCH_FILE}", encode_lines(parts.epochs.encode_entries()))
-            parts.epochs_saved = True
-        active.save_index()
-        parts.snapshots.take(parts.producers, self._tail.end_offset)
-        end = CleanEnd(segment_base_offset=active.base_offset, segment_bytes=active.size_bytes)
-        self._disk.sync_directory(self._directory)
-        self._recovery_point.write_synced(RecoveryPoint(flushed_offset=self._tail.end_offset, clean_end=end))
+            self._flush_state.close_all()

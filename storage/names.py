@@ -15,14 +15,22 @@ LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIME_INDEX_SUFFIX = ".timeindex"
 SNAPSHOT_SUFFIX = ".snapshot"
+SEAL_SUFFIX = ".seal"
 TEMPORARY_SUFFIX = ".tmp"
+DELETED_SUFFIX = ".deleted"
+CLEANED_SUFFIX = ".cleaned"
+SWAP_SUFFIX = ".swap"
 
 RECOVERY_POINT_FILE = "recovery-point"
+LOG_START_FILE = "log-start"
 EPOCH_FILE = "leader-epoch-checkpoint"
 PARTITION_FILE = "partition.metadata"
 DAMAGE_FILE = "damaged-ranges"
+CLEANER_FILE = "cleaner-checkpoint"
 
 META_FILE = "meta.json"
+BALLAST_FILE = "ballast"
+LOG_DIRECTORIES_FILE = "log-directories"
 LOCK_FILE = "lock"
 METADATA_DIRECTORY = "metadata"
 METADATA_LOG_DIRECTORY = "log"
@@ -36,15 +44,23 @@ TOPIC_ID_BYTES = 16
 MAX_PARTITION = 2**31 - 1
 """Largest partition number, inclusive."""
 
-_OFFSET_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.snapshot)", re.ASCII)
+_OFFSET_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.snapshot|\.seal)", re.ASCII)
+_SWAP_FILE = re.compile(r"(\d{20})-(\d{20})\.swap", re.ASCII)
 _PARTITION_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9]\d{0,9})", re.ASCII)
 
 
 class OffsetFile(NamedTuple):
-    """What the name of a segment, index or snapshot file says."""
+    """What the name of a segment, index, snapshot or seal file says."""
 
     base_offset: int
     suffix: str
+
+
+class SwapFile(NamedTuple):
+    """What the name of a compacted segment that waits for its place says: the offsets that it takes, end exclusive."""
+
+    base_offset: int
+    end_offset: int
 
 
 class PartitionIdentity(NamedTuple):
@@ -66,6 +82,17 @@ def parse_offset_file_name(name: str) -> OffsetFile | None:
         return None
     base_offset = int(match[1])
     return OffsetFile(base_offset, match[2]) if base_offset < 2**63 else None
+
+
+def swap_file_name(swap: SwapFile) -> str:
+    """Name a compacted segment that is whole and waits for its place: `<base offset>-<end offset>.swap`."""
+    return f"{swap.base_offset:020d}-{swap.end_offset:020d}{SWAP_SUFFIX}"
+
+
+def parse_swap_file_name(name: str) -> SwapFile | None:
+    """Read a name made by `swap_file_name`; None for any other name."""
+    match = _SWAP_FILE.fullmatch(name)
+    return SwapFile(int(match[1]), int(match[2])) if match is not None else None
 
 
 def partition_directory_name(identity: PartitionIdentity) -> str:

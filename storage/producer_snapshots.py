@@ -4,18 +4,29 @@
 Written at each roll and at a clean close, without a sync: a bad one is dropped, an older one and the batches after
 it give the same state.
 
-    0   2  int16   version, 1
+    0   2  int16   version, 2
     2   4  uint32  CRC-32C of everything after it
     6   4  int32   producer count
     then for each producer, ascending by id:
     0   8  int64   producer id
     8   2  int16   producer epoch
-    10  2  int16   batch count, 1 to 16
-    12  8  int64   largest timestamp of its batches in milliseconds
+    10  2  int16   batch count, 0 to 16
+    12  8  int64   when its newest batch was appended, milliseconds since 1970 by the clock of the log's owner; 0: not known
     then for each batch, oldest first:
     0   4  int32   base sequence
     4   8  int64   base offset
     12  4  int32   last offset delta
+    then, if there were transactions:
+    0   8  int64   offset after the newest transactional batch
+    8   4  int32   open transactions
+    12  4  int32   aborted transactions
+    then for each open one, ascending by producer id:
+    0   8  int64   producer id
+    8   8  int64   offset of its first record
+    then for each aborted one, ascending by its last offset:
+    0   8  int64   producer id
+    8   8  int64   offset of its first record
+    16  8  int64   offset of its end marker
 
 Source: Kafka, ProducerStateManager (which keeps one batch a producer).
 """
@@ -32,6 +43,7 @@ from .env import Disk
 from .errors import DiskFullError, FileMissingError
 from .names import SNAPSHOT_SUFFIX, offset_file_name
 from .producers import ProducerState, ProducerWindows
+from .transactions import AbortedTransaction, Transactions
 
 SNAPSHOTS_KEPT = 4
 """Snapshots of one log; truncation below the oldest replays batch headers from the log start instead."""
@@ -40,7 +52,10 @@ _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _PRODUCER = struct.Struct(">qhhq")
 _BATCH = struct.Struct(">iqi")
-_VERSION = 1
+_TRANSACTIONS = struct.Struct(">qii")
+_OPEN = struct.Struct(">qq")
+_ABORTED = struct.Struct(">qqq")
+_VERSION = 2
 
 
 def encode_snapshot(producers: ProducerWindows) -> bytes:
@@ -48,10 +63,20 @@ def encode_snapshot(producers: ProducerWindows) -> bytes:
     pieces = [_COUNT.pack(len(producers))]
     for producer_id, state in producers.states():
         batches = state.batches()
-        pieces.append(_PRODUCER.pack(producer_id, state.producer_epoch, len(batches), state.max_timestamp_ms))
+        pieces.append(_PRODUCER.pack(producer_id, state.producer_epoch, len(batches), state.last_append_ms))
         pieces.extend(_BATCH.pack(*batch) for batch in batches)
+    if producers.has_transactions:
+        pieces += _encode_transactions(producers.transactions)
     body = b"".join(pieces)
     return _HEAD.pack(_VERSION, crc32c(body)) + body
+
+
+def _encode_transactions(transactions: Transactions) -> list[bytes]:
+    still_open, aborted = list(transactions.open_transactions()), list(transactions.aborted_transactions())
+    pieces = [_TRANSACTIONS.pack(transactions.next_offset, len(still_open), len(aborted))]
+    pieces.extend(_OPEN.pack(*entry) for entry in still_open)
+    pieces.extend(_ABORTED.pack(*entry) for entry in aborted)
+    return pieces
 
 
 def decode_snapshot(content: bytes) -> ProducerWindows | None:
@@ -68,6 +93,8 @@ def decode_snapshot(content: bytes) -> ProducerWindows | None:
         position = _COUNT.size
         for _ in range(count):
             position = _decode_producer(body, position, producers)
+        if position < len(body):
+            position = _decode_transactions(body, position, producers.transactions)
     except (struct.error, ValueError):
         return None
     return producers if position == len(body) else None
@@ -75,12 +102,12 @@ def decode_snapshot(content: bytes) -> ProducerWindows | None:
 
 def _decode_producer(body: memoryview, position: int, producers: ProducerWindows) -> int:
     """Read one producer at a position; return the position after it."""
-    producer_id, producer_epoch, batch_count, max_timestamp_ms = _PRODUCER.unpack_from(body, position)
-    if not 1 <= batch_count <= DEDUP_WINDOW_BATCHES:
+    producer_id, producer_epoch, batch_count, last_append_ms = _PRODUCER.unpack_from(body, position)
+    if not 0 <= batch_count <= DEDUP_WINDOW_BATCHES:
         raise ValueError(f"{batch_count} batches")
     position += _PRODUCER.size
     state = ProducerState(producer_epoch)
-    state.max_timestamp_ms = max_timestamp_ms
+    state.last_append_ms = last_append_ms
     for _ in range(batch_count):
         state.add(*_BATCH.unpack_from(body, position))
         position += _BATCH.size
@@ -88,8 +115,23 @@ def _decode_producer(body: memoryview, position: int, producers: ProducerWindows
     return position
 
 
+def _decode_transactions(body: memoryview, position: int, transactions: Transactions) -> int:
+    """Read the transactions at a position; return the position after them."""
+    transactions.next_offset, open_count, aborted_count = _TRANSACTIONS.unpack_from(body, position)
+    position += _TRANSACTIONS.size
+    for _ in range(open_count):
+        transactions.restore_open(*_OPEN.unpack_from(body, position))
+        position += _OPEN.size
+    for _ in range(aborted_count):
+        transactions.restore_aborted(AbortedTransaction(*_ABORTED.unpack_from(body, position)))
+        position += _ABORTED.size
+    return position
+
+
 class ProducerSnapshots:
     """The snapshot files of one log directory."""
+
+    __slots__ = ("_directory", "_disk", "_offsets")
 
     def __init__(self, disk: Disk, directory: str, offsets: list[int]) -> None:
         self._disk = disk
@@ -137,6 +179,14 @@ class ProducerSnapshots:
         for snapshot in above:
             self._remove(snapshot)
         return bool(above)
+
+    def remove_below(self, offset: int) -> None:
+        """Remove the files that reach less far than `offset`, where the log begins.
+
+        The batches between such a file and the log start are gone: what it says about their producers is out of date.
+        """
+        for snapshot in [snapshot for snapshot in self._offsets if snapshot < offset]:
+            self._remove(snapshot)
 
     def _remove(self, offset: int) -> None:
         remove_if_exists(self._disk, self._path(offset))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lograft.wire.checksum import crc32c
@@ -44,6 +45,8 @@ class _Cursor(NamedTuple):
 
 class LogReader:
     """Read side of one log. Used by the owner of the log only."""
+
+    __slots__ = ("_cursors", "_damage", "_highest_ms", "_segments", "interval_bytes", "verify")
 
     def __init__(self, segments: SegmentSet, damage: DamagedRanges, *, interval_bytes: int, verify: bool) -> None:
         self._segments = segments
@@ -104,8 +107,11 @@ class LogReader:
         """Read one chunk; None if its first batch failed its CRC and is quarantined now."""
         start = self._boundary(segment, offset)
         end = self._readable_end(segment, start, end_offset)
-        if end.position <= start.position:
+        if end.offset <= start.offset:
             return LogRead(b"", offset)
+        if end.position <= start.position:
+            # An index from before the damage was known: an empty read inside the log would stop a reader for ever.
+            raise BadBatch(start, "the index does not fit the damage")
         if end.position - start.position > max_bytes:
             end = segment.boundary_within(start, start.position + max_bytes, self.interval_bytes)
             if end.position == start.position:
@@ -149,7 +155,8 @@ class LogReader:
         offset = start.offset
         while at < len(data):
             header = _whole_header(view[at:], offset)
-            if header is None or crc32c(view[at + CRC_START : at + header.size_bytes]) != header.crc:
+            reaches_over = header is not None and header.next_offset > segment.end_offset
+            if header is None or reaches_over or crc32c(view[at + CRC_START : at + header.size_bytes]) != header.crc:
                 self._quarantine(segment, Boundary(offset, start.position + at))
                 break
             at += header.size_bytes
@@ -163,16 +170,25 @@ class LogReader:
             segment.file, bad=bad, end_position=segment.size_bytes, end_offset=segment.end_offset
         )
         end = following if following is not None else Boundary(segment.end_offset, segment.size_bytes)
-        self._damage.add(
-            DamagedRange(
-                segment_base_offset=segment.base_offset,
-                base_offset=bad.offset,
-                end_offset=end.offset,
-                position=bad.position,
-                end_position=end.position,
+        if bad.offset < end.offset:
+            # Else the segment is complete, and what follows are bytes of nobody's records.
+            self._damage.add(
+                DamagedRange(
+                    segment_base_offset=segment.base_offset,
+                    base_offset=bad.offset,
+                    end_offset=end.offset,
+                    position=bad.position,
+                    end_position=end.position,
+                )
             )
-        )
         self._reindex(segment, BadBatch(bad, "the CRC does not match"))
+
+    def quarantine(self, segment: Segment, ranges: Sequence[DamagedRange], *, flushed_offset: int) -> None:
+        """Take ranges that a scrub found out of service: ascending, not overlapping, none known before."""
+        for damaged in ranges:
+            self._damage.add(damaged)
+        self._reindex(segment, BadBatch(Boundary(ranges[0].base_offset, ranges[0].position), "a scrub found damage"))
+        self._segments.note_read(segment, flushed_offset)
 
     def _reindex(self, segment: Segment, bad: BadBatch) -> None:
         """Walk the segment anew: either its index was wrong, or the damage is found and noted."""
@@ -189,8 +205,10 @@ class LogReader:
             # Reading must not depend on writing: the range stays known in memory and is found again after a restart.
             logger.error("segment=%s action=save-damage error=%r", segment.path, str(error))
 
-    def find_timestamp(self, timestamp_ms: int, *, end_offset: int, flushed_offset: int) -> TimestampAndOffset | None:
-        """Return the first record (by offset) whose timestamp is `timestamp_ms` or later.
+    def find_timestamp(
+        self, timestamp_ms: int, *, start_offset: int, end_offset: int, flushed_offset: int
+    ) -> TimestampAndOffset | None:
+        """Return the first record (by offset) from `start_offset` on whose timestamp is `timestamp_ms` or later.
 
         Control records and damaged ranges are passed over. None if there is no such record below `end_offset`.
         """
@@ -198,7 +216,7 @@ class LogReader:
             segment = self._segments[slot]
             if segment.base_offset >= end_offset:
                 return None
-            found = self._find_in(segment, timestamp_ms, end_offset)
+            found = self._find_in(segment, timestamp_ms, start_offset, end_offset)
             self._segments.note_read(segment, flushed_offset)
             if found is not None:
                 return found if found.offset < end_offset else None
@@ -208,6 +226,8 @@ class LogReader:
         """Return the first segment that can hold a record so late; bisects the running maximum of sealed segments."""
         highest = self._highest_ms
         for slot in range(len(highest), len(self._segments) - 1):
+            if highest and highest[-1] >= timestamp_ms:
+                break
             segment = self._segments[slot]
             segment_ms = segment.load_index(self.interval_bytes).max_timestamp_ms
             self._segments.note_read(segment, flushed_offset)
@@ -215,7 +235,9 @@ class LogReader:
             highest.append(before_ms if segment_ms is None else max(before_ms, segment_ms))
         return bisect_left(highest, timestamp_ms)
 
-    def _find_in(self, segment: Segment, timestamp_ms: int, end_offset: int) -> TimestampAndOffset | None:
+    def _find_in(
+        self, segment: Segment, timestamp_ms: int, start_offset: int, end_offset: int
+    ) -> TimestampAndOffset | None:
         for _ in range(MAX_ATTEMPTS):
             index = segment.load_index(self.interval_bytes)
             if index.max_timestamp_ms is None or index.max_timestamp_ms < timestamp_ms:
@@ -223,7 +245,7 @@ class LogReader:
             skipped = index.times.skip_to(timestamp_ms)
             start = Boundary(segment.base_offset, 0) if skipped is None else index.offsets.floor_offset(skipped)
             try:
-                return self._search(segment, start, timestamp_ms, end_offset)
+                return self._search(segment, start, timestamp_ms, start_offset, end_offset)
             except BadBatch as bad:
                 self._reindex(segment, bad)
             except _CrcMismatch as mismatch:
@@ -233,15 +255,15 @@ class LogReader:
         )
 
     def _search(
-        self, segment: Segment, start: Boundary, timestamp_ms: int, end_offset: int
+        self, segment: Segment, start: Boundary, timestamp_ms: int, start_offset: int, end_offset: int
     ) -> TimestampAndOffset | None:
         for span_start, span_end in segment.spans(start):
             for position, header in Walk(segment.file, start=span_start, end_position=span_end):
                 if header.base_offset >= end_offset:
                     return None
-                if header.max_timestamp_ms < timestamp_ms or header.is_control:
+                if header.max_timestamp_ms < timestamp_ms or header.is_control or header.next_offset <= start_offset:
                     continue
-                found = _first_record(segment, position, header, timestamp_ms)
+                found = _first_record(segment, position, header, timestamp_ms, start_offset)
                 if found is not None:
                     return found
         return None
@@ -253,8 +275,10 @@ class _CrcMismatch(Exception):
         self.start = start
 
 
-def _first_record(segment: Segment, position: int, header: BatchHeader, timestamp_ms: int) -> TimestampAndOffset | None:
-    """Return the first record of one batch with this timestamp or a later one."""
+def _first_record(
+    segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, start_offset: int
+) -> TimestampAndOffset | None:
+    """Return the first record of one batch, from `start_offset` on, with this timestamp or a later one."""
     data = segment.file.pread(header.size_bytes, position)
     try:
         batch = RecordBatch(data)
@@ -262,8 +286,8 @@ def _first_record(segment: Segment, position: int, header: BatchHeader, timestam
     except BatchError as error:
         raise _CrcMismatch(Boundary(header.base_offset, position)) from error
     for slot, record_ms in enumerate(timestamps_ms):
-        if record_ms >= timestamp_ms:
-            return TimestampAndOffset(record_ms, batch.offsets()[slot])
+        if record_ms >= timestamp_ms and (offset := batch.offsets()[slot]) >= start_offset:
+            return TimestampAndOffset(record_ms, offset)
     return None
 
 

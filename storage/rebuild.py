@@ -87,19 +87,20 @@ class SegmentRebuild:
         cut = False
         while not cut:
             known = next((d for d in self._damaged if d.base_offset >= self._at.offset), None)
-            bad = self._walk_to(known.position if known is not None else self._size_bytes)
-            if bad is not None and self._at.offset == self._plan.end_offset:
-                # The segment is complete: what follows are bytes of nobody's records.
+            if known is not None and known.base_offset == self._at.offset:
+                self._at = Boundary(known.end_offset, min(known.end_position, self._size_bytes))
+                continue
+            end = self._end_of_span(known)
+            bad = self._walk_to(end)
+            if bad is not None and known is None and self._is_complete():
+                # What follows are bytes of nobody's records.
                 break
-            if bad is not None:
-                cut = not self._pass_over(bad)
-            elif known is not None:
-                self._at = Boundary(known.end_offset, known.end_position)
-            elif self._at.offset < self._required_end:
-                # The file is shorter than it was known to be: the rest was lost, or never written.
-                cut = not self._pass_over(Boundary(self._at.offset, self._size_bytes))
-            else:
+            if known is not None and self._at.offset == known.base_offset:
+                continue
+            if bad is None and self._at.offset >= end.offset:
                 break
+            # If nothing is bad, the bytes end too early: the rest was lost, or never written.
+            cut = not self._pass_over(bad or Boundary(self._at.offset, min(self._at.position, end.position)), known)
         return Rebuilt(
             index=self._index,
             end=self._at,
@@ -108,13 +109,26 @@ class SegmentRebuild:
             read_bytes=self._read_bytes,
         )
 
-    def _walk_to(self, end_position: int) -> Boundary | None:
+    def _is_complete(self) -> bool:
+        """Tell whether the segment has all its offsets; or more, which only the caller can judge."""
+        return self._plan.end_offset is not None and self._at.offset >= self._plan.end_offset
+
+    def _end_of_span(self, known: DamagedRange | None) -> Boundary:
+        """Return where the batches from here on must end: at known damage, or with the segment."""
+        if known is not None:
+            return Boundary(known.base_offset, min(known.position, self._size_bytes))
+        return Boundary(self._required_end, self._size_bytes)
+
+    def _walk_to(self, end: Boundary) -> Boundary | None:
         """Take up batches until a position; return where a bad one stands, if any."""
         plan = self._plan
+        # A walk of recovery tells its caller that a segment reaches into the next one; one in use keeps its end.
+        keeps_end = plan.verify_from_offset is None and plan.end_offset is not None
+        end_offset = end.offset if keeps_end or end.position < self._size_bytes else None
         walk = Walk(
             self._file,
             start=self._at,
-            end_position=end_position,
+            end_position=end.position,
             verify_from_offset=plan.verify_from_offset,
             look_ahead=True,
         )
@@ -122,6 +136,10 @@ class SegmentRebuild:
         bad = None
         try:
             for position, header in walk:
+                if end_offset is not None and header.next_offset > end_offset:
+                    # It reaches into the next segment, or known damage: no batch here does, whatever its CRC says.
+                    bad = self._at
+                    break
                 if first and position > 0:
                     # Every span after damage begins with an entry, so that no look-up walks across damage.
                     self._index.add_entry(header.base_offset, position)
@@ -140,15 +158,23 @@ class SegmentRebuild:
         self._read_bytes += walk.read_bytes
         return bad
 
-    def _pass_over(self, bad: Boundary) -> bool:
+    def _pass_over(self, bad: Boundary, known: DamagedRange | None) -> bool:
         """Ask the judge; note the damage and go on after it, or return False."""
         plan = self._plan
-        following = find_valid_after(self._file, bad=bad, end_position=self._size_bytes, end_offset=plan.end_offset)
+        end = self._end_of_span(known)
+        following = find_valid_after(
+            self._file,
+            bad=bad,
+            end_position=end.position,
+            end_offset=plan.end_offset if known is None else known.base_offset,
+        )
+        if following is None and known is not None:
+            following = end
         if not plan.judge(bad, following):
             return False
         if following is None:
             # Trailing damage keeps its offsets: they may have been acknowledged.
-            following = Boundary(self._required_end, self._size_bytes)
+            following = end
         damaged = DamagedRange(
             segment_base_offset=self._base_offset,
             base_offset=bad.offset,

@@ -3,8 +3,10 @@
 
 Order of an open (a crash between any two steps leaves a log that opens again):
 
-1. make the directory; remove `*.tmp`; check `partition.metadata`
-2. open `recovery-point`; a log without segments is new (or, with a flushed offset above 0, has lost its files: refuse)
+1. make the directory; remove `*.tmp` and `*.deleted`; check `partition.metadata`; finish `*.cleaned` and `*.swap`
+2. read and sync `log-start`; remove segments wholly below it; a gap above it is damage (`recovery_prefix`)
+   open `recovery-point`; a log without segments is new, or begins again at its log start (or, with a flushed offset above
+   that, has lost its files: refuse)
 3. clean (the last segment has exactly the recorded size): nothing is walked
 4. else walk every segment from the one that holds the recovery point: headers below it (for the indexes), CRCs from it
    on, and judge each place where the next batch does not stand:
@@ -13,6 +15,7 @@ Order of an open (a crash between any two steps leaves a log that opens again):
      c. something whole follows, bytes were never written   -> last flush group torn inside: cut, counted apart
      d. something whole follows, every sector was written   -> damage: quarantine
 5. a log that ends below the recovery point keeps the lost offsets as damage and goes on in a new segment there
+   A log that ends below its log start begins again there, empty.
 6. cut files are truncated and synced, later segments and stale snapshots removed, damage saved, directory synced
 7. what was walked is synced, then the recovery point is written and synced: flushed offset = log end offset
 8. leader epochs: checkpoint below the first walked segment, headers above; producers: newest snapshot, then headers
@@ -27,13 +30,19 @@ from dataclasses import dataclass
 
 from lograft.wire.header import BatchHeader
 
-from .checkpoints import encode_lines, parent_of, read_lines, replace_file
+from .checkpoints import encode_lines, parent_of, read_lines, remove_if_exists, replace_file
+from .compaction.unfinished import finish_swaps
 from .damage import DamagedRanges
+from .deleted import DeletedFiles
 from .env import Disk
 from .epochs import LeaderEpochs
-from .errors import CorruptLogError, WrongPartitionError
+from .errors import CorruptLogError, FileMissingError, WrongPartitionError
+from .log_start import LogStartFile
 from .names import (
+    DAMAGE_FILE,
+    DELETED_SUFFIX,
     EPOCH_FILE,
+    LOG_START_FILE,
     LOG_SUFFIX,
     PARTITION_FILE,
     RECOVERY_POINT_FILE,
@@ -46,10 +55,13 @@ from .producer_snapshots import ProducerSnapshots
 from .producers import ProducerWindows
 from .recovery_caches import note_epoch, read_epochs, restore_producers, walk_epochs
 from .recovery_point import RecoveryPoint, RecoveryPointFile
+from .recovery_prefix import drop_below, note_lost_front, restart_empty
 from .recovery_walk import UncleanWalk, WalkFindings
 from .segment import Segment
 from .segment_set import SegmentSet
-from .types import LogSettings, RecoveryReport
+from .types import DamagedRange, LogSettings, RecoveryReport
+
+_LEFTOVERS = (TEMPORARY_SUFFIX, DELETED_SUFFIX)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,6 +75,8 @@ class LogParts:
     snapshots: ProducerSnapshots
     damage: DamagedRanges
     recovery_point: RecoveryPointFile
+    log_start_offset: int
+    deleted: DeletedFiles
     report: RecoveryReport
 
 
@@ -74,12 +88,15 @@ def open_log(
     Raises:
         CorruptLogError, WrongPartitionError, DiskFullError, DiskFailedError, DiskAccessError, TooManyOpenFilesError.
     """
-    if not disk.exists(directory):
+    try:
+        names = disk.list_directory(directory)
+    except FileMissingError:
+        names = []
         disk.make_directory(directory)
         disk.sync_directory(parent_of(directory))
     opening = _Opening(disk, directory, settings, now_ms, identity)
     try:
-        return opening.run()
+        return opening.run(names)
     except BaseException:
         opening.close()
         raise
@@ -97,13 +114,25 @@ class _Opening:
         self._now_ms = now_ms
         self._identity = identity
         self._damage = DamagedRanges(disk, directory)
+        self._log_start_offset = 0
         self._segments: list[Segment] = []
         self._recovery_point: RecoveryPointFile | None = None
+        self._has_epoch_file = False
 
-    def run(self) -> LogParts:
-        names = self._tidy()
+    def run(self, found_names: list[str]) -> LogParts:
+        # What the listing does not show is not asked for: a clean open is most of what a start does.
+        names = self._tidy(found_names)
+        self._has_epoch_file = EPOCH_FILE in names
         self._check_identity()
-        files = [file for file in map(parse_offset_file_name, names) if file is not None]
+        names = finish_swaps(self._disk, self._directory, names)
+        if LOG_START_FILE in names:
+            self._log_start_offset = self._read_log_start()
+        files = drop_below(
+            self._disk,
+            self._directory,
+            [file for file in map(parse_offset_file_name, names) if file is not None],
+            log_start_offset=self._log_start_offset,
+        )
         bases = [file.base_offset for file in files if file.suffix == LOG_SUFFIX]
         snapshot_offsets = [file.base_offset for file in files if file.suffix == SNAPSHOT_SUFFIX]
         snapshots = ProducerSnapshots(self._disk, self._directory, snapshot_offsets)
@@ -111,7 +140,8 @@ class _Opening:
         self._recovery_point = recovery_point
         if not bases:
             return self._create(recovery_point, snapshots)
-        self._damage = DamagedRanges.load(self._disk, self._directory)
+        if DAMAGE_FILE in names:
+            self._damage = DamagedRanges.load(self._disk, self._directory)
         self._list_segments(bases)
         point = recovery_point.point
         if point is not None and self._is_clean(point):
@@ -125,16 +155,25 @@ class _Opening:
         for segment in self._segments:
             segment.close()
 
+    def _read_epochs(self, *, below: int) -> tuple[LeaderEpochs, bool] | None:
+        return read_epochs(self._disk, self._path(EPOCH_FILE), below=below) if self._has_epoch_file else None
+
     def _path(self, name: str) -> str:
         return f"{self._directory}/{name}"
 
-    def _tidy(self) -> list[str]:
-        """Remove what an interrupted replacement left; return the other names."""
-        names = self._disk.list_directory(self._directory)
+    def _tidy(self, names: list[str]) -> list[str]:
+        """Remove what an interrupted replacement or removal left; return the other names."""
         for name in names:
-            if name.endswith(TEMPORARY_SUFFIX):
-                self._disk.remove(self._path(name))
-        return [name for name in names if not name.endswith(TEMPORARY_SUFFIX)]
+            if name.endswith(_LEFTOVERS):
+                # A thread of this process may still be removing it.
+                remove_if_exists(self._disk, self._path(name))
+        return [name for name in names if not name.endswith(_LEFTOVERS)]
+
+    def _read_log_start(self) -> int:
+        """Return the log start, which is on stable storage before anything is removed because of it."""
+        file = LogStartFile.read(self._disk, self._directory)
+        file.sync()
+        return file.offset
 
     def _check_identity(self) -> None:
         """Check `partition.metadata`, or write it; a directory of another partition is never touched."""
@@ -149,30 +188,51 @@ class _Opening:
             raise WrongPartitionError(self._directory, expected=", ".join(wanted), found=", ".join(lines))
 
     def _create(self, recovery_point: RecoveryPointFile, snapshots: ProducerSnapshots) -> LogParts:
-        """Make a new log. The recovery point is on disk before the first segment exists."""
+        """Make a new log, or begin again at the log start. The recovery point is on disk before the first segment is."""
+        start_offset = self._log_start_offset
         point = recovery_point.point
-        if point is not None and point.flushed_offset > 0:
+        flushed_offset = point.flushed_offset if point is not None else None
+        # Nothing was flushed above the log start: a removal was interrupted before the new segment's name was synced.
+        if start_offset < flushed_offset if flushed_offset is not None else start_offset > 0:
             raise CorruptLogError(
                 self._directory,
-                f"all segment files are missing, the log was flushed up to {point.flushed_offset}: restore them, or "
+                f"all segment files are missing, the log was flushed up to {flushed_offset}: restore them, or "
                 "remove the directory to let a replica send its records again",
             )
-        recovery_point.write_synced(RecoveryPoint(flushed_offset=0))
+        recovery_point.write_synced(RecoveryPoint(flushed_offset=start_offset))
         self._segments.append(
-            Segment.create(self._disk, self._directory, self._damage, base_offset=0, created_ms=self._now_ms)
+            Segment.create(self._disk, self._directory, self._damage, base_offset=start_offset, created_ms=self._now_ms)
         )
         self._disk.sync_directory(self._directory)
+        snapshots.remove_above(start_offset)
+        snapshots.remove_below(start_offset)
+        newest = snapshots.newest(start_offset)
         return self._parts(
             recovery_point,
             snapshots,
             epochs=LeaderEpochs(),
-            epochs_saved=True,
-            producers=ProducerWindows(),
-            report=RecoveryReport(created=True),
+            epochs_saved=start_offset == 0,
+            producers=newest[1] if newest is not None else ProducerWindows(),
+            report=RecoveryReport(
+                created=start_offset == 0,
+                recovery_point=flushed_offset,
+                restarted_offset=start_offset if start_offset > 0 else None,
+            ),
         )
 
     def _list_segments(self, bases: list[int]) -> None:
         """Make the segments; each but the last ends where the next begins, the last one's end is not known yet."""
+        if self._log_start_offset < bases[0]:
+            lost = note_lost_front(
+                self._disk,
+                self._directory,
+                self._damage,
+                log_start_offset=self._log_start_offset,
+                first_base_offset=bases[0],
+                now_ms=self._now_ms,
+            )
+            self._segments.append(lost)
+        self._damage.truncate_prefix(min(bases[0], self._log_start_offset))
         for base_offset, end_offset in zip(bases, [*bases[1:], bases[-1]], strict=True):
             segment = Segment(
                 self._disk,
@@ -192,6 +252,8 @@ class _Opening:
         last = self._segments[-1]
         if end is None or (last.base_offset, last.size_bytes) != (end.segment_base_offset, end.segment_bytes):
             return False
+        if point.flushed_offset < self._log_start_offset:
+            return False
         last.end_offset = point.flushed_offset
         last.load_index(self._settings.index_interval_bytes)
         # A damaged index leads to a walk, and that may find the file to be other than it was.
@@ -203,8 +265,12 @@ class _Opening:
         """Open after a clean stop; caches that are missing are built by walking headers."""
         interval_bytes = self._settings.index_interval_bytes
         log_end_offset = point.flushed_offset
-        found = read_epochs(self._disk, self._path(EPOCH_FILE), below=log_end_offset)
+        if snapshots.remove_above(log_end_offset):
+            # Of a life whose batches were lost: before anything is appended, or it would come true later.
+            self._disk.sync_directory(self._directory)
+        found = self._read_epochs(below=log_end_offset)
         epochs, epochs_saved = found if found else (walk_epochs(self._segments, interval_bytes=interval_bytes), False)
+        epochs_saved = not epochs.truncate_prefix(self._log_start_offset) and epochs_saved
         producers, _ = restore_producers(
             snapshots, self._segments, newest_at=log_end_offset, interval_bytes=interval_bytes
         )
@@ -215,7 +281,7 @@ class _Opening:
             epochs=epochs,
             epochs_saved=epochs_saved,
             producers=producers,
-            report=RecoveryReport(clean=True, recovery_point=log_end_offset, damaged=self._damage.all()),
+            report=RecoveryReport(clean=True, recovery_point=log_end_offset, damaged=self._readable_damage()),
         )
 
     def _recover(
@@ -231,7 +297,7 @@ class _Opening:
             (slot for slot, segment in enumerate(self._segments) if segment.base_offset <= verify_from), default=0
         )
         # Below the recovery point the checkpoint is complete and has a CRC, which the epoch in a header has not.
-        found = read_epochs(self._disk, self._path(EPOCH_FILE), below=verify_from)
+        found = self._read_epochs(below=verify_from)
         epochs = found[0] if found else walk_epochs(self._segments[:first], interval_bytes=interval_bytes)
         epochs_from = verify_from if found else 0
         producers, replay_from = restore_producers(
@@ -261,6 +327,11 @@ class _Opening:
         )
         walk.run(before_segment)
         walk.settle(now_ms=self._now_ms)
+        start_offset = self._log_start_offset
+        restarted = self._segments[-1].end_offset < start_offset
+        if restarted:
+            producers = self._restart(snapshots)
+        epochs.truncate_prefix(start_offset)
         # Before the recovery point passes them: below it the checkpoint is complete.
         if read_lines(self._disk, self._path(EPOCH_FILE)) != epochs.encode_entries():
             replace_file(self._disk, self._path(EPOCH_FILE), encode_lines(epochs.encode_entries()))
@@ -276,10 +347,32 @@ class _Opening:
             epochs=epochs,
             epochs_saved=True,
             producers=producers,
-            report=self._report(walk.findings, point, verify_from),
+            report=self._report(walk.findings, point, verify_from, start_offset if restarted else None),
         )
 
-    def _report(self, findings: WalkFindings, point: RecoveryPoint | None, verify_from: int) -> RecoveryReport:
+    def _restart(self, snapshots: ProducerSnapshots) -> ProducerWindows:
+        """Begin again, empty, at the log start; return the idempotence windows there, as far as they are known."""
+        start_offset = self._log_start_offset
+        restart_empty(
+            self._disk,
+            self._directory,
+            self._damage,
+            self._segments,
+            log_start_offset=start_offset,
+            now_ms=self._now_ms,
+        )
+        self._damage.save()
+        self._disk.sync_directory(self._directory)
+        snapshots.remove_below(start_offset)
+        newest = snapshots.newest(start_offset)
+        return newest[1] if newest is not None else ProducerWindows()
+
+    def _readable_damage(self) -> tuple[DamagedRange, ...]:
+        return tuple(damaged for damaged in self._damage.all() if damaged.end_offset > self._log_start_offset)
+
+    def _report(
+        self, findings: WalkFindings, point: RecoveryPoint | None, verify_from: int, restarted_offset: int | None
+    ) -> RecoveryReport:
         return RecoveryReport(
             recovery_point=point.flushed_offset if point is not None else None,
             scanned_from_offset=verify_from,
@@ -287,7 +380,8 @@ class _Opening:
             cut_offset=findings.cut_offset,
             cut_bytes=findings.cut_bytes,
             undecidable_bytes=findings.undecidable_bytes,
-            damaged=self._damage.all(),
+            restarted_offset=restarted_offset,
+            damaged=self._readable_damage(),
             rebuilt_segments=tuple(findings.rebuilt_segments),
         )
 
@@ -309,5 +403,7 @@ class _Opening:
             snapshots=snapshots,
             damage=self._damage,
             recovery_point=recovery_point,
+            log_start_offset=self._log_start_offset,
+            deleted=DeletedFiles(self._disk),
             report=report,
         )

@@ -17,28 +17,23 @@ Law: a slot is written after the flush that it reports, without a sync of its ow
 true. A process crash leaves it exact (the page cache survives), a power failure leaves it behind by at most
 `SYNC_INTERVAL_FLUSHES` flush groups. Before the log is truncated below the flushed offset both slots are lowered
 and synced. "Clean" holds only while the last segment has exactly the recorded size, so that appending needs no
-write here.
+write here. Opening a log reads the file and holds no descriptor; the first write opens it.
 """
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
-from lograft.wire.checksum import crc32c
-
-from .env import SECTOR_BYTES, Disk, File
-from .errors import DiskFullError, FileMissingError
+from .env import Disk, File
+from .errors import DiskError, DiskFailedError, FileMissingError
+from .file_budget import may_close
+from .two_slots import FILE_BYTES, SLOT_COUNT, Slot, TwoSlots, slot_position
 
 SYNC_INTERVAL_FLUSHES = 64
 """Every so many flush groups the file itself is synced with the group."""
 
-_SLOT = struct.Struct(">4sHHQqqqI")
-_MAGIC = b"LGRP"
-_VERSION = 1
+_SLOTS = TwoSlots(b"LGRP", "qqq")
 _CLEAN = 1
-_CRC_BYTES = 4
-_SLOT_COUNT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +53,15 @@ class RecoveryPoint:
 
 
 class RecoveryPointFile:
-    """The open file of one log. Only the owner of the log writes it; a flush thread may sync it."""
+    """The file of one log, opened at the first write. Only the owner of the log writes it; a flush thread may sync it."""
 
-    def __init__(self, file: File, *, sequence: int, point: RecoveryPoint | None) -> None:
+    __slots__ = ("_disk", "_file", "_path", "_point", "_sequence")
+
+    def __init__(
+        self, disk: Disk, path: str, *, file: File | None = None, sequence: int, point: RecoveryPoint | None
+    ) -> None:
+        self._disk = disk
+        self._path = path
         self._file = file
         self._sequence = sequence
         self._point = point
@@ -72,86 +73,90 @@ class RecoveryPointFile:
 
     @property
     def file(self) -> File:
-        """The open file, for a flush that syncs it too."""
+        """The open file, for a flush that syncs it too.
+
+        Raises:
+            FileMissingError, DiskAccessError, TooManyOpenFilesError: it cannot be opened.
+        """
+        if self._file is None:
+            self._file = self._disk.open_file(self._path)
         return self._file
 
     @classmethod
     def open_or_create(cls, disk: Disk, path: str) -> RecoveryPointFile:
-        """Open the file, or create it with two empty slots (the caller syncs the directory).
+        """Read the file, or create it with two empty slots (the caller syncs the directory).
 
         Raises:
-            DiskFullError, DiskFailedError, DiskAccessError, TooManyOpenFilesError.
+            DiskFullError, DiskFailedError, DiskAccessError, DiskReadError, TooManyOpenFilesError.
         """
+        file: File | None = None
         try:
-            file = disk.open_file(path)
+            content = disk.read_file(path)
         except FileMissingError:
+            content = b""
             file = disk.create_file(path)
-        missing_bytes = SECTOR_BYTES * _SLOT_COUNT - file.size
-        content = file.pread(SECTOR_BYTES * _SLOT_COUNT, 0)
+        missing_bytes = FILE_BYTES - len(content)
         if missing_bytes > 0:
+            file = file if file is not None else disk.open_file(path)
             file.append([bytes(missing_bytes)])
         sequence, point = decode_slots(content)
-        return cls(file, sequence=sequence, point=point)
+        return cls(disk, path, file=file, sequence=sequence, point=point)
 
     def write(self, point: RecoveryPoint) -> None:
         """Write the next slot without a sync.
 
-        A full disk (copy-on-write file systems) only leaves the old bound standing, which is still true.
+        A disk that does not take it (full, on a copy-on-write file system; no descriptor left; the file is gone) only
+        leaves the old bound standing, which is still true.
+
+        Raises:
+            DiskFailedError: the disk is failed for good.
         """
         self._sequence += 1
         slot = encode_slot(point, self._sequence)
         try:
-            self._file.write(slot, self._sequence % _SLOT_COUNT * SECTOR_BYTES)
-        except DiskFullError:
+            file = self.file
+            file.write(slot, slot_position(self._sequence))
+        except DiskFailedError:
+            raise
+        except DiskError:
             return
+        # A slot that is lost is legal: it must not hold a descriptor until the next sync.
+        may_close(file)
         self._point = point
 
     def write_synced(self, point: RecoveryPoint) -> None:
         """Write both slots and sync: afterwards no older point can come back.
 
         Raises:
-            DiskFullError, DiskFailedError.
+            DiskFullError, DiskFailedError, FileMissingError, DiskAccessError, TooManyOpenFilesError.
         """
-        for _ in range(_SLOT_COUNT):
+        file = self.file
+        for _ in range(SLOT_COUNT):
             self._sequence += 1
-            self._file.write(encode_slot(point, self._sequence), self._sequence % _SLOT_COUNT * SECTOR_BYTES)
-        self._file.sync()
+            file.write(encode_slot(point, self._sequence), slot_position(self._sequence))
+        file.sync()
         self._point = point
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; the next write would open it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def encode_slot(point: RecoveryPoint, sequence: int) -> bytes:
     """Return the 44 bytes of one slot."""
     end = point.clean_end
-    body = _SLOT.pack(
-        _MAGIC,
-        _VERSION,
-        _CLEAN if end is not None else 0,
-        sequence,
-        point.flushed_offset,
-        end.segment_base_offset if end is not None else 0,
-        end.segment_bytes if end is not None else 0,
-        0,
-    )[:-_CRC_BYTES]
-    return body + crc32c(body).to_bytes(_CRC_BYTES, "big")
+    flags = _CLEAN if end is not None else 0
+    base_offset, size_bytes = (end.segment_base_offset, end.segment_bytes) if end is not None else (0, 0)
+    return _SLOTS.encode(Slot(sequence, flags, (point.flushed_offset, base_offset, size_bytes)))
 
 
 def decode_slots(content: bytes) -> tuple[int, RecoveryPoint | None]:
     """Return the larger sequence of the valid slots and its point; (0, None) if no slot is valid."""
-    best: tuple[int, RecoveryPoint | None] = (0, None)
-    for position in range(0, SECTOR_BYTES * _SLOT_COUNT, SECTOR_BYTES):
-        slot = content[position : position + _SLOT.size]
-        if len(slot) < _SLOT.size:
-            continue
-        magic, version, flags, sequence, flushed_offset, segment_base, segment_bytes, crc = _SLOT.unpack(slot)
-        if (magic, version) != (_MAGIC, _VERSION) or crc32c(slot[:-_CRC_BYTES]) != crc:
-            continue
-        if sequence > best[0]:
-            clean_end = (
-                CleanEnd(segment_base_offset=segment_base, segment_bytes=segment_bytes) if flags & _CLEAN else None
-            )
-            best = (sequence, RecoveryPoint(flushed_offset=flushed_offset, clean_end=clean_end))
-    return best
+    slot = _SLOTS.decode(content)
+    if slot is None:
+        return 0, None
+    flushed_offset, base_offset, size_bytes = slot.values
+    end = CleanEnd(segment_base_offset=base_offset, segment_bytes=size_bytes) if slot.flags & _CLEAN else None
+    return slot.sequence, RecoveryPoint(flushed_offset=flushed_offset, clean_end=end)

@@ -156,8 +156,9 @@ class UncleanWalk:
 
         Afterwards the last segment of the list can be appended to.
         """
-        # What the walk read may be in the page cache only, unless it is all below what was flushed.
-        changed = self._segments[-1].end_offset > self._verify_from
+        # What the walk read may be in the page cache only, unless it is all below what was flushed. Right at that point
+        # the cut may be in the page cache only: a process that was killed between truncating and syncing left it.
+        changed = self._segments[-1].end_offset >= self._verify_from
         if self.findings.cut_offset is not None:
             changed = True
             while self._segments[-1].base_offset > self.findings.cut_offset:

@@ -28,6 +28,9 @@ HEADER_CHUNK_BYTES = 16 * 1024
 VERIFY_CHUNK_BYTES = 1024 * 1024
 """Bytes read at once when whole batches are wanted."""
 
+TRUSTED_RUN_BYTES = 64 * 1024
+"""Bytes of whole batches behind damage after which no more is asked: misplaced sectors hold fewer."""
+
 _BASE_OFFSET_BYTES = 8
 
 
@@ -170,7 +173,8 @@ def find_valid_after(file: File, *, bad: Boundary, end_position: int, end_offset
 
     A candidate must have a matching CRC, offsets above the bad one's and end where the segment ends or where the
     header of the batch that follows it stands; so a batch that a user stored as a *value* is not mistaken for one
-    of the log.
+    of the log. A run of whole batches before more of them with lower offsets stands in a wrong place (a misdirected
+    write, a sector read from elsewhere): offsets only grow, and the run would hide what lies between.
 
     Args:
         file: the segment's log file.
@@ -184,6 +188,43 @@ def find_valid_after(file: File, *, bad: Boundary, end_position: int, end_offset
     following = _after_intact_header(file, bad, end_position, end_offset)
     if following is not None:
         return following
+    candidate = _first_valid(file, bad, bad.position + 1, end_position, end_offset)
+    while candidate is not None:
+        run_end = _end_of_run(file, candidate, end_position)
+        run_bytes = run_end.position - candidate.position
+        if run_end.position == end_position or run_bytes >= TRUSTED_RUN_BYTES:
+            return candidate
+        # What stands behind it with lower offsets, and would be hidden if the run were taken.
+        hidden_bytes = 0
+        first_hidden = hidden = _first_valid(file, bad, run_end.position, end_position, end_offset)
+        while hidden is not None and hidden.offset < run_end.offset and hidden_bytes <= run_bytes:
+            hidden_end = _end_of_run(file, hidden, end_position)
+            hidden_bytes += hidden_end.position - hidden.position
+            hidden = _first_valid(file, bad, hidden_end.position, end_position, end_offset)
+        if hidden_bytes <= run_bytes:
+            return candidate
+        candidate = first_hidden
+    return None
+
+
+def _end_of_run(file: File, start: Boundary, end_position: int) -> Boundary:
+    """Return where the whole batches end that begin at a boundary; looks no farther than `TRUSTED_RUN_BYTES`."""
+    end = start
+    limit = start.position + TRUSTED_RUN_BYTES
+    try:
+        for position, header in Walk(file, start=start, end_position=end_position, verify_from_offset=start.offset):
+            end = Boundary(header.next_offset, position + header.size_bytes)
+            if end.position >= limit:
+                break
+    except BadBatch:
+        pass
+    return end
+
+
+def _first_valid(
+    file: File, bad: Boundary, position: int, end_position: int, end_offset: int | None
+) -> Boundary | None:
+    """Return the first whole batch at or after a position that can belong to this log behind the bad one."""
     # Only the last four bytes of the base offset, the length and the epoch vary within a segment.
     high = (
         re.escape((bad.offset >> 32).to_bytes(4, "big")) + b"|" + re.escape(((bad.offset >> 32) + 1).to_bytes(4, "big"))
@@ -191,7 +232,6 @@ def find_valid_after(file: File, *, bad: Boundary, end_position: int, end_offset
     pattern = re.compile(
         b"(?=(?:" + high + b").{4}\\x00[\\x00-\\x80].{6}" + re.escape(bytes([MAGIC])) + b")", re.DOTALL
     )
-    position = bad.position + 1
     while position < end_position:
         data = file.pread(min(VERIFY_CHUNK_BYTES, end_position - position), position)
         for match in pattern.finditer(data):

@@ -16,7 +16,7 @@ from .damage import DamagedRanges
 from .env import Buffer, Disk, File
 from .errors import CorruptLogError
 from .follower_append import PlacedBatch
-from .names import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
+from .names import INDEX_SUFFIX, LOG_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
 from .rebuild import RebuildPlan, Rebuilt, SegmentRebuild
 from .scan import BadBatch, Walk
 from .segment_index import SegmentIndex
@@ -31,6 +31,7 @@ class Segment:
         end_offset: offset after its last record.
         size_bytes: bytes of its log file that hold batches.
         created_ms: the caller's clock when it was created or opened.
+        written_ms: the caller's clock at the last append, or when it was created or opened.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class Segment:
         "_directory",
         "_disk",
         "_file",
+        "_has_stray_bytes",
         "_index",
         "_verified",
         "base_offset",
@@ -45,6 +47,7 @@ class Segment:
         "end_offset",
         "size_bytes",
         "unverified_bytes",
+        "written_ms",
     )
 
     def __init__(
@@ -64,11 +67,13 @@ class Segment:
         self._file: File | None = None
         self._index: SegmentIndex | None = None
         self._verified = range(0)
+        self._has_stray_bytes = False
         self.base_offset = base_offset
         self.end_offset = end_offset
         self.size_bytes = size_bytes
         self.unverified_bytes = size_bytes
         self.created_ms = created_ms
+        self.written_ms = created_ms
 
     @classmethod
     def create(cls, disk: Disk, directory: str, damage: DamagedRanges, *, base_offset: int, created_ms: int) -> Segment:
@@ -100,7 +105,7 @@ class Segment:
 
     @property
     def is_open(self) -> bool:
-        """True while a file descriptor is held."""
+        """True from the first use of the file to `close`; a file budget may close the descriptor meanwhile."""
         return self._file is not None
 
     def load_index(self, interval_bytes: int) -> SegmentIndex:
@@ -113,7 +118,7 @@ class Segment:
                 log_bytes=self.size_bytes,
                 end_offset=self.end_offset,
             )
-            if self._index is None or self.file.size < self.size_bytes:
+            if self._index is None or (self._file is not None and self._file.size < self.size_bytes):
                 self.reindex(interval_bytes)
         assert self._index is not None, self.path
         return self._index
@@ -197,6 +202,11 @@ class Segment:
             CorruptLogError: the file does not end where the segment does: somebody else wrote to it.
         """
         file = self.file
+        if file.size > self.size_bytes and self._has_stray_bytes:
+            # The segment was walked to its end: what lies behind belongs to no record.
+            file.truncate(self.size_bytes)
+            file.sync()
+            self._has_stray_bytes = False
         if file.size != self.size_bytes:
             raise CorruptLogError(self.path, f"the file has {file.size} bytes, its batches end at {self.size_bytes}")
         file.append(parts)
@@ -289,6 +299,7 @@ class Segment:
         self._index = rebuilt.index
         self.size_bytes = rebuilt.end.position
         self.end_offset = rebuilt.end.offset
+        self._has_stray_bytes = self.size_bytes < size_bytes
         return rebuilt
 
     def reindex(self, interval_bytes: int) -> Rebuilt:
@@ -321,7 +332,7 @@ class Segment:
 
     def file_names(self) -> list[str]:
         """Return the paths of the files that this segment may have; the log file last."""
-        suffixes = (TIME_INDEX_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX)
+        suffixes = (SEAL_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX)
         return [f"{self._directory}/{offset_file_name(self.base_offset, suffix)}" for suffix in suffixes]
 
     def close(self) -> None:

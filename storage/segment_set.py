@@ -18,6 +18,8 @@ MAX_OPEN_SEALED_SEGMENTS = 4
 class SegmentSet:
     """At least one segment."""
 
+    __slots__ = ("_bases", "_recently_read", "_segments", "active")
+
     def __init__(self, segments: list[Segment]) -> None:
         assert segments, "a log has at least one segment"
         self._segments = segments
@@ -61,6 +63,44 @@ class SegmentSet:
         self._recently_read.pop(segment.base_offset, None)
         self.active = self._segments[-1]
         return segment
+
+    def take_first(self, count: int) -> list[Segment]:
+        """Take the first segments out, never the active one."""
+        assert count < len(self._segments), f"{count} of {len(self._segments)} segments: the active one stays"
+        taken = self._segments[:count]
+        del self._segments[:count]
+        del self._bases[:count]
+        self._forget_read(taken)
+        return taken
+
+    def replace(self, slot: int, count: int, segment: Segment) -> list[Segment]:
+        """Put one segment in the place of neighbouring sealed ones; return these.
+
+        Args:
+            slot: place of the first one.
+            count: how many; never the active one.
+            segment: covers exactly their offsets.
+        """
+        taken = self._segments[slot : slot + count]
+        assert slot + count < len(self._segments), f"{slot} and {count} more of {len(self._segments)} segments"
+        assert (segment.base_offset, segment.end_offset) == (taken[0].base_offset, taken[-1].end_offset), segment.path
+        self._segments[slot : slot + count] = [segment]
+        self._bases[slot : slot + count] = [segment.base_offset]
+        self._forget_read(taken)
+        return taken
+
+    def restart(self, active: Segment) -> list[Segment]:
+        """Put one empty segment in the place of all; return the others."""
+        taken = self._segments[:]
+        self._segments[:] = [active]
+        self._bases[:] = [active.base_offset]
+        self.active = active
+        self._forget_read(taken)
+        return taken
+
+    def _forget_read(self, taken: list[Segment]) -> None:
+        for segment in taken:
+            self._recently_read.pop(segment.base_offset, None)
 
     def note_read(self, segment: Segment, flushed_offset: int) -> None:
         """Note that a segment was read; close the sealed one read longest ago when too many are open.

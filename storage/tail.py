@@ -36,6 +36,8 @@ class LogTail:
         leader_epoch: largest leader epoch of the log, or None if it never had one.
     """
 
+    __slots__ = ("_directory", "_disk", "_flush_state", "_parts", "active", "end_offset", "leader_epoch", "settings")
+
     def __init__(
         self, disk: Disk, directory: str, parts: LogParts, flush_state: FlushState, settings: LogSettings
     ) -> None:
@@ -79,7 +81,7 @@ class LogTail:
             now_ms=now_ms,
             settings=settings,
         ):
-            segment = self._roll(now_ms)
+            segment = self.roll(now_ms)
         segment.append(
             (stamped_prefix(base_offset, header.batch_length, leader_epoch), memoryview(batch)[PREFIX_BYTES:]),
             base_offset=base_offset,
@@ -88,11 +90,12 @@ class LogTail:
             max_timestamp_ms=header.max_timestamp_ms,
             interval_bytes=settings.index_interval_bytes,
         )
+        segment.written_ms = now_ms
         self.end_offset = next_offset
         if leader_epoch != known_epoch:
             self._assign_epoch(leader_epoch, base_offset)
         if has_producer:
-            self._note_producer(header, base_offset)
+            self._note_producer(header, base_offset, now_ms)
         return Appended(base_offset, next_offset, False)
 
     def append_as_follower(self, batches: Buffer, *, now_ms: int) -> Appended:
@@ -114,13 +117,14 @@ class LogTail:
                 now_ms=now_ms,
                 settings=self.settings,
             ):
-                self._roll(now_ms)
+                self.roll(now_ms)
             count = self.active.count_fitting(placed, self.settings)
-            self._append_run(batches, placed[:count])
+            self._append_run(batches, placed[:count], now_ms)
+            self.active.written_ms = now_ms
             del placed[:count]
         return Appended(base_offset, self.end_offset, False)
 
-    def _append_run(self, batches: Buffer, run: list[PlacedBatch]) -> None:
+    def _append_run(self, batches: Buffer, run: list[PlacedBatch], now_ms: int) -> None:
         """Write neighbouring batches of one region with one call."""
         active = self.active
         last = run[-1]
@@ -136,7 +140,7 @@ class LogTail:
             if header.leader_epoch != self.leader_epoch:
                 self._assign_epoch(header.leader_epoch, header.base_offset)
             if header.producer_id >= 0:
-                self._note_producer(header, header.base_offset)
+                self._note_producer(header, header.base_offset, now_ms)
         self.end_offset = active.end_offset
 
     def assign_epoch(self, leader_epoch: int) -> None:
@@ -155,13 +159,13 @@ class LogTail:
         self._parts.epochs_saved = False
         self.leader_epoch = leader_epoch
 
-    def _note_producer(self, header: BatchHeader, base_offset: int) -> None:
+    def _note_producer(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         producers = self._parts.producers
-        producers.update(header, base_offset)
+        producers.update(header, base_offset, now_ms=now_ms)
         if len(producers) > self.settings.max_producers:
             producers.evict_idlest(self.settings.max_producers)
 
-    def _roll(self, now_ms: int) -> Segment:
+    def roll(self, now_ms: int) -> Segment:
         """Begin a new segment at the log end.
 
         Nothing is synced here: the next flush group syncs the old file first, then the new one, then the directory,

@@ -2,7 +2,8 @@
 """Drops the tail of a log, in an order that no crash can turn into old records behind new ones.
 
 Order (law):
-1. the recovery point is lowered and synced: from here on a crash leaves a log that recovery walks from the cut
+1. the recovery point is lowered, a clean mark taken off, and that synced: from here on a crash leaves a log that
+   recovery walks from the cut
 2. files of later segments, and snapshots that reach beyond the cut, are removed, last first; the directory is synced
 3. the segment that holds the cut is truncated and synced
 4. damage beyond the cut is forgotten, epochs and producers go back, in memory; their files follow with the next flush
@@ -30,6 +31,8 @@ def truncate_suffix(
 ) -> list[Segment]:
     """Drop every batch that reaches beyond `to_offset` (exclusive), which is inside the log.
 
+    If the log start lies inside the batch with the cut, the log begins again, empty, at its log start.
+
     Returns:
         The segments taken out; the caller closes their files once no flush uses them.
 
@@ -39,8 +42,11 @@ def truncate_suffix(
     """
     segments = parts.segments
     end = find_cut(parts, to_offset, interval_bytes)
-    if end.offset < flushed_offset:
-        parts.recovery_point.write_synced(RecoveryPoint(flushed_offset=end.offset))
+    point = parts.recovery_point.point
+    # A clean mark would stand again once the file has its old size, before that is synced.
+    has_clean_mark = point is not None and point.clean_end is not None
+    if end.offset < flushed_offset or has_clean_mark:
+        parts.recovery_point.write_synced(RecoveryPoint(flushed_offset=min(end.offset, flushed_offset)))
     dropped: list[Segment] = []
     while segments.active.base_offset > end.offset:
         dropped.append(segments.pop())
@@ -63,6 +69,34 @@ def truncate_suffix(
         parts.producers, _ = restore_producers(
             parts.snapshots, list(segments), newest_at=end.offset, interval_bytes=interval_bytes
         )
+    if end.offset < parts.log_start_offset:
+        dropped += restart_empty(disk, directory, parts)
+    return dropped
+
+
+def restart_empty(disk: Disk, directory: str, parts: LogParts) -> list[Segment]:
+    """Put one empty segment at the log start in the place of all, which end below it (on stable storage).
+
+    A crash in between leaves what the next open drops, or begins again without.
+
+    Returns:
+        The segments taken out; the caller closes their files once no flush uses them.
+
+    Raises:
+        DiskFullError, DiskFailedError: the log ends below its start; it is to be opened again.
+    """
+    old, start_offset = parts.segments.active, parts.log_start_offset
+    for segment in parts.segments:
+        for path in segment.file_names():
+            remove_if_exists(disk, path)
+    parts.snapshots.remove_below(start_offset)
+    active = Segment.create(
+        disk, directory, parts.damage, base_offset=start_offset, created_ms=max(old.created_ms, old.written_ms)
+    )
+    dropped = parts.segments.restart(active)
+    disk.sync_directory(directory)
+    parts.damage.truncate_prefix(start_offset)
+    parts.damage.save()
     return dropped
 
 

@@ -23,6 +23,14 @@ class LogSettings:
         segment_ms: a batch whose timestamp is more than this after that of the segment's first batch begins a new one.
         index_interval_bytes: about one index entry for so many bytes of log.
         index_bytes: most bytes of entries in one offset or time index file; a full one rolls the segment.
+        retention_ms: a sealed segment whose newest record is older than this may go; None keeps it whatever its age.
+        retention_bytes: the oldest sealed segments may go while the log keeps at least so much; None: no such bound.
+        file_delete_delay_ms: how long the files of a removed segment stay, renamed.
+        compact: of the records with one key only the newest stays (`storage.compaction`).
+        min_compaction_lag_ms: a segment with a younger record is not compacted yet.
+        max_compaction_lag_ms: a log with an older record that was not compacted yet is compacted whatever its dirty share is.
+        min_cleanable_dirty_ratio: share of bytes not compacted yet above which a log is compacted, 0 to 1.
+        delete_retention_ms: how long a tombstone stays after everything older of its key is gone.
         max_producers: producers whose idempotence window is kept; beyond it those idle longest are forgotten.
         verify_first_read: check the CRC of batches written before this open the first time they are read.
     """
@@ -31,6 +39,14 @@ class LogSettings:
     segment_ms: int = 7 * 24 * 3600 * 1000
     index_interval_bytes: int = 4096
     index_bytes: int = 10 * 1024 * 1024
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    file_delete_delay_ms: int = 60_000
+    compact: bool = False
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = 2**63 - 1
+    min_cleanable_dirty_ratio: float = 0.5
+    delete_retention_ms: int = 24 * 3600 * 1000
     max_producers: int = 100_000
     verify_first_read: bool = True
 
@@ -39,6 +55,14 @@ class LogSettings:
         assert self.segment_ms >= 1, f"segment_ms {self.segment_ms}"
         assert self.index_interval_bytes >= 1, f"index_interval_bytes {self.index_interval_bytes}"
         assert self.index_bytes >= 24, f"index_bytes {self.index_bytes}"
+        assert self.retention_ms is None or self.retention_ms >= 0, f"retention_ms {self.retention_ms}"
+        assert self.retention_bytes is None or self.retention_bytes >= 0, f"retention_bytes {self.retention_bytes}"
+        assert self.file_delete_delay_ms >= 0, f"file_delete_delay_ms {self.file_delete_delay_ms}"
+        assert self.min_compaction_lag_ms >= 0, f"min_compaction_lag_ms {self.min_compaction_lag_ms}"
+        assert self.max_compaction_lag_ms >= 1, f"max_compaction_lag_ms {self.max_compaction_lag_ms}"
+        ratio = self.min_cleanable_dirty_ratio
+        assert 0 <= ratio <= 1, f"min_cleanable_dirty_ratio {ratio}"
+        assert self.delete_retention_ms >= 0, f"delete_retention_ms {self.delete_retention_ms}"
         assert self.max_producers >= 1, f"max_producers {self.max_producers}"
 
 
@@ -121,7 +145,9 @@ class RecoveryReport:
         cut_offset: the log was cut back to this offset because of a torn tail; None if it was not.
         cut_bytes: bytes cut, whole segments included.
         undecidable_bytes: of these, bytes followed by valid batches: the last flush group was torn in its middle.
-        damaged: all ranges known to be damaged now.
+        restarted_offset: the log ended below its log start (the tail was never flushed, and had been removed): it
+            begins again, empty, at this offset; None if not.
+        damaged: all ranges known to be damaged now, as far as they reach above the log start.
         rebuilt_segments: base offsets of segments whose indexes were rebuilt.
     """
 
@@ -133,5 +159,6 @@ class RecoveryReport:
     cut_offset: int | None = None
     cut_bytes: int = 0
     undecidable_bytes: int = 0
+    restarted_offset: int | None = None
     damaged: tuple[DamagedRange, ...] = ()
     rebuilt_segments: tuple[int, ...] = ()

@@ -132,6 +132,17 @@ class DiskConformance:
         with pytest.raises(FileMissingError):
             disk.sync_directory(f"{root}/d")
 
+    def test_the_whole_file_system_is_synced_at_once_where_that_is_offered(self, disk: Disk, root: str) -> None:
+        """Files and names of several directories are covered; files stay usable; a missing path is typed."""
+        disk.make_directory(f"{root}/d")
+        file = disk.create_file(f"{root}/d/a")
+        file.append([b"one"])
+        if disk.sync_filesystem(root):
+            file.append([b"two"])
+            assert disk.sync_filesystem(f"{root}/d")
+        assert file.pread(6, 0).startswith(b"one")
+        file.close()
+
     def test_file_in_place_of_a_directory_is_typed(self, disk: Disk, root: str) -> None:
         """A file is no directory and says so."""
         disk.create_file(f"{root}/a").close()

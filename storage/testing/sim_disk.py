@@ -31,7 +31,7 @@ from storage.errors import (
     FileMissingError,
     LockHeldError,
 )
-from storage.testing.sim_tree import Crash, Directory, Inode, NameChange, used_bytes
+from storage.testing.sim_tree import Crash, Directory, Inode, NameChange, sync_below, used_bytes
 
 __all__ = ["Crash", "Refusal", "SimCall", "SimDisk", "SimFile", "SimFileLock"]
 
@@ -108,6 +108,10 @@ class SimDisk:
     def refuse(self, operation: str, path_part: str, refusal: Refusal) -> None:
         """Let the next call of this name on a path that contains `path_part` fail, once."""
         self._refused.append(_Refused(operation, path_part, refusal))
+
+    def forgive(self) -> None:
+        """Drop the refusals that no call has met."""
+        self._refused.clear()
 
     def corrupt(self, path: str, position: int, data: bytes) -> None:
         """Overwrite bytes behind everybody's back, on the device and in the page cache."""
@@ -253,6 +257,13 @@ class SimDisk:
             raise DiskAccessError(path, "not a directory")
         self.begin("sync_directory", path)
         node.sync()
+
+    def sync_filesystem(self, path: str) -> bool:
+        """See `Disk.sync_filesystem`."""
+        self._find(path)
+        self.begin("sync_filesystem", path)
+        sync_below(self._root)
+        return True
 
     def exists(self, path: str) -> bool:
         """See `Disk.exists`."""

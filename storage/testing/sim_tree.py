@@ -27,7 +27,7 @@ class Crash(Enum):
 
     LOSE_ALL = "all lost"
     KEEP_ALL = "all kept"
-    """As `kill -9`: the page cache survives the process."""
+    """As `kill -9`: the page cache survives the process, and what is in it is no more synced than before."""
     TEAR = "each sector and each name by itself"
     PREFIX = "a prefix of the operations, the last one torn at a sector"
 
@@ -55,7 +55,7 @@ class Inode:
             case Crash.LOSE_ALL:
                 pass
             case Crash.KEEP_ALL:
-                self.durable = self.current
+                return
             case Crash.TEAR:
                 states = [self.durable, *self.versions]
                 size_bytes = len(rng.choice(states))
@@ -114,14 +114,14 @@ class Directory:
 
     def crash(self, how: Crash, rng: random.Random) -> None:
         """Lose unsynced changes, or some of them; then the same for everything whose name survived."""
+        if how is Crash.KEEP_ALL:
+            return
         survived = dict(self.durable)
         prefix = rng.randrange(len(self.pending) + 1)
         for number, change in enumerate(self.pending):
             match how:
                 case Crash.LOSE_ALL:
                     kept = False
-                case Crash.KEEP_ALL:
-                    kept = True
                 case Crash.TEAR:
                     kept = rng.random() < 0.5
                 case Crash.PREFIX:
@@ -139,6 +139,14 @@ def _apply(names: dict[str, Inode | Directory], change: NameChange) -> None:
     for name in change.unlink:
         names.pop(name, None)
     names.update(change.link)
+
+
+def sync_below(node: Inode | Directory) -> None:
+    """Put everything at and below a node on the device: contents and names."""
+    node.sync()
+    if isinstance(node, Directory):
+        for name in sorted(node.current):
+            sync_below(node.current[name])
 
 
 def used_bytes(node: Inode | Directory) -> int:

@@ -44,6 +44,8 @@ class Ledger:
     current: list[bytes] = field(default_factory=list)
     flushed: list[bytes] = field(default_factory=list)
     truncating_to: int | None = None
+    start: int = 0
+    starting: int = 0
 
     def copy(self) -> Ledger:
         return Ledger(
@@ -51,6 +53,8 @@ class Ledger:
             current=list(self.current),
             flushed=list(self.flushed),
             truncating_to=self.truncating_to,
+            start=self.start,
+            starting=self.starting,
         )
 
 
@@ -112,6 +116,12 @@ class Run:
         self.ledger.truncating_to = None
         del self.ledger.current[to_offset:]
         self.ledger.ever = {offset: values for offset, values in self.ledger.ever.items() if offset < to_offset}
+
+    def remove(self, to_offset: int) -> None:
+        """Let the log begin at an offset; from the call on it may, from its return on it must."""
+        self.ledger.starting = to_offset
+        assert self.log.truncate_prefix(to_offset, 0) == to_offset
+        self.ledger.start = to_offset
 
     def reopen(self, *, clean: bool) -> None:
         self.log.close(clean=clean)
@@ -222,10 +232,12 @@ def check_reopened(point: Point, settings: LogSettings) -> None:
     log, ledger = opened.log, point.ledger
     assert opened.report.damaged == ()
     assert log.flushed_offset == log.log_end_offset
-    values = read_values(log)
-    assert len(values) == log.log_end_offset
-    assert values[: len(ledger.flushed)] == ledger.flushed
-    for offset, value in enumerate(values):
+    start = log.log_start_offset
+    assert ledger.start <= start <= ledger.starting
+    values = readable_values(log)
+    assert len(values) == log.log_end_offset - start
+    assert values[: max(0, len(ledger.flushed) - start)] == ledger.flushed[start:]
+    for offset, value in enumerate(values, start):
         assert value in ledger.ever.get(offset, set()), f"offset {offset}: {value!r}"
     check_caches(log)
     # A second life on what the first one left: other batches at the lost offsets, then a process crash.
@@ -236,13 +248,22 @@ def check_reopened(point: Point, settings: LogSettings) -> None:
     log.flush()
     log.close(clean=False)
     log = open_log(point.disk, DIRECTORY, settings).log
-    assert read_values(log) == values
+    assert log.log_start_offset == start
+    assert readable_values(log) == values
     check_caches(log)
     log.close()
     again = open_log(point.disk, DIRECTORY, settings)
     assert again.report.clean
-    assert read_values(again.log) == values
+    assert again.log.log_start_offset == start
+    assert readable_values(again.log) == values
     check_caches(again.log)
+
+
+def readable_values(log: PartitionLog) -> list[bytes | None]:
+    """The values from the log start on; its batch may begin below."""
+    batches = read_all(log)
+    below = log.log_start_offset - batches[0].base_offset if batches else 0
+    return [value for batch in batches for value in batch.values()][below:]
 
 
 def own_batches(log: PartitionLog) -> list[RecordBatch]:
@@ -250,22 +271,26 @@ def own_batches(log: PartitionLog) -> list[RecordBatch]:
     return [batch for batch in read_all(log) if batch.header.producer_id == 1][-DEDUP_WINDOW_BATCHES:]
 
 
-def next_stamp(log: PartitionLog) -> ProducerStamp:
+def next_stamp(log: PartitionLog) -> ProducerStamp | None:
     """Continue producer 1 where the log says it is, as a client that resends does."""
     batches = own_batches(log)
+    if not batches and log.log_start_offset > 0:
+        # Its batches were removed; only the client knows where it is.
+        return None
     return ProducerStamp(producer_id=1, base_sequence=batches[-1].header.last_sequence + 1 if batches else 0)
 
 
 def check_caches(log: PartitionLog) -> None:
     """Epochs, timestamps and idempotence windows say what the batches say."""
+    start = log.log_start_offset
     for batch in read_all(log):
-        assert log.epoch_at(batch.base_offset) == batch.header.leader_epoch
+        assert log.epoch_at(max(start, batch.base_offset)) == batch.header.leader_epoch
     for batch in own_batches(log):
-        data = log.read(batch.base_offset, 1).data
+        data = log.read(max(start, batch.base_offset), 1).data
         appended = log.append_as_leader(data, batch.header, leader_epoch=99, now_ms=0)
         assert appended == Appended(batch.base_offset, batch.next_offset, True)
-    if log.log_end_offset > 0:
-        assert log.find_timestamp(0, end_offset=log.log_end_offset) == TimestampAndOffset(1_000, 0)
+    if log.log_end_offset > start:
+        assert log.find_timestamp(0, end_offset=log.log_end_offset) == TimestampAndOffset(1_000, start)
 
 
 def crash_everywhere(scenario: Callable[[Run], None], settings: LogSettings) -> int:

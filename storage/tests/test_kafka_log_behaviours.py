@@ -83,6 +83,60 @@ def _restamp_crc(batch: bytearray) -> None:
     batch[17:21] = crc32c(memoryview(batch)[21:]).to_bytes(4, "big")
 
 
+def test_3_time_based_log_roll_without_an_append(disk: SimDisk) -> None:
+    """An empty segment never rolls by age; a filled one rolls by the clock too, so that old data goes from an idle topic.
+
+    UnifiedLogTest.testTimeBasedLogRollDuringAppendMessages; rolling without an append is Lograft's own.
+    """
+    log = open_log(disk, "/data/log", replace(SMALL, segment_bytes=10**6, segment_ms=1_000)).log
+    assert not log.roll_if_due(10**9)
+    append(log, [b"a"], timestamp_ms=5_000, now_ms=10**9)
+    assert not log.roll_if_due(1_000)
+    assert log.roll_if_due(1_001)
+    assert log.segment_count == 2
+    assert not log.roll_if_due(10**12)
+
+
+def test_4_async_delete(disk: SimDisk) -> None:
+    """Deleted segments get their files renamed at once; these vanish only after the delay.
+
+    UnifiedLogTest.testAsyncDelete.
+    """
+    log = open_log(disk, "/data/log", replace(SMALL, retention_ms=999, file_delete_delay_ms=1_000)).log
+    for _ in range(100):
+        append(log, [b"x" * 20], timestamp_ms=0, now_ms=1)
+    sealed = _sealed_bases(log)
+    assert log.apply_retention(100, 1_000) == len(sealed) > 1
+    for base_offset in sealed:
+        for suffix in ("log", "index", "timeindex"):
+            path = f"/data/log/{base_offset:020d}.{suffix}"
+            assert not disk.exists(path)
+            assert disk.exists(f"{path}.deleted")
+    assert log.remove_deleted(1_999) == 0
+    assert log.remove_deleted(2_000) == 3 * len(sealed)
+    assert not [name for name in disk.list_directory("/data/log") if name.endswith(".deleted")]
+
+
+def _sealed_bases(log: PartitionLog) -> list[int]:
+    return [segment.base_offset for segment in log._segments][:-1]
+
+
+def test_5_segments_below_the_log_start_go_without_a_retention(disk: SimDisk) -> None:
+    """Without `delete` in the cleanup policy, moving the log start still removes the segments wholly below it.
+
+    UnifiedLogTest.shouldDeleteStartOffsetBreachedSegmentsWhenPolicyDoesNotIncludeDelete.
+    """
+    log = open_log(disk, "/data/log", replace(SMALL, retention_ms=None, retention_bytes=None)).log
+    while log.segment_count < 4:
+        append(log, [b"x" * 20], timestamp_ms=0)
+    end_offset = log.log_end_offset
+    assert log.apply_retention(end_offset, 10**15) == 0
+    bases = [*_sealed_bases(log), end_offset]
+    assert log.truncate_prefix(bases[2] + 1, 0) == bases[2] + 1
+    assert _sealed_bases(log) == [bases[2]]
+    assert log.apply_retention(end_offset, 10**15) == 0
+
+
 def test_7_appends_with_out_of_order_offsets_are_refused(log: PartitionLog) -> None:
     """A follower append with offsets 0, 1, 3, 2, 4 is refused as a whole.
 

@@ -8,6 +8,7 @@ import pytest
 from storage.names import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    SEAL_SUFFIX,
     SNAPSHOT_SUFFIX,
     TIME_INDEX_SUFFIX,
     OffsetFile,
@@ -19,7 +20,7 @@ from storage.names import (
 )
 
 
-@pytest.mark.parametrize("suffix", [LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SNAPSHOT_SUFFIX])
+@pytest.mark.parametrize("suffix", [LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SNAPSHOT_SUFFIX, SEAL_SUFFIX])
 @pytest.mark.parametrize("offset", [0, 1, 2**63 - 1])
 def test_offset_file_name_round_trip(suffix: str, offset: int) -> None:
     """A name made from an offset gives the offset back and has 20 digits."""

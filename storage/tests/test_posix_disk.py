@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.env_posix import PosixDisk
+from storage import env_posix
+from storage.env_posix import PosixDisk, find_syncfs
 from storage.errors import (
     DiskAccessError,
     DiskFailedError,
@@ -25,6 +26,43 @@ from storage.errors import (
 )
 from storage.log import LogSettings
 from storage.testing.builders import append, open_log, read_values
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "is_offered"),
+    [
+        ("Linux", "5.8.0-1", True),
+        ("Linux", "6.1", True),
+        ("Linux", "5.7.19", False),
+        ("Linux", "odd", False),
+        ("Darwin", "24.1.0", False),
+    ],
+)
+def test_syncfs_is_used_only_where_it_reports_errors(system: str, release: str, is_offered: bool) -> None:
+    """Before Linux 5.8 a write error would be hidden by it; other systems have none."""
+    assert (find_syncfs(system, release) is not None) is is_offered
+
+
+def test_disk_without_syncfs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller then syncs file by file."""
+    monkeypatch.setattr(env_posix, "_syncfs", None)
+    assert not PosixDisk().sync_filesystem(str(tmp_path))
+
+
+def test_failed_syncfs_fails_the_disk_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a failed fdatasync: never tried again, and nothing is written any more."""
+    disk = PosixDisk()
+    calls: list[int] = []
+    monkeypatch.setattr(env_posix, "_syncfs", lambda descriptor: calls.append(descriptor) or -1)
+    with pytest.raises(DiskFailedError, match="syncfs"):
+        disk.sync_filesystem(str(tmp_path))
+    with pytest.raises(DiskFailedError, match="before"):
+        disk.sync_filesystem(str(tmp_path))
+    assert len(calls) == 1
+    with pytest.raises(DiskFailedError):
+        disk.create_file(f"{tmp_path}/a")
+    disk.close()
+    disk.close()
 
 
 @contextmanager

@@ -116,14 +116,30 @@ def test_idlest_producers_are_forgotten_first() -> None:
     assert len(producers) == 1
 
 
+def test_idle_producers_expire_by_the_clock_of_the_log() -> None:
+    """Old record timestamps do not make a producer idle; one read back from batches counts from the first look on."""
+    producers = ProducerWindows()
+    producers.update(header(0, producer_id=1, timestamp_ms=5), 0, now_ms=1_000)
+    producers.update(header(0, producer_id=2, timestamp_ms=10**12), 1, now_ms=2_000)
+    producers.update(header(0, producer_id=3), 2)
+    assert producers.expire(1_500, 500) == 0
+    producers.update(header(1, producer_id=1), 3, now_ms=1_900)
+    assert producers.expire(2_001, 500) == 1
+    assert [producer_id for producer_id, _ in producers.states()] == [1, 2]
+    restored = decode_snapshot(encode_snapshot(producers))
+    assert restored is not None
+    assert restored.expire(2_450, 500) == 1
+    assert [producer_id for producer_id, _ in restored.states()] == [2]
+
+
 def test_snapshot_round_trip() -> None:
-    """A snapshot holds epochs, timestamps and whole windows of all producers."""
+    """A snapshot holds epochs, times of the last append and whole windows of all producers."""
     producers = windows(20)
-    producers.update(header(SEQUENCE_MASK, producer_id=9, epoch=5, timestamp_ms=123), 2**40)
+    producers.update(header(SEQUENCE_MASK, producer_id=9, epoch=5), 2**40, now_ms=123)
     decoded = decode_snapshot(encode_snapshot(producers))
     assert decoded is not None
-    described = [(i, s.producer_epoch, s.max_timestamp_ms, s.batches()) for i, s in producers.states()]
-    assert [(i, s.producer_epoch, s.max_timestamp_ms, s.batches()) for i, s in decoded.states()] == described
+    described = [(i, s.producer_epoch, s.last_append_ms, s.batches()) for i, s in producers.states()]
+    assert [(i, s.producer_epoch, s.last_append_ms, s.batches()) for i, s in decoded.states()] == described
     assert len(described[0][3]) == 16
 
 

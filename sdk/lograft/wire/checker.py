@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lograft.wire.checksum import BytesLike, crc32c
-from lograft.wire.columns import Payload, parse_payload
+from lograft.wire.columns import Payload, empty_payload, parse_payload
 from lograft.wire.compression import Codec, inflate
 from lograft.wire.errors import (
     BatchTooLargeError,
@@ -22,7 +22,8 @@ from lograft.wire.errors import (
     InvalidBatchError,
     UnsupportedBatchError,
 )
-from lograft.wire.header import CODEC_MASK, CONTROL_BIT, CRC_START, BatchHeader, read_header
+from lograft.wire.filler import filler_fault
+from lograft.wire.header import CODEC_MASK, CONTROL_BIT, CRC_START, DELETE_HORIZON_BIT, BatchHeader, read_header
 from lograft.wire.limits import (
     HEADER_BYTES,
     KAFKA_MAGIC,
@@ -51,7 +52,7 @@ def check_batch(
         max_bytes: most bytes of the batch with its header, inclusive (the topic's `max.message.bytes`).
         max_inflated_bytes: most bytes of the payload once inflated, inclusive.
         allow_control: take batches with the control bit; clients may not send them.
-        allow_compacted: take batches with offset deltas; clients may not send them.
+        allow_compacted: take what compaction makes (offset deltas, a delete horizon, fillers); clients may not send it.
 
     Returns:
         The header.
@@ -66,8 +67,8 @@ def check_batch(
         raise BatchTooLargeError(f"the batch has {len(batch)} bytes, the limit is {max_bytes}: send smaller batches")
     header = _check_envelope(batch)
     check_crc(batch, header)
-    _check_attributes(header, allow_control)
-    _check_counts(header)
+    _check_attributes(header, allow_control, allow_compacted)
+    _check_counts(header, allow_compacted)
     _check_producer(header)
     payload = open_payload(batch, header, max_inflated_bytes=max_inflated_bytes)
     if payload.offset_deltas and not allow_compacted:
@@ -89,11 +90,13 @@ def check_crc(batch: BytesLike, header: BatchHeader) -> None:
 
 
 def open_payload(batch: BytesLike, header: BatchHeader, *, max_inflated_bytes: int = MAX_INFLATED_BYTES) -> Payload:
-    """Inflate and parse the payload of one whole batch, whose `record_count` is 1 or more.
+    """Inflate and parse the payload of one whole batch, whose `record_count` is 0 (a filler) or more.
 
     Raises:
         BatchError: the payload is not what the header says.
     """
+    if header.is_filler:
+        return empty_payload()
     view = memoryview(batch)[HEADER_BYTES : header.size_bytes]
     if header.codec is Codec.NONE:
         return parse_payload(view, header.record_count)
@@ -127,6 +130,9 @@ def check_offsets(header: BatchHeader, offset_deltas: Sequence[int]) -> None:
         InvalidBatchError: they do not.
     """
     last = header.last_offset_delta
+    if header.is_filler:
+        # It covers any number of offsets.
+        return
     if offset_deltas:
         if offset_deltas[-1] > last:
             raise InvalidBatchError(f"offset delta {offset_deltas[-1]} is beyond the last offset delta {last}")
@@ -148,16 +154,21 @@ def _check_envelope(batch: BytesLike) -> BatchHeader:
     return header
 
 
-def _check_attributes(header: BatchHeader, allow_control: bool) -> None:
-    unknown_bits = header.attributes & ~_KNOWN_ATTRIBUTES
+def _check_attributes(header: BatchHeader, allow_control: bool, allow_compacted: bool) -> None:
+    known = _KNOWN_ATTRIBUTES | DELETE_HORIZON_BIT if allow_compacted else _KNOWN_ATTRIBUTES
+    unknown_bits = header.attributes & ~known
     if unknown_bits:
         raise UnsupportedBatchError(f"attribute bits {unknown_bits & 0xFFFF:#06x} are not supported: leave them zero")
     if header.is_control and not allow_control:
         raise InvalidBatchError("clients may not send control batches")
 
 
-def _check_counts(header: BatchHeader) -> None:
-    if not 1 <= header.record_count <= MAX_RECORDS_PER_BATCH:
+def _check_counts(header: BatchHeader, allow_compacted: bool) -> None:
+    if header.is_filler and allow_compacted:
+        fault = filler_fault(header)
+        if fault is not None:
+            raise InvalidBatchError(f"a batch without records has {fault}")
+    elif not 1 <= header.record_count <= MAX_RECORDS_PER_BATCH:
         raise InvalidBatchError(
             f"a batch has 1 to {MAX_RECORDS_PER_BATCH} records, this one claims {header.record_count}"
         )

@@ -143,6 +143,12 @@ class Payload:
     headers: HeaderColumns | None
 
 
+def empty_payload() -> Payload:
+    """Give the columns of a batch without records (a filler)."""
+    values = BytesColumn(blob=memoryview(b""), record_count=0, lengths=None, uniform_length=0, nulls=[])
+    return Payload(record_count=0, values=values, keys=None, timestamp_deltas_ms=(), offset_deltas=(), headers=None)
+
+
 def parse_payload(payload: BytesLike, record_count: int) -> Payload:
     """Parse an inflated payload.
 

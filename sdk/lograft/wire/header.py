@@ -16,7 +16,7 @@ Big-endian; field for field the layout of Kafka's RecordBatch v2. `magic` is 16 
     43     8    int64  producer_id         -1: none
     51     2    int16  producer_epoch      -1: none
     53     4    int32  base_sequence       -1: none; wraps from 2**31 - 1 to 0
-    57     4    int32  record_count
+    57     4    int32  record_count        0: a filler, which covers offsets that compaction emptied (`filler.py`)
     61     ...         payload             lograft.v1.Records, as it is or as one zstd frame
 
 Must not judge: numbers are given as they stand on the wire (`checker.py` judges them).
@@ -44,7 +44,15 @@ PREFIX_BYTES = 16
 """Bytes before `magic`."""
 
 CODEC_MASK = 0x07
+TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
+
+DELETE_HORIZON_BIT = 0x40
+"""Set by compaction: `base_timestamp_ms` is the time from which the batch's tombstones may go."""
+
+ABORT_BIT = 0x80
+"""Set in the control batch that ends a transaction without effect, beside the control and transactional bits; not in Kafka,
+which says it in the payload: here headers alone must tell which records count."""
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qii")
@@ -104,6 +112,26 @@ class BatchHeader(NamedTuple):
     def is_control(self) -> bool:
         """True for a batch of control records, which users never see."""
         return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def is_transactional(self) -> bool:
+        """True for a batch that belongs to a transaction, or ends one (`is_control`)."""
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_abort(self) -> bool:
+        """True for the control batch that ends a transaction without effect."""
+        return bool(self.attributes & ABORT_BIT)
+
+    @property
+    def is_filler(self) -> bool:
+        """True for a batch without records: compaction removed them all, and it covers their offsets."""
+        return self.record_count == 0
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """Time from which compaction may remove the tombstones of the batch; None: not decided yet."""
+        return self.base_timestamp_ms if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
     def has_producer(self) -> bool:

@@ -16,6 +16,7 @@ from lograft.wire.checker import check_crc, check_offsets, check_timestamps, ope
 from lograft.wire.checksum import BytesLike
 from lograft.wire.columns import HeaderColumns, Payload
 from lograft.wire.errors import CorruptBatchError, UnsupportedBatchError
+from lograft.wire.filler import filler_fault
 from lograft.wire.header import BatchHeader, iter_batches, read_header
 from lograft.wire.limits import HEADER_BYTES, MAGIC, MAX_OFFSET, MAX_RECORDS_PER_BATCH
 
@@ -64,7 +65,11 @@ class RecordBatch:
         self._batch = memoryview(buffer)[position : position + size_bytes]
         if verify_crc:
             check_crc(self._batch, header)
-        if not 1 <= header.record_count <= MAX_RECORDS_PER_BATCH:
+        if header.is_filler:
+            fault = filler_fault(header)
+            if fault is not None:
+                raise CorruptBatchError(f"the batch claims 0 records, but has {fault}")
+        elif not 1 <= header.record_count <= MAX_RECORDS_PER_BATCH:
             raise CorruptBatchError(f"the batch claims {header.record_count} records")
         if not 0 <= header.base_offset <= MAX_OFFSET - max(0, header.last_offset_delta):
             raise CorruptBatchError(f"the batch claims offsets from {header.base_offset} on")
@@ -73,7 +78,7 @@ class RecordBatch:
 
     @property
     def record_count(self) -> int:
-        """Number of records, 1 or more."""
+        """Number of records; 0 for a filler, whose records compaction removed."""
         return self.header.record_count
 
     @property

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the segment that takes the place of a group, as a `.cleaned` file, and builds its indexes.
+
+Law: the file is on stable storage before `finish` returns; what is left of a writer that was not finished is removed, here
+(`discard`) or when the log is opened.
+A group of one segment is written only from the first batch on that changes: a segment that loses nothing costs no write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lograft.wire.checksum import BytesLike
+from lograft.wire.header import read_header
+
+from storage.checkpoints import remove_if_exists
+from storage.env import Disk, File
+from storage.file_budget import disk_under
+from storage.names import CLEANED_SUFFIX
+from storage.segment_index import SegmentIndex
+
+from .plan import SegmentFacts
+from .source import READ_BYTES, Pace, log_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanedGroup:
+    """A compacted segment that is on stable storage and waits to be put in the place of its sources.
+
+    Attributes:
+        path: its `.cleaned` file.
+        sources: the segments that it replaces, as they were; ascending neighbours.
+        size_bytes: bytes of its file.
+        index: its indexes.
+    """
+
+    path: str
+    sources: tuple[SegmentFacts, ...]
+    size_bytes: int
+    index: SegmentIndex
+
+
+class GroupWriter:
+    """Writes one group; `finish` or `discard` ends it."""
+
+    def __init__(
+        self, disk: Disk, directory: str, sources: tuple[SegmentFacts, ...], *, interval_bytes: int, pace: Pace
+    ) -> None:
+        self._disk = disk
+        self._source_path = log_path(directory, sources[0].base_offset)
+        self._path = self._source_path + CLEANED_SUFFIX
+        self._sources = sources
+        self._interval_bytes = interval_bytes
+        self._pace = pace
+        self._index = SegmentIndex(sources[0].base_offset)
+        self._file: File | None = None
+        self._waiting: list[BytesLike] = []
+        self._waiting_bytes = 0
+        self._end_position = 0
+        self._next_offset = sources[0].base_offset
+        if len(sources) > 1:
+            self._start()
+
+    def put(self, batch: BytesLike, *, is_unchanged: bool) -> None:
+        """Add the next batch.
+
+        Args:
+            batch: its bytes.
+            is_unchanged: exactly these bytes stood there before.
+        """
+        header = read_header(batch)
+        assert header.base_offset == self._next_offset, f"a batch at {header.base_offset}, not {self._next_offset}"
+        if self._file is None and not is_unchanged:
+            self._start()
+        self._index.note_batch(
+            base_offset=header.base_offset,
+            position=self._end_position,
+            size_bytes=header.size_bytes,
+            max_timestamp_ms=header.max_timestamp_ms,
+            interval_bytes=self._interval_bytes,
+        )
+        self._end_position += header.size_bytes
+        self._next_offset = header.next_offset
+        if self._file is not None:
+            self._waiting.append(batch)
+            self._waiting_bytes += header.size_bytes
+            if self._waiting_bytes >= READ_BYTES:
+                self._write(self._file)
+
+    def finish(self) -> CleanedGroup | None:
+        """Put the file on stable storage; None if nothing changed.
+
+        Raises:
+            DiskFullError, DiskFailedError, TooManyOpenFilesError: the disk; `discard` then.
+        """
+        end_offset = self._sources[-1].end_offset
+        assert self._next_offset == end_offset, f"the group ends at {self._next_offset}, not at {end_offset}"
+        if self._file is None:
+            return None
+        self._write(self._file)
+        self._file.sync()
+        self._file.close()
+        return CleanedGroup(path=self._path, sources=self._sources, size_bytes=self._end_position, index=self._index)
+
+    def discard(self) -> None:
+        """Close and remove the file, if the disk lets us; else the next opening of the log does."""
+        if self._file is not None:
+            self._file.close()
+            if self._disk.failure is None:
+                remove_if_exists(self._disk, self._path)
+
+    def _start(self) -> None:
+        """Create the file and copy what stood before the first change."""
+        remove_if_exists(self._disk, self._path)
+        self._file = self._disk.create_file(self._path)
+        if self._end_position == 0:
+            return
+        # A descriptor that stays: opened again by its path, the file could be another one by then.
+        source = disk_under(self._disk).open_file(self._source_path)
+        try:
+            for position in range(0, self._end_position, READ_BYTES):
+                size_bytes = min(READ_BYTES, self._end_position - position)
+                self._pace(2 * size_bytes)
+                self._file.append([source.pread(size_bytes, position)])
+        finally:
+            source.close()
+
+    def _write(self, file: File) -> None:
+        self._pace(self._waiting_bytes)
+        file.append(self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owner side of the compaction of one log: what it is like, the task of a pass, and each swap.
+
+Theory
+    `facts` -> (`plan.find_range` decides) -> `begin` gives the task of a `CompactionPass`, which works in another thread ->
+    `swap` each group that it wrote -> `end`. Every call here is short, but `swap`, which syncs the directory three times.
+    Appends, retention and truncation go on in between; a group whose sources changed meanwhile is thrown away.
+
+Belongs to the owner of the log. Source: docs/storage.md section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from storage.checkpoints import encode_lines, read_lines, replace_file
+from storage.env import Disk
+from storage.errors import DiskFullError
+from storage.flush_state import FlushState
+from storage.names import CLEANER_FILE
+from storage.reader import LogReader
+from storage.recovery import LogParts
+from storage.segment import Segment
+from storage.tail import LogTail
+
+from .checkpoint import CleanState, SegmentSize, decode_state
+from .group_writer import CleanedGroup
+from .pass_ import PassOutcome, PassTask
+from .plan import CompactionRange, CompactionRules, LogFacts, SegmentFacts
+from .swap import swap_group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KnownFacts:
+    """What was found out about a segment while it was of this size."""
+
+    segment: Segment
+    facts: SegmentFacts
+
+
+class LogCompaction:
+    """See the module docstring.
+
+    Args:
+        disk: the disk of the log.
+        directory: its directory.
+        parts: what it consists of.
+        tail: its append side, which has the settings.
+        flush_state: its flush side.
+        reader: its read side, which forgets positions.
+        writing: refuses a log that cannot be written, and notes a failure of the disk.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        parts: LogParts,
+        tail: LogTail,
+        flush_state: FlushState,
+        reader: LogReader,
+        writing: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._parts = parts
+        self._tail = tail
+        self._flush_state = flush_state
+        self._reader = reader
+        self._writing = writing
+        self._state: CleanState | None = None
+        self._facts: dict[int, _KnownFacts] = {}
+
+    @property
+    def disk(self) -> Disk:
+        """The disk of the log, for the pass."""
+        return self._disk
+
+    @property
+    def rules(self) -> CompactionRules | None:
+        """When the log is due, as its settings say; None: it is not compacted."""
+        settings = self._tail.settings
+        if not settings.compact:
+            return None
+        return CompactionRules(
+            min_compaction_lag_ms=settings.min_compaction_lag_ms,
+            max_compaction_lag_ms=settings.max_compaction_lag_ms,
+            min_cleanable_dirty_ratio=settings.min_cleanable_dirty_ratio,
+        )
+
+    def facts(self, high_watermark: int) -> LogFacts:
+        """Return what the plan needs to know. Reads the index of each new sealed segment once.
+
+        Args:
+            high_watermark: nothing at or beyond it is touched (exclusive). What is not flushed, or
+                not below the first open transaction, is not touched either.
+
+        Raises:
+            DiskFailedError, LogClosedError: nothing can be compacted.
+            DiskReadError, CorruptLogError: a segment cannot be read.
+        """
+        with self._writing():
+            _, dirty_offset = self._clean_offsets()
+            return LogFacts(
+                sealed=self._sealed(),
+                dirty_offset=dirty_offset,
+                stable_end_offset=self._parts.producers.last_stable_offset(
+                    min(high_watermark, self._flush_state.flushed_offset)
+                ),
+                next_horizon_ms=self._known_state().next_horizon_ms,
+            )
+
+    def begin(self, chosen: CompactionRange, *, now_ms: int, max_keys: int) -> PassTask:
+        """Describe the log to a pass over the range that was chosen.
+
+        Args:
+            chosen: the range.
+            now_ms: wall clock in milliseconds since 1970.
+            max_keys: most keys of the key map.
+
+        Raises:
+            DiskFailedError, LogClosedError, DiskReadError, CorruptLogError: as `facts`.
+        """
+        with self._writing():
+            settings = self._tail.settings
+            map_offset, dirty_offset = self._clean_offsets()
+            producers = self._parts.producers
+            aborted = producers.transactions.aborted_between(0, chosen.end_offset) if producers.has_transactions else ()
+            return PassTask(
+                directory=self._directory,
+                sealed=tuple(each for each in self._sealed() if each.end_offset <= chosen.end_offset),
+                map_offset=map_offset,
+                dirty_offset=dirty_offset,
+                end_offset=chosen.end_offset,
+                aborted=tuple(aborted),
+                memory_offsets=frozenset(
+                    batch.base_offset for _, state in producers.states() for batch in state.batches()
+                ),
+                now_ms=now_ms,
+                delete_retention_ms=settings.delete_retention_ms,
+                segment_bytes=settings.segment_bytes,
+                interval_bytes=settings.index_interval_bytes,
+                max_keys=max_keys,
+            )
+
+    def swap(self, cleaned: CleanedGroup, *, now_ms: int) -> bool:
+        """Put a group in the place of its sources; waits for the device.
+
+        Args:
+            cleaned: the group.
+            now_ms: the owner's clock in milliseconds.
+
+        Returns:
+            False if the log changed meanwhile: the group is thrown away, and the pass must end.
+
+        Raises:
+            DiskFullError, DiskAccessError: nothing changed.
+            DiskFailedError, LogClosedError: the log can no longer be written.
+        """
+        with self._writing():
+            if not swap_group(self._disk, self._directory, self._parts, cleaned, now_ms=now_ms):
+                return False
+            # Positions are remembered by segment, timestamps by the place of the segment.
+            self._reader.forget_all()
+            # What was compacted already has another size now; without this the whole of it would count as dirty.
+            self._follow_swap(cleaned)
+            return True
+
+    def end(self, outcome: PassOutcome) -> None:
+        """Note what a pass did, after its last swap.
+
+        Raises:
+            DiskFailedError, LogClosedError: the log can no longer be written.
+        """
+        with self._writing():
+            leader_epoch = self._epoch_below(outcome.dirty_offset)
+            self._save(CleanState.after(outcome, leader_epoch=leader_epoch, segments=_sizes(self._parts.segments)))
+
+    def _follow_swap(self, cleaned: CleanedGroup) -> None:
+        """Put the new segment into the list of known sizes, if its sources were all there."""
+        state = self._known_state()
+        sources = {SegmentSize(each.base_offset, each.size_bytes) for each in cleaned.sources}
+        below = {each for each in sources if each.base_offset < state.dirty_offset}
+        if not below or not below.issubset(state.segments):
+            return
+        added = SegmentSize(cleaned.sources[0].base_offset, cleaned.size_bytes)
+        self._save(replace(state, segments=tuple(sorted({*state.segments} - sources | {added}))))
+
+    def _save(self, state: CleanState) -> None:
+        """Keep a state, and write it without a sync: one that is lost, or old, only costs work."""
+        self._state = state
+        try:
+            replace_file(self._disk, self._path, encode_lines(state.encode()), durable=False)
+        except DiskFullError:
+            return
+
+    @property
+    def _path(self) -> str:
+        return f"{self._directory}/{CLEANER_FILE}"
+
+    def _known_state(self) -> CleanState:
+        if self._state is None:
+            lines = read_lines(self._disk, self._path)
+            self._state = (decode_state(lines) if lines is not None else None) or CleanState()
+        return self._state
+
+    def _clean_offsets(self) -> tuple[int, int]:
+        """Return (map offset, dirty offset), both within the log."""
+        state = self._known_state()
+        segments = self._parts.segments
+        active = segments.active
+        map_offset, dirty_offset = state.offsets_of(
+            leader_epoch=self._epoch_below(state.dirty_offset),
+            sealed=_sizes(each for each in segments if each is not active),
+            sealed_end=active.base_offset,
+        )
+        first_offset = segments.base_offset
+        return max(map_offset, first_offset), max(dirty_offset, first_offset)
+
+    def _epoch_below(self, offset: int) -> int | None:
+        return self._parts.epochs.epoch_at(offset - 1) if offset > 0 else None
+
+    def _sealed(self) -> tuple[SegmentFacts, ...]:
+        segments = self._parts.segments
+        self._facts = {
+            segment.base_offset: self._facts_of(segment) for segment in segments if segment is not segments.active
+        }
+        return tuple(replace(known.facts, is_damaged=bool(known.segment.damages())) for known in self._facts.values())
+
+    def _facts_of(self, segment: Segment) -> _KnownFacts:
+        """Return what is known of a sealed segment; its index is read once, and closed again like after a read."""
+        known = self._facts.get(segment.base_offset)
+        if known is not None and known.segment is segment and known.facts.size_bytes == segment.size_bytes:
+            return known
+        index = segment.load_index(self._tail.settings.index_interval_bytes)
+        self._parts.segments.note_read(segment, self._flush_state.flushed_offset)
+        facts = SegmentFacts(
+            base_offset=segment.base_offset,
+            end_offset=segment.end_offset,
+            size_bytes=segment.size_bytes,
+            # A filler has no time of its own: 0.
+            first_timestamp_ms=index.first_timestamp_ms or index.max_timestamp_ms or None,
+            max_timestamp_ms=index.max_timestamp_ms or 0,
+        )
+        return _KnownFacts(segment=segment, facts=facts)
+
+
+def _sizes(segments: Iterable[Segment]) -> list[SegmentSize]:
+    return [SegmentSize(segment.base_offset, segment.size_bytes) for segment in segments]

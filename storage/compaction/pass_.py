@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over the sealed segments of one log: builds the key map, then writes each group anew.
+
+Theory
+    The owner describes the log in a `PassTask` (`owner`). A `CompactionPass` may work in any thread: it reads sealed segments,
+    which never change, and writes `.cleaned` files. After each group the owner swaps it (`swap`); only then the next one is
+    written, so that an older record is gone before a tombstone behind it may go.
+
+Laws
+    Where something older may be left, tombstones stay: from `hold_offset` on, which is the first damaged segment, the first
+    batch that could not be rewritten, or the end of the key map. `PassOutcome.map_offset` keeps that for the next pass, whose
+    key map begins there again.
+    A record of an aborted transaction replaces nothing and does not stay; the end of a transaction stays.
+    If the map cannot reach from there to the dirty part, it begins at the dirty part, so that a pass always gets on.
+
+Source: docs/storage.md section 6; Kafka, Cleaner.doClean.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from lograft.wire.checker import open_payload
+from lograft.wire.checksum import BytesLike
+from lograft.wire.errors import BatchTooLargeError
+from lograft.wire.header import BatchHeader
+
+from storage.env import Disk
+from storage.transactions import AbortedTransaction
+
+from .group_writer import CleanedGroup, GroupWriter
+from .key_map import KeyMap
+from .plan import SegmentFacts, first_damage, group_segments
+from .rewrite import Filled, GapFiller, memory_filler, rewrite_batch
+from .source import Pace, read_segment
+from .survivors import TombstoneRule, find_survivors, offsets_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTask:
+    """A log as it was when the pass began; a value, so that the thread shares nothing with the owner.
+
+    Attributes:
+        directory: directory of the log.
+        sealed: its sealed segments, ascending.
+        map_offset: below it no record is left that a newer one replaces (exclusive); at most `dirty_offset`.
+        dirty_offset: below it everything was compacted as far as possible (exclusive).
+        end_offset: end of the pass, exclusive; a segment's end.
+        aborted: transactions that ended without effect and have records in the range.
+        memory_offsets: base offsets of the batches in the idempotence windows of all producers.
+        now_ms: wall clock in milliseconds since 1970.
+        delete_retention_ms: how long a tombstone stays after everything older of its key is gone.
+        segment_bytes: most bytes of a group of several segments.
+        interval_bytes: index interval.
+        max_keys: most keys of the key map.
+    """
+
+    directory: str
+    sealed: tuple[SegmentFacts, ...]
+    map_offset: int
+    dirty_offset: int
+    end_offset: int
+    aborted: tuple[AbortedTransaction, ...]
+    memory_offsets: frozenset[int]
+    now_ms: int
+    delete_retention_ms: int
+    segment_bytes: int
+    interval_bytes: int
+    max_keys: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOutcome:
+    """What a pass did once all its groups were swapped.
+
+    Attributes:
+        map_offset: see `PassTask`; for the next pass.
+        dirty_offset: see `PassTask`; for the next pass.
+        next_horizon_ms: the earliest time at which a tombstone may go; None: none waits.
+        read_count: records read.
+        kept_count: records that stayed.
+    """
+
+    map_offset: int
+    dirty_offset: int
+    next_horizon_ms: int | None
+    read_count: int
+    kept_count: int
+
+
+class CompactionPass:
+    """One pass: `build`, then `clean` each of `groups`, then `outcome`.
+
+    Args:
+        disk: the disk of the log.
+        task: the log.
+        pace: waits as long as the rate limit asks for.
+    """
+
+    def __init__(self, disk: Disk, task: PassTask, pace: Pace) -> None:
+        self._disk = disk
+        self._task = task
+        self._pace = pace
+        self._hold_offset = task.map_offset
+        self._reached_offset = task.map_offset
+        self._next_horizon_ms: int | None = None
+        self._read_count = 0
+        self._kept_count = 0
+        self._key_map = KeyMap(task.max_keys, start_offset=task.map_offset)
+        # Of one producer they do not overlap, so that one search tells.
+        self._aborted: dict[int, list[AbortedTransaction]] = {}
+        for each in task.aborted:
+            self._aborted.setdefault(each.producer_id, []).append(each)
+
+    def build(self) -> None:
+        """Build the key map.
+
+        Raises:
+            CorruptLogError, BatchError: a batch is damaged, or of a format that this version does not know.
+            FileMissingError, DiskReadError, DiskAccessError, TooManyOpenFilesError: a segment cannot be read.
+        """
+        task = self._task
+        self._hold_offset = self._reached_offset = self._build_from(task.map_offset)
+        if task.map_offset < task.dirty_offset < task.end_offset and self._reached_offset <= task.dirty_offset:
+            self._hold_offset = task.map_offset
+            self._reached_offset = self._build_from(task.dirty_offset)
+        damage_offset = first_damage(task.sealed)
+        if damage_offset is not None:
+            self._hold_offset = min(self._hold_offset, damage_offset)
+
+    def _build_from(self, start_offset: int) -> int:
+        """Build the map from an offset on; return how far it knows (exclusive)."""
+        task = self._task
+        self._key_map = key_map = KeyMap(task.max_keys, start_offset=start_offset)
+        for segment in task.sealed:
+            if segment.end_offset <= start_offset or segment.base_offset >= task.end_offset or segment.is_damaged:
+                continue
+            for header, batch in read_segment(self._disk, task.directory, segment, self._pace):
+                if header.next_offset > start_offset and not self._add(key_map, header, batch):
+                    return key_map.end_offset
+        return max(start_offset, task.end_offset)
+
+    def _add(self, key_map: KeyMap, header: BatchHeader, batch: BytesLike) -> bool:
+        if header.is_filler or header.is_control or self._is_aborted(header):
+            return key_map.add((), (), next_offset=header.next_offset)
+        payload = open_payload(batch, header)
+        if payload.keys is None:
+            return key_map.add((), (), next_offset=header.next_offset)
+        return key_map.add(payload.keys.to_list(), offsets_of(header, payload), next_offset=header.next_offset)
+
+    def _is_aborted(self, header: BatchHeader) -> bool:
+        """Tell whether the records of a batch ended without effect: they replace nothing, and none of them stays."""
+        if not header.is_transactional or header.is_control:
+            return False
+        ended = self._aborted.get(header.producer_id, [])
+        slot = bisect_left(ended, header.base_offset, key=attrgetter("last_offset"))
+        return slot < len(ended) and ended[slot].first_offset <= header.base_offset
+
+    def groups(self) -> list[tuple[SegmentFacts, ...]]:
+        """Return the groups to clean, ascending."""
+        task = self._task
+        end_offset = min(self._reached_offset, task.end_offset)
+        return group_segments(task.sealed, end_offset=end_offset, segment_bytes=task.segment_bytes)
+
+    def clean(self, group: tuple[SegmentFacts, ...]) -> CleanedGroup | None:
+        """Write one group anew; None if nothing changes.
+
+        Raises:
+            DiskFullError, DiskFailedError: it cannot be written; nothing is left of it.
+            CorruptLogError, BatchError, FileMissingError, DiskReadError, DiskAccessError, TooManyOpenFilesError: as `build`.
+        """
+        task = self._task
+        writer = GroupWriter(self._disk, task.directory, group, interval_bytes=task.interval_bytes, pace=self._pace)
+        try:
+            gaps = GapFiller()
+            for segment in group:
+                for header, batch in read_segment(self._disk, task.directory, segment, self._pace):
+                    self._clean_batch(writer, gaps, header, batch)
+            _put_all(writer, (gaps.take(),))
+            return writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
+
+    def _clean_batch(self, writer: GroupWriter, gaps: GapFiller, header: BatchHeader, batch: BytesLike) -> None:
+        """Put into the writer what becomes of one batch."""
+        rewritten = batch if header.is_filler or header.is_control else self._rewrite(header, batch)
+        if rewritten is not None and not header.is_filler:
+            _put_all(writer, (gaps.take(),))
+            writer.put(rewritten, is_unchanged=rewritten is batch)
+        elif header.has_producer and header.base_offset in self._task.memory_offsets:
+            _put_all(writer, (gaps.take(),))
+            writer.put(batch if header.is_filler else memory_filler(header), is_unchanged=header.is_filler)
+        else:
+            _put_all(writer, (gaps.add(header),))
+
+    def _rewrite(self, header: BatchHeader, batch: BytesLike) -> BytesLike | None:
+        """Return what stays of a batch with records; None: nothing."""
+        task = self._task
+        if self._is_aborted(header):
+            self._read_count += header.record_count
+            return None
+        payload = open_payload(batch, header)
+        rule = TombstoneRule(now_ms=task.now_ms, retention_ms=task.delete_retention_ms, end_offset=self._hold_offset)
+        stays, horizon_ms = find_survivors(header, payload, self._key_map, rule)
+        self._read_count += header.record_count
+        if True not in stays:
+            return None
+        try:
+            rewritten = rewrite_batch(batch, header, payload, stays, delete_horizon_ms=horizon_ms)
+        except BatchTooLargeError:
+            # It stays as it is, and with it records that are older than what follows.
+            self._hold_offset = min(self._hold_offset, header.base_offset)
+            self._kept_count += header.record_count
+            return batch
+        self._kept_count += sum(stays)
+        if horizon_ms is not None and header.next_offset <= self._hold_offset:
+            known_ms = self._next_horizon_ms
+            self._next_horizon_ms = horizon_ms if known_ms is None else min(known_ms, horizon_ms)
+        return rewritten
+
+    def outcome(self) -> PassOutcome:
+        """Return what the log is like after all groups were swapped."""
+        task = self._task
+        # Of a map that ends below the dirty offset, nothing is known against what stands between the two.
+        knows_all = self._reached_offset >= task.dirty_offset
+        return PassOutcome(
+            map_offset=self._hold_offset if knows_all else min(task.map_offset, self._hold_offset),
+            dirty_offset=max(self._reached_offset, task.dirty_offset),
+            next_horizon_ms=self._next_horizon_ms,
+            read_count=self._read_count,
+            kept_count=self._kept_count,
+        )
+
+
+def _put_all(writer: GroupWriter, fillers: Iterable[Filled | None]) -> None:
+    for filled in fillers:
+        if filled is not None:
+            writer.put(filled.filler, is_unchanged=filled.is_unchanged)

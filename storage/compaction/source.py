@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the batches of a sealed segment, each checked by its CRC.
+
+Law: nothing is compacted on the word of bytes that were not verified: a damaged key would remove a good record, and damaged
+bytes would get a CRC that fits. The first bad batch ends the read with an error; the scrub, or a reader, quarantines it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from lograft.wire.checksum import crc32c
+from lograft.wire.header import CRC_START, BatchHeader, read_header
+from lograft.wire.limits import HEADER_BYTES
+
+from storage.env import Disk
+from storage.errors import CorruptLogError
+from storage.file_budget import disk_under
+from storage.names import LOG_SUFFIX, offset_file_name
+from storage.scan import header_fault
+
+from .plan import SegmentFacts
+
+READ_BYTES = 1024 * 1024
+"""Bytes read at once; a larger batch is read alone."""
+
+Pace = Callable[[int], None]
+"""Called with a number of bytes before they are read or written; waits as long as the rate limit asks for."""
+
+
+def log_path(directory: str, base_offset: int) -> str:
+    """Return the path of a segment's log file."""
+    return f"{directory}/{offset_file_name(base_offset, LOG_SUFFIX)}"
+
+
+def read_segment(
+    disk: Disk, directory: str, segment: SegmentFacts, pace: Pace
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Yield (header, bytes) of each batch of a segment without damage.
+
+    Raises:
+        CorruptLogError: what stands there is not the next batch.
+        FileMissingError: the segment was removed meanwhile.
+        DiskReadError, DiskAccessError, TooManyOpenFilesError: the disk.
+    """
+    path = log_path(directory, segment.base_offset)
+    # A descriptor that stays: opened again by its path, the file could be another one by then.
+    file = disk_under(disk).open_file(path)
+    try:
+        offset, position, wanted_bytes = segment.base_offset, 0, READ_BYTES
+        while position < segment.size_bytes:
+            size_bytes = min(wanted_bytes, segment.size_bytes - position)
+            pace(size_bytes)
+            view = memoryview(file.pread(size_bytes, position))
+            if len(view) < size_bytes:
+                raise _bad(path, offset, position, f"the file ends after {len(view)} more bytes")
+            at = 0
+            while len(view) - at >= HEADER_BYTES:
+                header = read_header(view, at)
+                room_bytes = segment.size_bytes - position - at
+                fault = header_fault(header, expected_offset=offset, room_bytes=room_bytes)
+                if fault is not None:
+                    raise _bad(path, offset, position + at, fault)
+                wanted_bytes = max(READ_BYTES, header.size_bytes)
+                if header.size_bytes > len(view) - at:
+                    break
+                batch = view[at : at + header.size_bytes]
+                if crc32c(batch[CRC_START:]) != header.crc:
+                    raise _bad(path, offset, position + at, "the CRC does not match")
+                yield header, batch
+                at += header.size_bytes
+                offset = header.next_offset
+            if at == 0 and size_bytes >= min(wanted_bytes, segment.size_bytes - position):
+                raise _bad(path, offset, position, f"{size_bytes} bytes are no batch")
+            position += at
+        if offset != segment.end_offset:
+            raise _bad(path, offset, position, f"the batches end here, the segment at offset {segment.end_offset}")
+    finally:
+        file.close()
+
+
+def _bad(path: str, offset: int, position: int, reason: str) -> CorruptLogError:
+    return CorruptLogError(path, f"offset {offset} at byte {position}: {reason}; not compacted before it is repaired")

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ends of a log's life as operations: clean close, unclean close, crash of every kind, power failure inside a call."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import partial
+
+from storage.errors import DiskFailedError
+from storage.testing.log_model import LogModel
+from storage.testing.log_operations import OPERATIONS
+from storage.testing.log_world import Operation, World, attempt
+from storage.testing.sim_tree import Crash
+
+CALLS_MAX = 14
+"""A power failure inside an operation comes before one of so many calls of the disk."""
+
+
+def draw_recovery_crashes(rng: random.Random) -> tuple[Crash, ...]:
+    """Return crashes for inside the recovery: none, most of the time."""
+    return tuple(rng.choice(list(Crash)) for _ in range(rng.choice((0, 0, 0, 1, 2))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseAndOpen(Operation):
+    """The log is closed, cleanly or not, and opened again by the same process."""
+
+    weight = 3
+    clean: bool
+
+    @classmethod
+    def is_possible(cls, world: World) -> bool:
+        """See `Operation`: a clean close needs the flush group back."""
+        return world.is_writable and world.work is None
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> CloseAndOpen:
+        """See `Operation`."""
+        return cls(clean=rng.randrange(3) > 0)
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        outcome = attempt(partial(world.log.close, clean=self.clean))
+        assert outcome is not DiskFailedError, "no fault was injected"
+        return outcome
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+        assert outcome is None, f"close answers {outcome}"
+        if self.clean:
+            model.flushed_offset = model.end_offset
+
+    def after(self, world: World, rng: random.Random) -> None:
+        """Open it."""
+        world.recover(everything_kept=True, clean=self.clean)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrashNow(Operation):
+    """The power fails (or the process is killed) between two calls."""
+
+    weight = 3
+    how: Crash
+    inside_recovery: tuple[Crash, ...] = ()
+
+    @classmethod
+    def is_possible(cls, world: World) -> bool:
+        """See `Operation`."""
+        return True
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> CrashNow:
+        """See `Operation`."""
+        return cls(how=rng.choice(list(Crash)), inside_recovery=draw_recovery_crashes(rng))
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`: nothing is called."""
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`: what is left is known after the open."""
+
+    def after(self, world: World, rng: random.Random) -> None:
+        """Crash, and open."""
+        world.crash(self.how, rng, inside_recovery=self.inside_recovery)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrashInside(Operation):
+    """The power fails inside another operation, before one of its calls of the disk."""
+
+    weight = 5
+    operation: Operation
+    before_call: int
+    how: Crash
+
+    @classmethod
+    def is_possible(cls, world: World) -> bool:
+        """See `Operation`."""
+        return world.is_writable
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> CrashInside:
+        """See `Operation`."""
+        possible = [each for each in (*OPERATIONS, CloseAndOpen) if each.is_possible(world)]
+        operation = rng.choice(possible).draw(world, rng)
+        return cls(operation=operation, before_call=rng.randrange(CALLS_MAX), how=rng.choice(list(Crash)))
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`: nothing is called before `after`."""
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+
+    def after(self, world: World, rng: random.Random) -> None:
+        """Do the operation, and crash in it."""
+        world.perform_with_power_failure(self.operation, rng, before_call=self.before_call, how=self.how)
+
+
+EVERYTHING: tuple[type[Operation], ...] = (*OPERATIONS, CloseAndOpen, CrashNow, CrashInside)
+"""All operations and all faults: what the model test draws from."""

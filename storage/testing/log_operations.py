@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the model test does to a log, apart from crashes (`log_faults`): one small object each.
+
+A new feature of the log (retention, compaction, seals) is proven by one more class here: `draw` its arguments, `announce` to the
+model what a power failure inside it may leave, `apply_to_log`, `apply_to_model`, and a place in `OPERATIONS`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import partial
+
+from lograft.wire.batch import read_batches
+
+from storage.errors import DiskFailedError, DiskFullError
+from storage.log import LogRead
+from storage.testing.log_appends import Append, AppendAsFollower, AppendToFullDisk, draw_epoch
+from storage.testing.log_model import LogModel
+from storage.testing.log_world import Operation, World, attempt
+from storage.testing.sim_disk import Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginFlush(Operation):
+    """The first half of a flush: collect what is dirty."""
+
+    weight = 6
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> BeginFlush:
+        """See `Operation`."""
+        return cls()
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        begun = world.log.begin_flush()
+        if begun is not None:
+            world.work = begun
+        return begun is not None
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+        is_due = model.flush_target is None and model.flushed_offset < model.end_offset
+        assert outcome == is_due, f"begin_flush begins one: {outcome}, but it is due: {is_due}"
+        if outcome:
+            model.flush_target = model.end_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFlush(Operation):
+    """What another thread does for a flush; now and then the device fails, or has no space for the checkpoint."""
+
+    weight = 6
+    refused: tuple[str, str, Refusal] | None = None
+
+    @classmethod
+    def is_possible(cls, world: World) -> bool:
+        """See `Operation`."""
+        return world.work is not None and not world.work.is_done and world.work.error is None
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> RunFlush:
+        """See `Operation`."""
+        match rng.randrange(14):
+            case 0:
+                return cls(refused=("sync", ".log", Refusal.IO_ERROR))
+            case 1:
+                return cls(refused=("sync_directory", "", Refusal.IO_ERROR))
+            case 2 | 3:
+                return cls(refused=("create_file", "leader-epoch", Refusal.FULL))
+            case _:
+                return cls()
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        assert world.work is not None, "no group is in flight"
+        if self.refused is not None:
+            world.disk.refuse(*self.refused)
+        outcome = attempt(world.work.run)
+        world.disk.forgive()
+        return outcome
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`; nothing is claimed yet."""
+        if self.refused is None:
+            assert outcome is None, f"the group fails with {outcome}"
+        else:
+            assert outcome in (None, DiskFailedError, DiskFullError), f"the group answers {outcome}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndFlush(Operation):
+    """The second half of a flush: what the group covers is flushed now, unless it failed or was cut meanwhile."""
+
+    weight = 8
+
+    @classmethod
+    def is_possible(cls, world: World) -> bool:
+        """See `Operation`."""
+        return world.work is not None and (world.work.is_done or world.work.error is not None)
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> EndFlush:
+        """See `Operation`."""
+        return cls()
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        work = world.work
+        assert work is not None, "no group is in flight"
+        failure = None if work.error is None else type(work.error)
+        outcome = attempt(partial(world.log.end_flush, work))
+        world.work = None
+        assert failure is None or outcome is failure, f"a group that failed with {failure} is answered with {outcome}"
+        return outcome
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+        target, model.flush_target = model.flush_target, None
+        assert target is not None, "no group is in flight"
+        if outcome is DiskFailedError or outcome is DiskFullError:
+            return
+        model.flushed_offset = max(model.flushed_offset, target)
+        assert outcome == model.flushed_offset, f"end_flush answers {outcome}, not {model.flushed_offset}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncateSuffix(Operation):
+    """The tail is dropped, also with a flush in flight, also below what was flushed."""
+
+    weight = 3
+    to_offset: int
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> TruncateSuffix:
+        """See `Operation`; most cuts are near the end."""
+        end = world.model.end_offset
+        lowest = world.model.start_offset if rng.randrange(4) == 0 else max(world.model.start_offset, end - 12)
+        return cls(to_offset=rng.randint(lowest, end + 1))
+
+    def announce(self, model: LogModel) -> None:
+        """See `Operation`."""
+        if self.to_offset < model.end_offset:
+            model.announce_truncation(self.to_offset)
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        return attempt(partial(world.log.truncate_suffix, self.to_offset))
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+        if model.truncating_to is not None:
+            model.truncate()
+        assert outcome == model.end_offset, f"the log ends at {outcome}, not at {model.end_offset}"
+
+    def after(self, world: World, rng: random.Random) -> None:
+        """Nothing of the tail is left in any look-up."""
+        world.check_in_depth()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read(Operation):
+    """A read by offset: whole batches, from the one asked for, byte for byte."""
+
+    weight = 6
+    offset: int
+    max_bytes: int
+    end_offset: int
+
+    @classmethod
+    def is_possible(cls, world: World) -> bool:
+        """See `Operation`: a failed disk is still read."""
+        return True
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> Read:
+        """See `Operation`."""
+        model = world.model
+        return cls(
+            offset=rng.randint(model.start_offset, model.end_offset),
+            max_bytes=rng.choice((1, 100, 700, 10_000)),
+            end_offset=rng.choice((model.end_offset, model.flushed_offset, rng.randint(0, model.end_offset + 1))),
+        )
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        return world.log.read(self.offset, self.max_bytes, end_offset=self.end_offset)
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`; where a segment ends is the log's business."""
+        assert isinstance(outcome, LogRead), f"{outcome}"
+        expected = model.readable_from(self.offset, end_offset=self.end_offset)
+        if not outcome.data:
+            assert not expected, f"nothing is read at {self.offset}, but {expected[0].header} stands there"
+            return
+        got = list(read_batches(outcome.data))
+        assert outcome.data == b"".join(batch.data for batch in expected[: len(got)]), "other bytes"
+        assert outcome.next_offset == got[-1].next_offset, f"a read goes on at {outcome.next_offset}"
+        assert len(got) == 1 or len(outcome.data) <= self.max_bytes, f"{len(outcome.data)} bytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindTimestamp(Operation):
+    """A look-up by time."""
+
+    weight = 4
+    timestamp_ms: int
+    end_offset: int
+
+    @classmethod
+    def is_possible(cls, world: World) -> bool:
+        """See `Operation`: a failed disk is still read."""
+        return True
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> FindTimestamp:
+        """See `Operation`."""
+        end = world.model.end_offset
+        return cls(timestamp_ms=rng.randint(0, 1_500 + 10 * end), end_offset=rng.choice((end, rng.randint(0, end))))
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        return world.log.find_timestamp(self.timestamp_ms, end_offset=self.end_offset)
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+        expected = model.find_timestamp(self.timestamp_ms, end_offset=self.end_offset)
+        assert outcome == expected, f"found {outcome}, not {expected}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignEpoch(Operation):
+    """A leader epoch begins at the log end, before it has a record."""
+
+    weight = 1
+    leader_epoch: int
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> AssignEpoch:
+        """See `Operation`."""
+        return cls(leader_epoch=draw_epoch(world.model, rng))
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        return world.log.assign_epoch(self.leader_epoch)
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+        if self.leader_epoch != model.last_epoch:
+            model.empty_epoch = self.leader_epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckInDepth(Operation):
+    """Everything is compared."""
+
+    weight = 1
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> CheckInDepth:
+        """See `Operation`."""
+        return cls()
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        world.check_in_depth()
+        return None
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+
+
+OPERATIONS: tuple[type[Operation], ...] = (
+    Append,
+    AppendToFullDisk,
+    AppendAsFollower,
+    BeginFlush,
+    RunFlush,
+    EndFlush,
+    TruncateSuffix,
+    Read,
+    FindTimestamp,
+    AssignEpoch,
+    CheckInDepth,
+)
+"""All operations; a new one is added here."""

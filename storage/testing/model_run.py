@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The long run of the model test: `python -m storage.testing.model_run --runs 2000 --steps 200`.
+
+Each run is named by its seed; a failing one prints its last operations and the line that replays it. The short form, with
+shrinking, is `storage/tests/test_log_model.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from storage.testing.log_faults import EVERYTHING
+from storage.testing.log_world import Operation, World
+
+RUNS = 2_000
+STEPS = 200
+STEPS_SHOWN = 12
+"""Operations printed before a failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A run that broke a law.
+
+    Attributes:
+        seed: names the run.
+        step: the operation that failed, from 0; -1: creating the log.
+        error: what it said.
+        last_operations: the operations up to it.
+    """
+
+    seed: int
+    step: int
+    error: BaseException
+    last_operations: tuple[Operation, ...]
+
+    def __str__(self) -> str:
+        shown = "\n".join(f"  {operation}" for operation in self.last_operations)
+        return f"seed {self.seed}, step {self.step}: {type(self.error).__name__}: {self.error}\n{shown}"
+
+
+def run_one(seed: int, steps: int) -> Failure | None:
+    """Do so many drawn operations on a new log; return what failed."""
+    rng = random.Random(seed)
+    last_operations: deque[Operation] = deque(maxlen=STEPS_SHOWN)
+    step = -1
+    try:
+        world = World.drawn(rng)
+        while step + 1 < steps:
+            step += 1
+            possible = [each for each in EVERYTHING if each.is_possible(world)]
+            (kind,) = rng.choices(possible, weights=[each.weight for each in possible])
+            operation = kind.draw(world, rng)
+            last_operations.append(operation)
+            world.now_ms += rng.randrange(50)
+            world.perform(operation, rng)
+    except Exception as error:
+        return Failure(seed=seed, step=step, error=error, last_operations=tuple(last_operations))
+    return None
+
+
+def run_many(*, first_seed: int, runs: int, steps: int) -> Failure | None:
+    """Do runs with seeds one after the other until one fails."""
+    for seed in range(first_seed, first_seed + runs):
+        failure = run_one(seed, steps)
+        if failure is not None:
+            return failure
+    return None
+
+
+def main() -> int:
+    """Run and print; 1 if a law was broken."""
+    parser = argparse.ArgumentParser(description="random operations and crashes on a log beside its model")
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0, help="first seed; with --runs 1 it replays one run")
+    arguments = parser.parse_args()
+    started_s = time.monotonic()
+    failure = run_many(first_seed=arguments.seed, runs=arguments.runs, steps=arguments.steps)
+    seconds = time.monotonic() - started_s
+    verdict = "clean" if failure is None else f"FAILED\n{failure}"
+    sys.stdout.write(f"model: {arguments.runs} runs x {arguments.steps} steps, {seconds:.1f} s: {verdict}\n")
+    if failure is not None:
+        replay = f"--runs 1 --steps {arguments.steps} --seed {failure.seed}"
+        sys.stdout.write(f"replay: python -m storage.testing.model_run {replay}\n")
+    return int(failure is not None)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

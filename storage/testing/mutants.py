@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines with one decision wrong: the proofs must find each of them, else they prove nothing.
+
+A mutant replaces attributes of the engine (or of the simulated device, for a promise of the device that the engine could break)
+while `applied` is entered. Two finders stand here, the model and the crash points; the third one, the corruption run, works on
+real directories and is `integration_tests.storage_faults.corrupt`.
+Source: docs/storage.md section 9.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from lograft.wire.checksum import crc32c
+
+import storage.flush
+import storage.offset_index
+import storage.producer_snapshots
+import storage.recovery
+import storage.recovery_walk
+import storage.scan
+import storage.time_index
+import storage.truncation
+from storage.epochs import LeaderEpochs
+from storage.errors import DiskFailedError
+from storage.flush import FlushWork
+from storage.flush_state import FlushState
+from storage.producer_snapshots import ProducerSnapshots
+from storage.producers import ProducerWindows
+from storage.reader import LogReader
+from storage.recovery_point import RecoveryPointFile
+from storage.recovery_walk import UncleanWalk
+from storage.testing import crash_points, model_run
+from storage.testing.log_world import World
+from storage.testing.sim_disk import SimFile
+
+MODEL_RUNS = 60
+MODEL_STEPS = 100
+FAR_OFFSET = 2**62
+
+
+class Finder(Enum):
+    """What finds a mutant."""
+
+    MODEL = "model"
+    CRASH_POINTS = "crash points"
+    CORRUPTION = "corruption"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One wrong decision.
+
+    Attributes:
+        name: where: what.
+        finder: the proof that finds it.
+        patches: (owner, attribute, replacement) of each.
+        scenario: the scenario that finds it, for crash points.
+    """
+
+    name: str
+    finder: Finder
+    patches: tuple[tuple[object, str, object], ...]
+    scenario: Callable[[World], None] | None = None
+
+
+class _Matching(int):
+    """A checksum that every other one equals."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _crc_of_anything(data: Any) -> int:
+    return _Matching(crc32c(data))
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """Stand for a step that somebody forgot."""
+
+
+def _no(*args: object, **kwargs: object) -> bool:
+    return False
+
+
+def _claim(work: FlushWork) -> None:
+    work.is_done = True
+
+
+_run, _sync = FlushWork.run, SimFile.sync
+_failed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _run_again(work: FlushWork) -> None:
+    try:
+        _run(work)
+    except DiskFailedError:
+        work.error = None
+        _run(work)
+
+
+def _sync_of_a_kernel(file: Any) -> None:
+    """As Linux does: after a sync that failed the pages are clean, and the next one succeeds without them."""
+    if file._inode in _failed:
+        return
+    try:
+        _sync(file)
+    except DiskFailedError:
+        _failed.add(file._inode)
+        file._disk._boot.failure = None
+        raise
+
+
+def _sync_unless_cut(file: Any) -> None:
+    versions = [file._inode.durable, *file._inode.versions]
+    if len(versions) == 1 or len(versions[-1]) >= len(versions[-2]):
+        _sync(file)
+
+
+_note_truncation = FlushState.note_truncation
+
+
+def _forget_the_flush(state: Any, *args: Any) -> None:
+    _note_truncation(state, *args)
+    state._cap = None
+
+
+_settle = UncleanWalk.settle
+
+
+def _settle_without_sync(walk: Any, **arguments: Any) -> None:
+    walk._verify_from = FAR_OFFSET
+    _settle(walk, **arguments)
+
+
+_replace_file = storage.flush.replace_file
+
+
+def _replace_without_sync(disk: Any, path: str, content: bytes) -> None:
+    _replace_file(disk, path, content, durable=False)
+
+
+_decode_offsets: Any = storage.offset_index.OffsetIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
+_decode_times: Any = storage.time_index.TimeIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
+_COVERED = slice(-24, -4)
+"""What an offset index covers, in its footer; a time index has its covered bytes elsewhere."""
+
+
+def _decode_stale_offsets(cls: Any, data: bytes, *, base_offset: int, log_bytes: int, end_offset: int) -> Any:
+    covered = data[_COVERED]
+    return _decode_offsets(
+        cls,
+        data,
+        base_offset=base_offset,
+        log_bytes=int.from_bytes(covered[:8], "big"),
+        end_offset=int.from_bytes(covered[8:16], "big"),
+    )
+
+
+def _trust_read(reader: object, segment: Any, start: Any, data: bytes) -> Any:
+    """Say that all of a chunk is good."""
+    position, offset = 0, start.offset
+    while position < len(data):
+        header = storage.scan.read_header(data, position)
+        position += header.size_bytes
+        offset = header.next_offset
+    return type(start)(offset, start.position + len(data))
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        name="flush: acknowledged before anything is synced",
+        finder=Finder.MODEL,
+        patches=((FlushWork, "run", _claim),),
+    ),
+    Mutant(
+        name="flush: a failed fsync is tried again",
+        finder=Finder.MODEL,
+        patches=((FlushWork, "run", _run_again), (SimFile, "sync", _sync_of_a_kernel)),
+    ),
+    Mutant(
+        name="flush: a truncation meanwhile is forgotten",
+        finder=Finder.MODEL,
+        patches=((FlushState, "note_truncation", _forget_the_flush),),
+    ),
+    Mutant(
+        name="flush: data files are not synced",
+        finder=Finder.CRASH_POINTS,
+        patches=((SimFile, "sync", _nothing),),
+        scenario=crash_points.appends_and_flushes,
+    ),
+    Mutant(
+        name="flush: the epoch checkpoint is replaced without a sync",
+        finder=Finder.CRASH_POINTS,
+        patches=((storage.flush, "replace_file", _replace_without_sync),),
+        scenario=crash_points.rolls_without_flush,
+    ),
+    Mutant(
+        name="roll: the directory is not synced",
+        finder=Finder.CRASH_POINTS,
+        patches=((FlushState, "note_new_file", _nothing),),
+        scenario=crash_points.appends_and_flushes,
+    ),
+    Mutant(
+        name="append: a sequence is taken twice",
+        finder=Finder.MODEL,
+        patches=((ProducerWindows, "check", _nothing),),
+    ),
+    Mutant(
+        name="truncate: the recovery point is not lowered before",
+        finder=Finder.CRASH_POINTS,
+        patches=((RecoveryPointFile, "write_synced", RecoveryPointFile.write),),
+        scenario=crash_points.truncations,
+    ),
+    Mutant(
+        name="truncate: later segments are not removed",
+        finder=Finder.CRASH_POINTS,
+        patches=((storage.truncation, "remove_if_exists", _no),),
+        scenario=crash_points.truncations,
+    ),
+    Mutant(
+        name="truncate: the cut is not synced",
+        finder=Finder.MODEL,
+        patches=((SimFile, "sync", _sync_unless_cut),),
+    ),
+    Mutant(
+        name="truncate: epochs of the tail are kept",
+        finder=Finder.MODEL,
+        patches=((LeaderEpochs, "truncate_suffix", _no),),
+    ),
+    Mutant(
+        name="truncate: idempotence windows of the tail are kept",
+        finder=Finder.MODEL,
+        patches=((ProducerWindows, "has_batch_from", _no),),
+    ),
+    Mutant(
+        name="recovery: an epoch is dropped",
+        finder=Finder.MODEL,
+        patches=((storage.recovery, "note_epoch", _nothing),),
+    ),
+    Mutant(
+        name="recovery: what was read is not synced",
+        finder=Finder.CRASH_POINTS,
+        patches=((UncleanWalk, "settle", _settle_without_sync),),
+        scenario=crash_points.appends_and_flushes,
+    ),
+    Mutant(
+        name="recovery: a torn middle is called damage",
+        finder=Finder.CRASH_POINTS,
+        patches=((storage.recovery_walk, "shows_unwritten_sector", _no),),
+        scenario=crash_points.large_batches,
+    ),
+    Mutant(
+        name="recovery: a torn batch is taken, its CRC is not checked",
+        finder=Finder.CRASH_POINTS,
+        patches=((storage.scan, "crc32c", _crc_of_anything),),
+        scenario=crash_points.large_batches,
+    ),
+    Mutant(
+        name="recovery: snapshots beyond the end are kept",
+        finder=Finder.CRASH_POINTS,
+        patches=((ProducerSnapshots, "remove_above", _no),),
+        scenario=crash_points.rolls_without_flush,
+    ),
+    Mutant(
+        name="recovery: the log is cut at a bad CRC in its middle",
+        finder=Finder.CORRUPTION,
+        patches=((UncleanWalk, "_judge", _no),),
+    ),
+    Mutant(
+        name="index: a stale one is trusted",
+        finder=Finder.CORRUPTION,
+        patches=((storage.offset_index.OffsetIndex, "decode", classmethod(_decode_stale_offsets)),),
+    ),
+    Mutant(
+        name="index: its CRC is not checked",
+        finder=Finder.CORRUPTION,
+        patches=(
+            (storage.offset_index, "crc32c", _crc_of_anything),
+            (storage.time_index, "crc32c", _crc_of_anything),
+        ),
+    ),
+    Mutant(
+        name="snapshot: its CRC is not checked",
+        finder=Finder.CORRUPTION,
+        patches=((storage.producer_snapshots, "crc32c", _crc_of_anything),),
+    ),
+    Mutant(
+        name="read: the first one is not checked",
+        finder=Finder.CORRUPTION,
+        patches=((LogReader, "_verify", _trust_read),),
+    ),
+)
+"""All mutants; a new decision of the engine brings one."""
+
+
+@contextmanager
+def applied(mutant: Mutant) -> Generator[None]:
+    """Make the engine wrong, and right again."""
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in mutant.patches]
+    try:
+        for owner, name, replacement in mutant.patches:
+            setattr(owner, name, replacement)
+        yield
+    finally:
+        for owner, name, original in before:
+            setattr(owner, name, original)
+
+
+def find(mutant: Mutant) -> str | None:
+    """Let the mutant's finder look for it (model and crash points); return what it says, None if it finds nothing."""
+    with applied(mutant):
+        if mutant.finder is Finder.MODEL:
+            failure = model_run.run_many(first_seed=0, runs=MODEL_RUNS, steps=MODEL_STEPS)
+            return None if failure is None else str(failure)
+        assert mutant.scenario is not None, f"{mutant.name} is found by another run"
+        try:
+            crash_points.crash_everywhere(mutant.scenario, crash_points.SCENARIOS[mutant.scenario])
+        except crash_points.IllegalLogError as error:
+            return str(error)
+        return None

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compaction of a log with transactions: aborted records count for nothing, open ones are waited for, ends stay."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+from lograft.wire.batch import encode_batch, read_header
+from lograft.wire.checksum import crc32c
+from lograft.wire.header import ABORT_BIT, CONTROL_BIT, TRANSACTIONAL_BIT
+
+from storage.log import PartitionLog
+from storage.testing.builders import open_log, read_all
+from storage.testing.sim_disk import Crash, SimDisk
+from storage.tests.compaction.support import COMPACT, LOG, Pair, compact, pairs, put, roll
+
+
+def append_with(log: PartitionLog, batch: bytearray, bits: int) -> int:
+    """Append a batch with attribute bits set."""
+    (attributes,) = struct.unpack_from(">h", batch, 21)
+    struct.pack_into(">h", batch, 21, attributes | TRANSACTIONAL_BIT | bits)
+    struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
+    return log.append_as_leader(batch, read_header(batch), leader_epoch=0, now_ms=1).base_offset
+
+
+def send(log: PartitionLog, producer_id: int, sequence: int, some: list[Pair]) -> int:
+    """Append records inside a transaction."""
+    batch = encode_batch(
+        [value for _, value in some],
+        keys=[key for key, _ in some],
+        timestamps_ms=10,
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=sequence,
+    )
+    return append_with(log, batch, 0)
+
+
+def end(log: PartitionLog, producer_id: int, *, abort: bool) -> int:
+    """Append the end of a transaction."""
+    batch = encode_batch([b"end"], timestamps_ms=10, producer_id=producer_id, producer_epoch=0, base_sequence=-1)
+    return append_with(log, batch, CONTROL_BIT | (ABORT_BIT if abort else 0))
+
+
+def new_log(disk: SimDisk) -> PartitionLog:
+    disk.make_directory("/data")
+    return open_log(disk, LOG, COMPACT).log
+
+
+def records_of_users(log: PartitionLog) -> dict[int, Pair]:
+    """Everything but the ends of transactions."""
+    ends = {batch.base_offset for batch in read_all(log) if batch.header.is_control}
+    return {offset: pair for offset, pair in pairs(log).items() if offset not in ends}
+
+
+def test_an_aborted_record_replaces_nothing_and_goes() -> None:
+    """The committed value before it stays, its own space is given back, and the same holds after a restart."""
+    disk = SimDisk()
+    log = new_log(disk)
+    put(log, [(b"k", b"committed"), (b"other", b"x")])
+    send(log, 1, 0, [(b"k", b"aborted"), (b"k", None)])
+    send(log, 2, 0, [(b"other", b"newer")])
+    end(log, 1, abort=True)
+    end(log, 2, abort=False)
+    send(log, 1, 2, [(b"later", b"1")])
+    end(log, 1, abort=False)
+    roll(log)
+    compact(log)
+    expected = {0: (b"k", b"committed"), 4: (b"other", b"newer"), 7: (b"later", b"1")}
+    assert records_of_users(log) == expected
+    assert [batch.base_offset for batch in read_all(log) if batch.header.is_control] == [5, 6, 8]
+    put(log, [(b"k", b"again")])
+    roll(log)
+    compact(log)
+    del expected[0]
+    expected[9] = (b"k", b"again")
+    assert records_of_users(log) == expected
+    log.close(clean=False)
+    disk.crash(Crash.KEEP_ALL, random.Random(0))
+    for name in disk.list_directory(LOG):
+        if name.endswith(".snapshot"):
+            disk.remove(f"{LOG}/{name}")
+    log = open_log(disk, LOG, COMPACT).log
+    assert records_of_users(log) == expected
+    duplicate = encode_batch([b"", b""], producer_id=1, producer_epoch=0, base_sequence=0)
+    assert log.append_as_leader(duplicate, read_header(duplicate), leader_epoch=0, now_ms=0).duplicate
+
+
+def test_an_open_transaction_is_waited_for() -> None:
+    """What may still be aborted must not replace anything; nothing from its first record on is touched."""
+    log = new_log(SimDisk())
+    for number in range(12):
+        put(log, [(b"k", b"%d" % number)])
+    first = send(log, 1, 0, [(b"k", b"open")])
+    roll(log)
+    put(log, [(b"x", b"active")])
+    log.flush()
+    assert log.compaction.facts(log.log_end_offset).stable_end_offset == first
+    compact(log)
+    left = [value for key, value in pairs(log).values() if key == b"k"]
+    assert left[-1] == b"open"
+    assert b"11" in left
+    end(log, 1, abort=True)
+    roll(log)
+    compact(log)
+    assert records_of_users(log) == {11: (b"k", b"11"), 13: (b"x", b"active")}

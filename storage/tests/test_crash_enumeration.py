@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every recorded call of the disk, cut there in every way, against the model: the quick form of `make crash`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from storage.testing.crash_points import (
+    SCENARIOS,
+    CrashPoint,
+    crash_and_check,
+    crash_everywhere,
+    record,
+    recovery_points,
+)
+from storage.testing.log_world import World
+from storage.testing.sim_tree import Crash
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_every_crash_point_is_legal(scenario: Callable[[World], None]) -> None:
+    """All lost, all kept, torn at sectors, a prefix: before every call of the scenario and after its end."""
+    enumerated = crash_everywhere(scenario, SCENARIOS[scenario], seeds=1)
+    assert enumerated.crashes == 4 * enumerated.points.total() > 100
+
+
+@pytest.mark.parametrize("how", Crash, ids=lambda how: how.name)
+def test_recovery_is_crashed_too(how: Crash) -> None:
+    """The recovery of a torn log is cut before each of its calls, and the log is legal all the same."""
+    scenario, settings = list(SCENARIOS.items())[2]
+    point = record(scenario, settings)[-1]
+    points = recovery_points(point, Crash.TEAR, settings, seed="3")
+    assert len(points) > 5
+    for number, again in enumerate(points):
+        promised_only = _without_unflushed(again)
+        crash_and_check(promised_only, how, settings, seed=str(number))
+
+
+def _without_unflushed(point: CrashPoint) -> CrashPoint:
+    """A torn log may have lost what was not flushed, whatever comes after."""
+    model = point.model.copy()
+    flushed = [batch for batch in model.batches if batch.header.next_offset <= model.flushed_offset]
+    model.announced = [*model.batches[len(flushed) :], *model.announced]
+    model.batches = flushed
+    return CrashPoint(operation=point.operation, call=point.call, disk=point.disk, model=model)
+
+
+def test_points_know_their_operation() -> None:
+    """What is counted: creating, appending, rolling, flushing, truncating, closing, recovering."""
+    operations = {point.operation for scenario in SCENARIOS for point in record(scenario, SCENARIOS[scenario])}
+    expected = {
+        "create",
+        "Append",
+        "AppendAsFollower",
+        "roll",
+        "RunFlush",
+        "EndFlush",
+        "TruncateSuffix",
+        "CloseAndOpen",
+    }
+    assert operations >= expected | {"recovery"}
+
+
+def test_crash_of_a_copy_leaves_the_point_alone() -> None:
+    """Each crash works on its own copy: the same point can be crashed again in another way."""
+    scenario, settings = next(iter(SCENARIOS.items()))
+    point = record(scenario, settings)[-1]
+    end_offset = point.model.end_offset
+    crash_and_check(point, Crash.LOSE_ALL, settings, seed="0")
+    assert point.model.end_offset == end_offset
+    kept = crash_and_check(point, Crash.KEEP_ALL, settings, seed=str(random.Random(0).random()))
+    assert kept.model.end_offset > end_offset

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group commit over many logs: one sync of the file system when many wait, file by file when few do."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from storage.env import Disk
+from storage.env_posix import PosixDisk
+from storage.errors import DiskFailedError, DiskFullError
+from storage.flush import FlushWork
+from storage.flusher import GROUP_MIN, GroupFlusher, run_groups
+from storage.log import PartitionLog
+from storage.testing.builders import append, open_log, read_values
+from storage.testing.sim_disk import Crash, Refusal, SimDisk
+
+
+def make_logs(count: int) -> tuple[SimDisk, list[PartitionLog]]:
+    """Logs with one flushed batch (so that their leader epoch is saved) and one that is not."""
+    disk = SimDisk()
+    disk.make_directory("/data")
+    disk.sync_directory("/")
+    logs = fill_logs(disk, "/data", count)
+    disk.calls.clear()
+    return disk, logs
+
+
+def fill_logs(disk: Disk, directory: str, count: int) -> list[PartitionLog]:
+    """See `make_logs`; on any disk."""
+    logs = [open_log(disk, f"{directory}/{number}").log for number in range(count)]
+    for log in logs:
+        append(log, [b"old"])
+        log.flush()
+        append(log, [b"new"])
+    return logs
+
+
+def run(logs: list[PartitionLog]) -> list[tuple[FlushWork, BaseException | None]]:
+    """Flush logs as one thread of the flusher does."""
+    works = [log.begin_flush() for log in logs]
+    done = run_groups([(work, lambda work, error: None) for work in works if work is not None])
+    return [(work, error) for work, _, error in done]
+
+
+def synced(disk: SimDisk) -> list[str]:
+    """The sync operations so far."""
+    return [call.operation for call in disk.calls if call.operation.startswith("sync")]
+
+
+def test_many_groups_are_synced_at_once_and_survive_a_crash() -> None:
+    """One call covers the batches of all logs: after it each may claim them, and a power failure takes none."""
+    disk, logs = make_logs(GROUP_MIN)
+    for log, (work, error) in zip(logs, run(logs), strict=True):
+        assert error is None
+        assert log.end_flush(work) == log.log_end_offset == 2
+    assert synced(disk).count("sync_filesystem") == 1
+    assert "sync" not in synced(disk)
+    survivor = disk.fork()
+    survivor.crash(Crash.LOSE_ALL, random.Random(1))
+    for number in range(GROUP_MIN):
+        assert read_values(open_log(survivor, f"/data/{number}").log) == [b"old", b"new"]
+
+
+def test_few_groups_are_synced_file_by_file() -> None:
+    """Others' dirty data on the same file system is left alone while that is cheaper."""
+    disk, logs = make_logs(GROUP_MIN - 1)
+    assert all(error is None for _, error in run(logs))
+    assert "sync_filesystem" not in synced(disk)
+    assert synced(disk).count("sync") == GROUP_MIN - 1
+
+
+def test_new_leader_epochs_of_many_logs_cost_one_sync_more() -> None:
+    """The checkpoints are written, synced, put in place and synced: two calls for all of them, and nothing is lost."""
+    disk, logs = make_logs(GROUP_MIN)
+    for log in logs[3:9]:
+        append(log, [b"newer"], leader_epoch=5)
+    disk.calls.clear()
+    for log, (work, error) in zip(logs, run(logs), strict=True):
+        assert error is None
+        log.end_flush(work)
+    assert synced(disk) == ["sync_filesystem", "sync_filesystem"]
+    survivor = disk.fork()
+    survivor.crash(Crash.LOSE_ALL, random.Random(1))
+    reopened = open_log(survivor, "/data/3").log
+    assert reopened.last_epoch == 5
+    assert read_values(reopened) == [b"old", b"new", b"newer"]
+
+
+def test_a_checkpoint_that_finds_no_space_holds_back_its_own_log_only() -> None:
+    """Nothing is claimed for that log, its next group tries again; the others are done."""
+    disk, logs = make_logs(GROUP_MIN)
+    append(logs[3], [b"newer"], leader_epoch=5)
+    disk.refuse("append", "/data/3/leader-epoch", Refusal.FULL)
+    for log, (work, error) in zip(logs, run(logs), strict=True):
+        if log is not logs[3]:
+            assert error is None
+            assert log.end_flush(work) == 2
+            continue
+        assert isinstance(error, DiskFullError)
+        with pytest.raises(DiskFullError):
+            log.end_flush(work)
+        assert log.flushed_offset == 1
+    assert logs[3].flush() == 3
+
+
+@pytest.mark.parametrize("how", Crash)
+def test_a_crash_at_any_step_of_a_shared_sync_leaves_legal_logs(how: Crash) -> None:
+    """What was acknowledged before is there, epochs never contradict the records, and every log opens again."""
+    disk, logs = make_logs(GROUP_MIN)
+    for log in logs:
+        append(log, [b"newer"], leader_epoch=5)
+    forks: list[SimDisk] = []
+    disk.on_call = lambda call: forks.append(disk.fork())
+    assert all(error is None for _, error in run(logs))
+    assert len(forks) > 2 * GROUP_MIN
+    for seed, fork in enumerate(forks[::3]):
+        fork.crash(how, random.Random(seed))
+        for number in (0, GROUP_MIN - 1):
+            reopened = open_log(fork, f"/data/{number}").log
+            values = read_values(reopened)
+            assert values == [b"old", b"new", b"newer"][: len(values)]
+            assert values[:1] == [b"old"]
+            assert reopened.last_epoch == (5 if len(values) == 3 else 0)
+
+
+def test_a_failed_sync_of_all_fails_every_group_and_is_not_tried_again() -> None:
+    """Nobody may claim anything, and no file is synced afterwards as if nothing had happened."""
+    disk, logs = make_logs(GROUP_MIN)
+    disk.refuse("sync_filesystem", "/", Refusal.IO_ERROR)
+    for log, (work, error) in zip(logs, run(logs), strict=True):
+        assert isinstance(error, DiskFailedError)
+        with pytest.raises(DiskFailedError):
+            log.end_flush(work)
+        assert log.flushed_offset == 1
+    assert synced(disk) == ["sync_filesystem"]
+
+
+def test_logs_of_two_disks_do_not_share_a_sync() -> None:
+    """A failed disk takes down its own logs only."""
+    bad, bad_logs = make_logs(GROUP_MIN)
+    good, good_logs = make_logs(GROUP_MIN)
+    bad.refuse("sync_filesystem", "/", Refusal.IO_ERROR)
+    results = run([log for pair in zip(bad_logs, good_logs, strict=True) for log in pair])
+    failed = [error for _, error in results if error is not None]
+    assert len(failed) == GROUP_MIN
+    assert synced(good) == ["sync_filesystem"]
+
+
+def test_without_such_a_call_files_are_synced_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operating system that has no syncfs loses speed, not safety."""
+    disk, logs = make_logs(GROUP_MIN)
+    monkeypatch.setattr(SimDisk, "sync_filesystem", lambda self, path: False)
+    assert all(error is None for _, error in run(logs))
+    assert synced(disk).count("sync") == GROUP_MIN
+
+
+def test_the_threads_flush_everything_that_was_submitted(tmp_path: Path) -> None:
+    """Whatever the groups that form, each log is told once, and close waits for all of them."""
+    logs = fill_logs(PosixDisk(), str(tmp_path), 3 * GROUP_MIN)
+    told: list[FlushWork] = []
+    lock = threading.Lock()
+
+    def note(work: FlushWork, error: BaseException | None) -> None:
+        assert error is None
+        with lock:
+            told.append(work)
+
+    flusher = GroupFlusher(2)
+    works = [flusher.submit(log, note) for log in logs]
+    flusher.close()
+    flusher.close()
+    assert sorted(map(id, told)) == sorted(map(id, works))
+    for log, work in zip(logs, works, strict=True):
+        assert work is not None
+        assert log.end_flush(work) == 2
+
+
+def test_a_broken_listener_does_not_stop_the_thread(tmp_path: Path) -> None:
+    """The owner of one log is gone; the others are still flushed and told."""
+    logs = fill_logs(PosixDisk(), str(tmp_path), 4)
+    told: list[FlushWork] = []
+
+    def broken(work: FlushWork, error: BaseException | None) -> None:
+        raise RuntimeError("the loop is closed")
+
+    flusher = GroupFlusher(1)
+    flusher.submit(logs[0], broken)
+    for log in logs[1:]:
+        flusher.submit(log, lambda work, error: told.append(work))
+    flusher.close()
+    assert len(told) == 3
+
+
+def test_the_disk_of_a_work_is_the_one_under_a_budget() -> None:
+    """Logs that share descriptors still lie on one disk."""
+    disk: Disk
+    disk, logs = make_logs(2)
+    works = [log.begin_flush() for log in logs]
+    assert {id(work.disk) for work in works if work is not None} == {id(disk)}
