@@ -12,11 +12,12 @@ from typing import Annotated
 
 import typer
 
-from brokerd.dev import dev
+from brokerd.dev import MinFreeBytes, dev
 from brokerd.process import run_process
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings, CombinedSettings
 from metaquorum.settings import SettingsError, parse_address, parse_voters
+from storage.space import DEFAULT_SOFT_BYTES
 
 app = typer.Typer(
     name="brokerd",
@@ -29,10 +30,19 @@ logger = logging.getLogger("brokerd")
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
+DataDirs = Annotated[
+    list[Path],
+    typer.Option(
+        envvar="LOGRAFT_DATA_DIR",
+        help="Directory of logs and metadata; given again: further directories for logs (in the variable: joined by ':').",
+    ),
+]
+"""The data directories, the one that holds the metadata first."""
+
 
 @app.command()
 def run(
-    data_dir: Annotated[Path, typer.Option(envvar="LOGRAFT_DATA_DIR", help="Directory of logs and metadata.")],
+    data_dir: DataDirs,
     node_id: Annotated[int, typer.Option(envvar="LOGRAFT_NODE_ID", help="Id of this broker, from 0.")],
     listen: Annotated[str, typer.Option(envvar="LOGRAFT_LISTEN", help="host:port to listen on.")] = "127.0.0.1:9640",
     advertise: Annotated[
@@ -66,13 +76,16 @@ def run(
         bool,
         typer.Option(envvar="LOGRAFT_INSECURE_PLAINTEXT", help="Allow plaintext on an address that others can reach."),
     ] = False,
+    min_free_bytes: MinFreeBytes = DEFAULT_SOFT_BYTES,
     log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
 ) -> None:
     """Run a broker until SIGTERM."""
     configure_logging(log_level)
     try:
         settings = BrokerSettings(
-            data_directory=data_dir,
+            data_directory=data_dir[0],
+            more_data_directories=tuple(data_dir[1:]),
+            min_free_bytes=min_free_bytes,
             node_id=node_id,
             listen=parse_address(listen),
             advertise=parse_address(advertise) if advertise else None,

@@ -17,19 +17,33 @@ import typer
 from brokerd.process import START_ERRORS, run_process
 from brokerd.server import BrokerServer
 from brokerd.standalone import standalone_settings
+from storage.space import DEFAULT_SOFT_BYTES
 
 DEFAULT_PORT = 9640
 """Public port of a development cluster."""
 
+MinFreeBytes = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_MIN_FREE_BYTES",
+        help="Free bytes of a data directory below which appends are refused (reads and deletes go on); 0: never.",
+    ),
+]
+"""Option of every command that runs a broker."""
+
 
 def dev(
     data_dir: Annotated[
-        Path | None,
-        typer.Option(envvar="LOGRAFT_DATA_DIR", help="Directory to keep; default: a temporary one."),
+        list[Path] | None,
+        typer.Option(
+            envvar="LOGRAFT_DATA_DIR",
+            help="Directory to keep; default: a temporary one. Given again: further directories for logs.",
+        ),
     ] = None,
     port: Annotated[
         int, typer.Option(envvar="LOGRAFT_PORT", min=0, max=65_535, help="Port on 127.0.0.1; 0: any free one.")
     ] = DEFAULT_PORT,
+    min_free_bytes: MinFreeBytes = DEFAULT_SOFT_BYTES,
     log_level: Annotated[
         str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")
     ] = "WARNING",
@@ -39,10 +53,12 @@ def dev(
         raise typer.BadParameter(f"log level {log_level!r} is not one of DEBUG, INFO, WARNING, ERROR")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with ExitStack() as stack:
-        if data_dir is None:
-            data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-dev-")))
+        if not data_dir:
+            data_dir = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-dev-")))]
         try:
-            settings = standalone_settings(data_dir, port=port)
+            settings = standalone_settings(
+                data_dir[0], port=port, more_data_directories=tuple(data_dir[1:]), min_free_bytes=min_free_bytes
+            )
         except START_ERRORS as error:
             typer.echo(f"lograft dev: error: {error}", err=True)
             raise typer.Exit(1) from None

@@ -84,7 +84,7 @@ MAX_READ_DECODES: Final = 4
 """Reads whose batches are inflated and decoded in threads at once (64 MiB each at most)."""
 
 MAX_OFFSET_QUERIES: Final = 10_000
-"""Most queries of one ListOffsets."""
+"""Most queries of one ListOffsets, and partitions of one DeleteRecords."""
 
 MAX_CLUSTER_TOPICS: Final = 10_000
 """Most topics in one GetCluster answer and in one request for named topics."""
@@ -101,6 +101,15 @@ MAX_PEER_CHANNELS: Final = 256
 LOG_OPEN_TASKS: Final = 4
 """Partition logs that are opened (recovered) at the same time."""
 
+MAX_OPEN_LOG_FILES: Final = 512
+"""Files of partition logs that are kept open; those with unsynced bytes may exceed it (half of a usual `ulimit -n`)."""
+
+RETENTION_CHECK_MS: Final = 5 * 60_000
+"""Milliseconds between two rounds of retention over all partitions (`log.retention.check.interval`)."""
+
+RETENTION_STEPS_PER_TURN: Final = 8
+"""Partitions that a round of retention looks at before the event loop gets its turn."""
+
 FLUSH_THREADS: Final = 4
 """Threads that run fdatasync."""
 
@@ -115,6 +124,9 @@ UNKNOWN_PARTITION_KEEP_MS: Final = 7 * 24 * 3_600_000
 
 SET_ASIDE_CHECK_MS: Final = 30_000
 """Milliseconds between looks for set-aside directories that are due."""
+
+SPACE_CHECK_MS: Final = 1_000
+"""Milliseconds between looks at the free space of the log directories, beside those that appends cause."""
 
 DRAIN_MS: Final = 2_000
 """Milliseconds between the GoAway on the streams and the end of the server at an orderly stop."""

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import grpc.aio
 
-from brokerd.clock import monotonic_ms, wall_ms
+from brokerd.clock import monotonic_ms
 from brokerd.errors import BrokerError, BrokerFailedError
 from brokerd.health import Health
 from brokerd.limits import (
@@ -26,8 +26,10 @@ from brokerd.limits import (
     MAX_WATCH_STREAMS,
     SET_ASIDE_CHECK_MS,
     SHUTDOWN_HANDOVER_MS,
+    SPACE_CHECK_MS,
 )
 from brokerd.listener import make_server
+from brokerd.log_directories import OpenedDirectories, open_log_directories
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
 from brokerd.metadata.observer import MetadataObserver
@@ -36,7 +38,6 @@ from brokerd.metadata.producer_ids import ProducerIds
 from brokerd.quorum import QuorumMember, open_quorum_member
 from brokerd.replication.locator import Locator
 from brokerd.replication.replica_host import ReplicaHost
-from brokerd.replication.set_aside import SetAside
 from brokerd.rpc.admin_service import AdminService
 from brokerd.rpc.batch_check import ThreadChecks
 from brokerd.rpc.log_service import LogService
@@ -44,7 +45,7 @@ from brokerd.rpc.metadata_service import MetadataService
 from brokerd.rpc.parts import BrokerParts, StreamRegister
 from brokerd.settings import BrokerSettings
 from metaquorum.settings import Address
-from storage.errors import StorageError
+from storage.space import SpaceLimits
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class BrokerServer:
         )
         self._quorum: QuorumMember | None = None
         self._host: ReplicaHost | None = None
-        self._set_aside: SetAside | None = None
+        self._directories: OpenedDirectories | None = None
         self._lifecycle: BrokerLifecycle | None = None
         self._producer_ids: ProducerIds | None = None
         self._server: grpc.aio.Server | None = None
@@ -131,12 +132,13 @@ class BrokerServer:
         settings = self._settings
         self._quorum = await open_quorum_member(settings, self._observer)
         node_id, cluster_id = settings.node_id, self._quorum.data_directory.cluster_id
-        partitions = self._quorum.data_directory.partitions_path
-        disk = self._quorum.data_directory.disk
-        self._set_aside = SetAside(disk, partitions, wall_ms)
-        self._host = ReplicaHost(
-            disk=disk, directory=partitions, set_aside=self._set_aside, node_id=node_id, observer=self._observer
+        self._directories = await asyncio.to_thread(
+            open_log_directories,
+            self._quorum.data_directory,
+            settings.more_data_directories,
+            SpaceLimits.from_soft(settings.min_free_bytes),
         )
+        self._host = ReplicaHost(directories=self._directories.logs, node_id=node_id, observer=self._observer)
         calls = ControllerCalls(
             self._observer, self._peers, self._quorum.bootstrap_addresses, own_voter=self._quorum.own_voter
         )
@@ -144,7 +146,7 @@ class BrokerServer:
             cluster_id=cluster_id,
             broker_id=node_id,
             rack=settings.rack,
-            log_directory_ids=(self._quorum.data_directory.directory_id,),
+            log_directory_ids=self._directories.logs.ids,
         )
         self._lifecycle = BrokerLifecycle(identity, self._observer, calls, on_state=self._on_state)
         self._producer_ids = ProducerIds(calls, self._lifecycle)
@@ -172,7 +174,8 @@ class BrokerServer:
         self._host.failed.add_done_callback(self._on_host_failed)
         self._watch(self._lifecycle.start(host=self._address.host, port=self._address.port))
         self._run(self._come_up(self._lifecycle, self._host), "start of the logs")
-        self._run(self._delete_set_aside(self._set_aside), "deletion of set-aside directories")
+        self._run(self._delete_set_aside(self._host), "deletion of set-aside directories")
+        self._run(self._tend_space(self._host), "watch over free space")
         self._run(self._watch_quorum(self._quorum), "quorum node")
 
     async def wait_serving(self, *, timeout_ms: int) -> None:
@@ -233,6 +236,8 @@ class BrokerServer:
             await self._producer_ids.close()
         if self._host is not None:
             await self._host.stop()
+        if self._directories is not None:
+            self._directories.close()
         await self._peers.close()
         if self._quorum is not None:
             await self._quorum.stop()
@@ -312,10 +317,12 @@ class BrokerServer:
         if not self._fatal.done():
             self._fatal.set_result(error)
 
-    async def _delete_set_aside(self, set_aside: SetAside) -> None:
+    async def _delete_set_aside(self, host: ReplicaHost) -> None:
         while True:
             await asyncio.sleep(SET_ASIDE_CHECK_MS / 1000)
-            try:
-                await asyncio.to_thread(set_aside.delete_due)
-            except StorageError as error:
-                logger.error("set-aside directory not deleted: %s", error)
+            await host.delete_due()
+
+    async def _tend_space(self, host: ReplicaHost) -> None:
+        while True:
+            await asyncio.sleep(SPACE_CHECK_MS / 1000)
+            await host.tend_space()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from metaquorum.controller.limits import MAX_NODE_ID
 from metaquorum.settings import Address, SettingsError, parse_address
+from storage.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,9 @@ class BrokerSettings:
     """What a broker process must know.
 
     Attributes:
-        data_directory: where logs and metadata live.
+        data_directory: where metadata live, and logs.
+        more_data_directories: further directories for logs.
+        min_free_bytes: free bytes of a directory below which appends are refused; 0: never.
         node_id: id of this broker, from 0.
         cluster_id: id of the cluster; None: the one in the data directory. An empty directory is formatted only
         when it is given.
@@ -50,6 +53,8 @@ class BrokerSettings:
     rack: str = ""
     insecure_plaintext: bool = False
     combined: CombinedSettings | None = None
+    more_data_directories: tuple[Path, ...] = ()
+    min_free_bytes: int = DEFAULT_SOFT_BYTES
 
     def __post_init__(self) -> None:
         if not 0 <= self.node_id <= MAX_NODE_ID:
@@ -60,6 +65,7 @@ class BrokerSettings:
             raise SettingsError("--quorum is for a broker without a voter; with --combined use --voters")
         for address in self.quorum_addresses:
             parse_address(address)
+        self._check_directories()
         listeners = [("--listen", self.listen)]
         if self.combined is not None:
             listeners.append(("--quorum-listen", self.combined.quorum_listen))
@@ -73,3 +79,17 @@ class BrokerSettings:
             raise SettingsError(f"nobody can connect to {self.advertise}: advertise a real address and port")
         if self.listen.is_wildcard and self.advertise is None:
             raise SettingsError(f"--listen {self.listen} is every interface: name one with --advertise host:port")
+
+    def _check_directories(self) -> None:
+        paths = [path.absolute() for path in (self.data_directory, *self.more_data_directories)]
+        for number, path in enumerate(paths):
+            if path in paths[:number]:
+                raise SettingsError(f"--data-dir {path} is given twice")
+            if any(path.is_relative_to(other) for other in paths if other != path):
+                raise SettingsError(f"--data-dir {path} lies inside another one")
+            if "\n" in str(path):
+                raise SettingsError(f"--data-dir {str(path)!r} has a line break")
+        if self.min_free_bytes != 0 and self.min_free_bytes < MIN_SOFT_BYTES:
+            raise SettingsError(
+                f"--min-free-bytes {self.min_free_bytes} is less than {MIN_SOFT_BYTES}; 0 switches it off"
+            )

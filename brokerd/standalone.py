@@ -13,6 +13,7 @@ from typing import Final
 from brokerd.settings import BrokerSettings, CombinedSettings
 from metaquorum.runtime.first_start import format_standalone, is_formatted
 from metaquorum.settings import Address
+from storage.space import DEFAULT_SOFT_BYTES
 
 NODE_ID: Final = 1
 """Node id of the only node."""
@@ -24,12 +25,20 @@ STARTING_QUORUM_ADDRESS: Final = f"{HOST}:9641"
 """Quorum address in the first voters' record. Nobody connects to it: the listener takes any free port."""
 
 
-def standalone_settings(data_directory: Path, *, port: int) -> BrokerSettings:
+def standalone_settings(
+    data_directory: Path,
+    *,
+    port: int,
+    more_data_directories: tuple[Path, ...] = (),
+    min_free_bytes: int = DEFAULT_SOFT_BYTES,
+) -> BrokerSettings:
     """Return the settings of a cluster of one, formatting the directory when it is new. Blocks for file access.
 
     Args:
         data_directory: where logs and metadata live.
         port: public port on the loopback address; 0: any free one.
+        more_data_directories: further directories for logs.
+        min_free_bytes: see `BrokerSettings`.
 
     Raises:
         StorageError: the directory cannot be used.
@@ -43,6 +52,8 @@ def standalone_settings(data_directory: Path, *, port: int) -> BrokerSettings:
         )
     return BrokerSettings(
         data_directory=data_directory,
+        more_data_directories=more_data_directories,
+        min_free_bytes=min_free_bytes,
         node_id=NODE_ID,
         listen=Address(host=HOST, port=port),
         combined=CombinedSettings(quorum_listen=Address(host=HOST, port=0)),

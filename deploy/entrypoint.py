@@ -20,7 +20,7 @@ Environment (a variable named as a flag of `brokerd run` replaces what would be 
     LOGRAFT_BIND_HOST         address to listen on; default `0.0.0.0`
     LOGRAFT_BROKER_PORT       default 9640
     LOGRAFT_QUORUM_PORT       default 9641
-    LOGRAFT_DATA_DIR          default `/var/lib/lograft`
+    LOGRAFT_DATA_DIR          default `/var/lib/lograft`; several are joined by `:`
     LOGRAFT_FIRST_START       `true` or `false`; default `true`
     LOGRAFT_INSECURE_PLAINTEXT  `true` or `false`; default `false`
 
@@ -85,8 +85,18 @@ def command_line(environment: Mapping[str, str]) -> list[str]:
         switches = []
     if _switch(environment, "LOGRAFT_INSECURE_PLAINTEXT", default=False):
         switches.append("--insecure-plaintext")
-    flags = [part for flag, value in computed.items() for part in (flag, environment.get(_variable(flag)) or value)]
+    flags = [
+        part
+        for flag, value in computed.items()
+        for one in _values(flag, environment.get(_variable(flag)) or value)
+        for part in (flag, one)
+    ]
     return ["brokerd", "run", *switches, *flags]
+
+
+def _values(flag: str, text: str) -> list[str]:
+    """Split what may be given several times: data directories are joined by ':' as in the server's own variable."""
+    return text.split(":") if flag == "--data-dir" else [text]
 
 
 def _variable(flag: str) -> str:

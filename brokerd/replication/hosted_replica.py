@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from lograft.wire.codes import ErrorCode
 from lograft.wire.header import BatchHeader
@@ -45,12 +45,25 @@ from brokerd.partition.events import (
 )
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.listening import AckCallback, ReadListener, ServiceListener, client_text, log_settings
+from brokerd.replication.log_front import LogFront
+from brokerd.replication.record_rules import check_records
 from metaquorum.controller.topic_configs import TopicSettings
-from storage.errors import DiskFailedError, DiskFullError, OffsetOutOfRangeError, StorageError
+from storage.errors import (
+    DiskFailedError,
+    DiskFullError,
+    DiskSpaceLowError,
+    LogClosedError,
+    OffsetOutOfRangeError,
+    StorageError,
+    TooManyOpenFilesError,
+)
 from storage.flusher import GroupFlusher
 from storage.log import Appended, FlushWork, LogRead, PartitionLog, TimestampAndOffset
+from storage.space_guard import SpaceGuard
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 FLUSH_RETRY_MS = 1_000
 """Milliseconds after which a flush that found no space is tried again."""
@@ -75,7 +88,11 @@ class HostedReplica:
         settings: effective configs of the topic.
         flusher: threads for fdatasync.
         leader_place: gives the leader of the partition as clients see it, for hints.
+        space: says whether the log directory has room for an append.
         on_disk_failed: told when the log directory failed.
+
+    Attributes:
+        front: where old segments go.
     """
 
     def __init__(
@@ -89,6 +106,7 @@ class HostedReplica:
         settings: TopicSettings,
         flusher: GroupFlusher,
         leader_place: Callable[[], LeaderPlace | None],
+        space: SpaceGuard,
         on_disk_failed: Callable[[DiskFailedError], None],
     ) -> None:
         self.topic = topic
@@ -99,7 +117,9 @@ class HostedReplica:
         self._settings = settings
         self._flusher = flusher
         self._leader_place = leader_place
+        self._space = space
         self._on_disk_failed = on_disk_failed
+        self.front = LogFront(log, self)
         self._loop = asyncio.get_running_loop()
         # Dictionaries for their order: who came first is told first.
         self._service_listeners: dict[ServiceListener, None] = {}
@@ -108,8 +128,8 @@ class HostedReplica:
         self._next_token = 0
         self._is_flushing = False
         self._flush_again = False
-        self._flush_idle = asyncio.Event()
-        self._flush_idle.set()
+        # Made by `close`: an event takes more memory than all the rest of an idle replica.
+        self._flush_idle: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -142,6 +162,11 @@ class HostedReplica:
         return self._core.high_watermark
 
     @property
+    def is_compacted(self) -> bool:
+        """True if the topic's `cleanup.policy` says so."""
+        return self._settings.cleanup_policy.compacts
+
+    @property
     def max_message_bytes(self) -> int:
         """Most bytes of one batch, header included."""
         return self._settings.max_message_bytes
@@ -171,14 +196,19 @@ class HostedReplica:
         leader_epoch = core.leader_epoch
         if not core.is_leader or leader_epoch is None:
             raise RefusedError(self.refusal())
+        now_ms = wall_ms()
+        check_records(batch, header, self._settings, topic=self.topic, now_ms=now_ms)
         try:
-            appended = self._log.append_as_leader(batch, header, leader_epoch=leader_epoch, now_ms=wall_ms())
+            self._space.admit(len(batch), now_ms=monotonic_ms())
+            appended = self._log.append_as_leader(batch, header, leader_epoch=leader_epoch, now_ms=now_ms)
         except DiskFailedError as error:
             self._fail(error)
             raise RefusedError(Failure(code=ErrorCode.STORAGE_FAILED, message=f"the log of {self} failed")) from error
         except DiskFullError as error:
             message = "the disk of the broker is full: nothing was appended; reads and deletes still work"
             raise RefusedError(Failure(code=ErrorCode.STORAGE_FAILED, message=message, retry_after_ms=1_000)) from error
+        except DiskSpaceLowError as error:
+            raise RefusedError(Failure(code=error.code, message=client_text(error), retry_after_ms=1_000)) from error
         except StorageError as error:
             raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
         if not appended.duplicate:
@@ -283,6 +313,20 @@ class HostedReplica:
         if not self._core.is_failed:
             self._step(StorageFailed(message=message))
 
+    def run_step(self, step: Callable[[PartitionLog, int], _Result]) -> _Result:
+        """Let background work take a short step on the log, with the high watermark; raises what it raises, or LogClosedError."""
+        if self._is_closed:
+            raise LogClosedError(self._log.directory)
+        try:
+            return step(self._log, self.high_watermark)
+        except DiskFailedError as error:
+            self._fail(error)
+            raise
+
+    def note_disk_failure(self, error: DiskFailedError) -> None:
+        """Serve no more, and tell that the log directory failed."""
+        self._fail(error)
+
     async def close(self, message: str) -> None:
         """Serve no more, wait for a flush under way, and close the log clean. Idempotent."""
         if self._is_closed:
@@ -292,7 +336,10 @@ class HostedReplica:
         if self._timer is not None:
             self._timer.cancel()
         self._flush_again = False
-        await self._flush_idle.wait()
+        if self._is_flushing:
+            self._flush_idle = asyncio.Event()
+            await self._flush_idle.wait()
+        await self.front.close()
         try:
             await asyncio.to_thread(self._log.close, clean=not self._core.is_failed)
         except StorageError as error:
@@ -349,7 +396,6 @@ class HostedReplica:
             return
         if work is not None:
             self._is_flushing = True
-            self._flush_idle.clear()
 
     def _on_flush_done(self, work: FlushWork, _error: BaseException | None) -> None:
         """Hand the end of a flush over from the flush thread; `end_flush` raises what went wrong."""
@@ -357,11 +403,12 @@ class HostedReplica:
 
     def _end_flush(self, work: FlushWork) -> None:
         self._is_flushing = False
-        self._flush_idle.set()
+        if self._flush_idle is not None:
+            self._flush_idle.set()
         try:
             flushed_offset = self._log.end_flush(work)
-        except DiskFullError as error:
-            logger.error("flush found no space, trying again: partition=%s: %s", self, error)
+        except (DiskFullError, TooManyOpenFilesError) as error:
+            logger.error("flush found no space or descriptor, trying again: partition=%s: %s", self, error)
             self._loop.call_later(FLUSH_RETRY_MS / 1000, self._retry_flush)
             return
         except DiskFailedError as error:
@@ -372,6 +419,11 @@ class HostedReplica:
             self._flush_again = False
             self._flush()
         self._step(LogFlushed(flushed_offset=flushed_offset))
+
+    def note_front(self) -> None:
+        """Follow the log: what lies below its start counts as flushed."""
+        if self._log.flushed_offset > self._core.flushed_offset:
+            self._step(LogFlushed(flushed_offset=self._log.flushed_offset))
 
     def _retry_flush(self) -> None:
         if not self._is_closed and not self._core.is_failed:

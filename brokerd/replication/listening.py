@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import lru_cache
+from typing import Final, Protocol
 
 from brokerd.failure import Failure
 from brokerd.partition.events import Durability
 from metaquorum.controller.topic_configs import TopicSettings
 from storage.errors import StorageError
 from storage.log import LogSettings
+
+SHARED_SETTINGS: Final = 1_024
+"""Different settings that are remembered, so that idle logs share them."""
 
 AckCallback = Callable[[Durability | None], None]
 """Called once with what was reached, or with None when nobody will ever know."""
@@ -32,12 +36,24 @@ class ReadListener(ServiceListener, Protocol):
         ...
 
 
+@lru_cache(maxsize=SHARED_SETTINGS)
 def log_settings(settings: TopicSettings) -> LogSettings:
-    """Return what the log engine needs of a topic's configs."""
+    """Return what the log engine needs of a topic's configs; logs of equal configs share the object."""
+    deletes = settings.cleanup_policy.deletes
+    compacts = settings.cleanup_policy.compacts
     return LogSettings(
         segment_bytes=settings.segment_bytes,
-        segment_ms=settings.segment_ms,
+        # Only sealed segments are compacted, so the active one must not outlive the longest lag.
+        segment_ms=min(settings.segment_ms, settings.max_compaction_lag_ms) if compacts else settings.segment_ms,
         index_interval_bytes=settings.index_interval_bytes,
+        retention_ms=settings.retention_ms if deletes else None,
+        retention_bytes=settings.retention_bytes if deletes else None,
+        file_delete_delay_ms=settings.file_delete_delay_ms,
+        compact=compacts,
+        min_compaction_lag_ms=settings.min_compaction_lag_ms,
+        max_compaction_lag_ms=settings.max_compaction_lag_ms,
+        min_cleanable_dirty_ratio=settings.min_cleanable_dirty_ratio,
+        delete_retention_ms=settings.delete_retention_ms,
     )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The partitions of this broker: opens and closes their logs as the metadata says.
 
-Owns every `HostedReplica` and the directory `partitions/`. Must not serve requests, or decide who leads.
+Owns every `HostedReplica` and `partitions/` of every log directory. Must not serve requests, or decide who leads.
 
 Theory of operation. After the image has caught up with this broker's registration the host looks at all of it once, and
 from then on at every topic that a change touches. A partition with a replica here gets a slot; opening its log (with
@@ -9,7 +9,10 @@ recovery) runs in a thread, a few at a time, and until it is done the slot only 
 topic is gone is closed and its directory set aside; a directory that the metadata does not know is set aside at the
 start and reported. What was set aside is deleted later, so that a mistake can be mended by hand.
 
-Law: a log has one owner at a time; the thread that opens it gives it up before the loop takes it.
+Laws
+    A log has one owner at a time; the thread that opens it gives it up before the loop takes it.
+    A log directory that fails ends the service of its own partitions. Only the first one, which holds the metadata too, or
+    the last one that was left, ends the broker.
 Source: architecture section 8.
 """
 
@@ -17,24 +20,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Final
 
-from brokerd.clock import wall_ms
+from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.failure import LeaderPlace
-from brokerd.limits import FLUSH_THREADS, LOG_OPEN_TASKS
+from brokerd.limits import FLUSH_THREADS, LOG_OPEN_TASKS, MAX_OPEN_LOG_FILES, RETENTION_CHECK_MS
 from brokerd.metadata.changes import MetadataChange
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.replica import PartitionReplica
+from brokerd.replication.cleaning import LogCleaning
 from brokerd.replication.hosted_replica import STOPPING, HostedReplica
 from brokerd.replication.listening import log_settings
+from brokerd.replication.log_front import LogFront
+from brokerd.replication.retention_task import RetentionTask
+from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
 from brokerd.replication.set_aside import SetAside
 from metaquorum.controller.image import PartitionImage, TopicImage
 from metaquorum.controller.topic_configs import TopicSettings, effective
-from storage.env import Disk
+from storage.compaction.cleaner import CleanerSettings
+from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError, StorageError
+from storage.file_budget import FileBudget
 from storage.flusher import GroupFlusher
 from storage.log import OpenedLog, PartitionLog
 from storage.names import PartitionIdentity, partition_directory_name
+
+DEFAULT_CLEANER: Final = CleanerSettings()
+"""How logs are compacted unless told otherwise."""
+
+DEFAULT_SCRUB: Final = ScrubSettings()
+"""How sealed segments are checked unless told otherwise."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,47 +58,87 @@ logger = logging.getLogger(__name__)
 class _Slot:
     """A partition that has a replica here: being opened, open, or failed to open."""
 
-    __slots__ = ("is_removed", "opened", "problem", "replica")
+    __slots__ = ("_opening", "directory", "is_removed", "problem", "replica")
 
     def __init__(self) -> None:
         self.replica: HostedReplica | None = None
+        self.directory: LogDirectory | None = None
         self.problem: StorageError | None = None
-        self.opened = asyncio.Event()
         self.is_removed = False
+        # Only while it is being opened: an event takes more memory than all the rest of an idle partition's slot.
+        self._opening: asyncio.Event | None = asyncio.Event()
+
+    @property
+    def is_opening(self) -> bool:
+        """True until the log is open, or is known not to open."""
+        return self._opening is not None
+
+    async def wait_opened(self) -> None:
+        """Wait until the log is open, or is known not to open."""
+        if self._opening is not None:
+            await self._opening.wait()
+
+    def end_opening(self) -> None:
+        """Wake all who wait."""
+        if self._opening is not None:
+            self._opening.set()
+            self._opening = None
 
 
 class ReplicaHost:
     """See the module docstring.
 
     Args:
-        disk: the log directory's file system.
-        directory: `partitions/` of the data directory.
-        set_aside: where directories of removed partitions go.
+        directories: the log directories.
         node_id: node id of this broker.
         observer: the metadata.
+        now_ms: wall clock, in milliseconds.
+        retention_check_ms: milliseconds between two rounds of retention.
+        cleaner: how logs are compacted.
+        scrub: how sealed segments are checked.
+
+    Attributes:
+        retention: makes old data go.
+        cleaning: compacts the logs whose topics ask for it.
+        scrubbing: checks what was written long ago.
     """
 
     def __init__(
-        self, *, disk: Disk, directory: str, set_aside: SetAside, node_id: int, observer: MetadataObserver
+        self,
+        *,
+        directories: LogDirectories,
+        node_id: int,
+        observer: MetadataObserver,
+        now_ms: Callable[[], int] = wall_ms,
+        retention_check_ms: int = RETENTION_CHECK_MS,
+        cleaner: CleanerSettings = DEFAULT_CLEANER,
+        scrub: ScrubSettings = DEFAULT_SCRUB,
     ) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._set_aside = set_aside
+        self._directories = directories
+        self._set_asides = {
+            directory: SetAside(directory.disk, directory.partitions_path, now_ms) for directory in directories
+        }
+        self._files = FileBudget(MAX_OPEN_LOG_FILES)
         self._node_id = node_id
         self._observer = observer
         self._flusher = GroupFlusher(FLUSH_THREADS)
+        self.retention = RetentionTask(self._fronts, interval_ms=retention_check_ms, now_ms=now_ms)
+        self.cleaning = LogCleaning(self._replicas, settings=cleaner)
+        self.scrubbing = LogScrubbing(self._replicas, settings=scrub)
         self._slots: dict[bytes, dict[int, _Slot]] = {}
         self._open_limit = asyncio.Semaphore(LOG_OPEN_TASKS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failure: DiskFailedError | None = None
+        self._failed: set[LogDirectory] = set()
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
         """Open every log that the image gives to this broker, and follow changes from now on.
 
         Raises:
-            StorageError: the directory cannot be used.
+            DuplicatePartitionError: a partition lies in two directories.
+            StorageError: a directory cannot be used.
         """
+        await asyncio.to_thread(self._directories.scan)
         self._observer.on_change(self._on_change)
         known: set[str] = set()
         for topic in self._observer.image.topics():
@@ -90,8 +146,13 @@ class ReplicaHost:
             known.update(
                 _directory_name(topic.topic_id, partition) for partition in self._slots.get(topic.topic_id, {})
             )
-        await asyncio.to_thread(self._set_aside.take_unknown, known)
+        for set_aside in self._set_asides.values():
+            for name in await asyncio.to_thread(set_aside.take_unknown, known):
+                self._directories.forget(name)
         await self.wait_idle()
+        self.retention.start().add_done_callback(self._note_fault)
+        self.cleaning.start()
+        self.scrubbing.start()
 
     async def wait_idle(self) -> None:
         """Wait until no log is being opened or removed."""
@@ -100,14 +161,20 @@ class ReplicaHost:
 
     async def stop(self) -> None:
         """Close every log clean. Idempotent."""
+        await asyncio.gather(self.retention.stop(), self.cleaning.stop(), self.scrubbing.stop())
         for slot in list(self._all_slots()):
             slot.is_removed = True
         await self.wait_idle()
-        replicas = [slot.replica for slot in self._all_slots() if slot.replica is not None]
+        replicas = list(self._replicas())
         self._slots.clear()
         for replica in replicas:
             await replica.close(STOPPING)
         await asyncio.to_thread(self._flusher.close)
+
+    @property
+    def directories(self) -> LogDirectories:
+        """The log directories."""
+        return self._directories
 
     @property
     def replica_count(self) -> int:
@@ -140,10 +207,10 @@ class ReplicaHost:
         slot = self._slots.get(topic_id, {}).get(partition)
         if slot is None:
             return None
-        if slot.replica is None and not slot.opened.is_set():
+        if slot.replica is None and slot.is_opening:
             try:
                 async with asyncio.timeout(timeout_ms / 1000):
-                    await slot.opened.wait()
+                    await slot.wait_opened()
             except TimeoutError:
                 return None
         return slot.replica
@@ -164,6 +231,12 @@ class ReplicaHost:
     def _all_slots(self) -> Iterator[_Slot]:
         for slots in self._slots.values():
             yield from slots.values()
+
+    def _replicas(self) -> Iterator[HostedReplica]:
+        return (slot.replica for slot in self._all_slots() if slot.replica is not None)
+
+    def _fronts(self) -> Iterator[LogFront]:
+        return (replica.front for replica in self._replicas())
 
     def _on_change(self, change: MetadataChange) -> None:
         for topic_id in sorted(change.topic_ids):
@@ -197,41 +270,58 @@ class ReplicaHost:
 
     async def _open(self, topic: str, topic_id: bytes, partition: int, slot: _Slot, settings: TopicSettings) -> None:
         async with self._open_limit:
-            if slot.is_removed or self._failure is not None:
-                slot.opened.set()
+            if slot.is_removed:
+                slot.end_opening()
                 return
-            directory = f"{self._directory}/{_directory_name(topic_id, partition)}"
+            identity = PartitionIdentity(topic_id, partition)
             try:
-                opened = await asyncio.to_thread(
-                    PartitionLog.open,
-                    self._disk,
-                    directory,
-                    settings=log_settings(settings),
-                    now_ms=wall_ms(),
-                    identity=PartitionIdentity(topic_id, partition),
-                )
+                directory, opened = await asyncio.to_thread(self._open_log, identity, settings)
             except StorageError as error:
                 slot.problem = error
-                slot.opened.set()
+                slot.end_opening()
                 logger.error("log not opened: partition=%s-%d: %s", topic, partition, error)
-                if isinstance(error, DiskFailedError):
-                    self.note_disk_failure(error)
+                self._note_failure_at(partition_directory_name(identity), error)
                 return
         self._report(topic, partition, opened)
-        replica = self._make_replica(topic, topic_id, partition, opened.log, settings)
+        replica = self._make_replica(topic, topic_id, partition, directory, opened.log, settings)
         if slot.is_removed:
             await replica.close(STOPPING)
-            slot.opened.set()
+            slot.end_opening()
             return
         slot.replica = replica
+        slot.directory = directory
+        if directory in self._failed:
+            replica.fail(f"the log directory failed: {directory.failure}")
         # The metadata may have moved while the log was being opened.
         current = self._observer.image.topic_by_id(topic_id)
         if current is not None and partition < len(current.partitions):
             self._update(replica, current.partitions[partition], effective(current.configs))
-        slot.opened.set()
+        slot.end_opening()
+
+    def _open_log(self, identity: PartitionIdentity, settings: TopicSettings) -> tuple[LogDirectory, OpenedLog]:
+        """Open a log where it lies, or make a new one where there is room. Runs in a thread."""
+        name = partition_directory_name(identity)
+        directory = self._directories.place(name, now_ms=monotonic_ms())
+        if directory.failure is not None:
+            raise DiskFailedError(directory.path, f"the log directory failed before: {directory.failure}")
+        opened = PartitionLog.open(
+            directory.disk,
+            f"{directory.partitions_path}/{name}",
+            settings=log_settings(settings),
+            now_ms=wall_ms(),
+            identity=identity,
+            files=self._files,
+        )
+        return directory, opened
 
     def _make_replica(
-        self, topic: str, topic_id: bytes, partition: int, log: PartitionLog, settings: TopicSettings
+        self,
+        topic: str,
+        topic_id: bytes,
+        partition: int,
+        directory: LogDirectory,
+        log: PartitionLog,
+        settings: TopicSettings,
     ) -> HostedReplica:
         core = PartitionReplica(
             node_id=self._node_id,
@@ -249,7 +339,8 @@ class ReplicaHost:
             settings=settings,
             flusher=self._flusher,
             leader_place=lambda: self.leader_place(topic_id, partition),
-            on_disk_failed=self.note_disk_failure,
+            space=directory.space,
+            on_disk_failed=lambda error: self.note_disk_failure(directory, error),
         )
 
     def _report(self, topic: str, partition: int, opened: OpenedLog) -> None:
@@ -267,29 +358,63 @@ class ReplicaHost:
         self._spawn(self._close_and_set_aside(topic_id, partition, slot))
 
     async def _close_and_set_aside(self, topic_id: bytes, partition: int, slot: _Slot) -> None:
-        await slot.opened.wait()
+        await slot.wait_opened()
         if slot.replica is not None:
             await slot.replica.close("the topic was deleted")
         name = _directory_name(topic_id, partition)
+        directory = self._directories.find(name)
+        if directory is None:
+            return
         try:
-            await asyncio.to_thread(self._set_aside.take, name, is_known=True)
+            await asyncio.to_thread(self._set_asides[directory].take, name, is_known=True)
         except StorageError as error:
             # It will be found unknown at the next start and set aside then.
             logger.error("directory of a removed partition not set aside: %s: %s", name, error)
-            if isinstance(error, DiskFailedError):
-                self.note_disk_failure(error)
+            self._note_failure_at(name, error)
+        else:
+            self._directories.forget(name)
 
-    def note_disk_failure(self, error: DiskFailedError) -> None:
-        """End the service of every partition: the log directory failed for good."""
-        if self._failure is not None:
+    def _note_failure_at(self, name: str, error: StorageError) -> None:
+        """Take up an error of a partition's directory, if it is one that ends more than this partition."""
+        directory = self._directories.find(name)
+        if isinstance(error, DiskFailedError) and directory is not None:
+            self.note_disk_failure(directory, error)
+
+    def note_disk_failure(self, directory: LogDirectory, error: DiskFailedError) -> None:
+        """End the service of every partition of a log directory: it failed for good."""
+        if directory in self._failed:
             return
-        self._failure = error
-        logger.critical("log directory failed, no partition here can be written any more: %s", error)
+        self._failed.add(directory)
+        directory.note_failure(error)
+        logger.critical("log directory failed, no partition in it can be written any more: %s: %s", directory, error)
         for slot in list(self._all_slots()):
-            if slot.replica is not None:
+            if slot.replica is not None and slot.directory is directory:
                 slot.replica.fail(f"the log directory failed: {error}")
-        if not self.failed.done():
+        is_fatal = directory is self._directories.first or len(self._failed) == len(self._directories)
+        if is_fatal and not self.failed.done():
             self.failed.set_result(error)
+
+    async def delete_due(self) -> int:
+        """Delete what was set aside long enough ago; return how many directories were deleted."""
+        deleted = 0
+        for directory, set_aside in self._set_asides.items():
+            try:
+                deleted += await asyncio.to_thread(set_aside.delete_due)
+            except StorageError as error:
+                logger.error("set-aside directory not deleted: %s: %s", directory, error)
+        return deleted
+
+    async def tend_space(self) -> None:
+        """Look how much room each directory has, and do what its ballast needs."""
+        for directory in self._directories:
+            if directory.failure is not None:
+                continue
+            try:
+                await asyncio.to_thread(directory.space.tend, monotonic_ms())
+            except DiskFailedError as error:
+                self.note_disk_failure(directory, error)
+            except StorageError as error:
+                logger.error("ballast of a log directory: %s: %s", directory, error)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -298,6 +423,9 @@ class ReplicaHost:
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._note_fault(task)
+
+    def _note_fault(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.failed.done():
             # A fault of ours: the process must not go on as if the partition were fine.

@@ -14,6 +14,7 @@ from lograft.v1 import log_pb2
 from brokerd.limits import IDENTITY_WAIT_MS
 from brokerd.rpc.append import AppendCalls
 from brokerd.rpc.calls import ServicerContext, bidirectional, check_cluster, left_ms, unary
+from brokerd.rpc.delete_records import DeleteRecordsCalls
 from brokerd.rpc.fetch_stream import FetchStream
 from brokerd.rpc.forward import Forwarder
 from brokerd.rpc.list_offsets import ListOffsetsCalls
@@ -33,6 +34,7 @@ class LogService:
         self._append = AppendCalls(parts, forwarder)
         self._read = ReadCalls(parts, forwarder)
         self._list_offsets = ListOffsetsCalls(parts, forwarder)
+        self._delete_records = DeleteRecordsCalls(parts, forwarder)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server needs."""
@@ -44,6 +46,7 @@ class LogService:
                 "Append": unary(log_pb2.AppendRequest, self._append.append),
                 "Read": unary(log_pb2.ReadRequest, self._read.read),
                 "ListOffsets": unary(log_pb2.ListOffsetsRequest, self._list_offsets.list_offsets),
+                "DeleteRecords": unary(log_pb2.DeleteRecordsRequest, self._delete_records.delete_records),
                 "InitProducer": unary(log_pb2.InitProducerRequest, self._init_producer),
             },
         )

@@ -15,7 +15,6 @@ from lograft.wire.batch import encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
-from brokerd.clock import wall_ms
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle
 from brokerd.metadata.observer import MetadataObserver
@@ -23,11 +22,11 @@ from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
 from brokerd.replication.locator import Locator
 from brokerd.replication.replica_host import ReplicaHost
-from brokerd.replication.set_aside import SetAside
 from brokerd.rpc.batch_check import ThreadChecks
 from brokerd.rpc.parts import BrokerParts, StreamRegister
 from brokerd.server import BrokerServer
 from brokerd.standalone import standalone_settings
+from storage.directories import LogDirectories, LogDirectory
 from storage.testing.sim_disk import SimDisk
 
 WAIT_S = 10.0
@@ -240,10 +239,8 @@ def offline_parts(observer: MetadataObserver, host: ReplicaHost | None = None) -
     calls = ControllerCalls(observer, peers, ())
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
     if host is None:
-        disk = SimDisk()
-        host = ReplicaHost(
-            disk=disk, directory="/p", set_aside=SetAside(disk, "/p", wall_ms), node_id=1, observer=observer
-        )
+        directories = LogDirectories([LogDirectory(SimDisk(), "/p")])
+        host = ReplicaHost(directories=directories, node_id=1, observer=observer)
     lifecycle = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
     return BrokerParts(
         cluster_id="c",

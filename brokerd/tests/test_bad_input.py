@@ -177,7 +177,9 @@ async def test_bad_fetch_stream_ends_typed(client: Client, name: str) -> None:
     assert (await stream.failure()).code is code
 
 
-@pytest.mark.parametrize("method", ["Produce", "Fetch", "Append", "Read", "ListOffsets", "InitProducer"])
+@pytest.mark.parametrize(
+    "method", ["Produce", "Fetch", "Append", "Read", "ListOffsets", "DeleteRecords", "InitProducer"]
+)
 @pytest.mark.usefixtures("topic")
 async def test_bytes_that_are_no_message_are_refused(client: Client, method: str) -> None:
     """Bytes that no parser takes get INVALID_REQUEST on streams and calls alike."""
@@ -253,6 +255,16 @@ CALLS: dict[str, tuple[ErrorCode, str, Any]] = {
         ErrorCode.INVALID_REQUEST,
         "ListOffsets",
         log_pb2.ListOffsetsRequest(queries=[log_pb2.OffsetQuery()] * (MAX_OFFSET_QUERIES + 1)),
+    ),
+    "delete: too many": (
+        ErrorCode.INVALID_REQUEST,
+        "DeleteRecords",
+        log_pb2.DeleteRecordsRequest(partitions=[log_pb2.RecordsBefore()] * (MAX_OFFSET_QUERIES + 1)),
+    ),
+    "delete: wrong cluster": (
+        ErrorCode.WRONG_CLUSTER,
+        "DeleteRecords",
+        log_pb2.DeleteRecordsRequest(cluster_id="elsewhere"),
     ),
     "producer: wrong cluster": (
         ErrorCode.WRONG_CLUSTER,

@@ -96,3 +96,15 @@ def test_error_is_one_line_and_an_exit_code(tmp_path: Path, arguments: tuple[str
         if code == 1:
             assert errors.startswith("brokerd: error: ")
             assert errors.count("\n") == 1
+
+
+def test_dev_keeps_logs_in_several_directories(tmp_path: Path) -> None:
+    """`--data-dir` may be given several times; the partitions of the second directory are there after a restart."""
+    directories = [str(tmp_path / name) for name in ("first", "second")]
+    arguments = ["dev", "--port", "0", *(word for path in directories for word in ("--data-dir", path))]
+    for expected in ([b"x"], [b"x", b"x"]):
+        with started(*arguments) as process:
+            assert append_and_read(read_ready(process), b"x") == expected
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0
+    assert (tmp_path / "second" / "meta.json").exists()

@@ -32,6 +32,7 @@ from metaquorum.controller.records import (
 )
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.listener import CommittedBatch
+from storage.directories import LogDirectories, LogDirectory
 from storage.log import LogSettings, PartitionIdentity, PartitionLog
 from storage.testing.sim_disk import Refusal, SimDisk
 
@@ -42,12 +43,13 @@ ROOT = "/data/partitions"
 class Host:
     """A replica host, its disk, and the metadata that a quorum would have committed."""
 
-    def __init__(self, disk: SimDisk) -> None:
+    def __init__(self, disk: SimDisk, *more: LogDirectory) -> None:
         self.disk = disk
         self.now_ms = 1_000_000
         self.observer = MetadataObserver()
         self.set_aside = SetAside(disk, ROOT, lambda: self.now_ms)
-        self.host = ReplicaHost(disk=disk, directory=ROOT, set_aside=self.set_aside, node_id=1, observer=self.observer)
+        directories = LogDirectories([LogDirectory(disk, "/data"), *more])
+        self.host = ReplicaHost(directories=directories, node_id=1, observer=self.observer, now_ms=lambda: self.now_ms)
         self.locator = Locator(node_id=1, observer=self.observer, host=self.host)
 
     def commit(self, *records: MetadataRecord) -> None:

@@ -7,6 +7,7 @@ DescribeTopic lists. Must not know how the log engine uses them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -27,6 +28,27 @@ class FlushPolicy(Enum):
     """At once; flushing is left to the operating system."""
 
 
+class CleanupPolicy(Enum):
+    """How old data goes. What lies below the log start goes under each of them."""
+
+    DELETE = "delete"
+    """Whole segments, by age and size."""
+    COMPACT = "compact"
+    """Records with a newer one of the same key."""
+    COMPACT_DELETE = "compact,delete"
+    """Both."""
+
+    @property
+    def deletes(self) -> bool:
+        """True if age and size count."""
+        return self is not CleanupPolicy.COMPACT
+
+    @property
+    def compacts(self) -> bool:
+        """True if older records of a key go."""
+        return self is not CleanupPolicy.DELETE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
     """Effective settings of one topic.
@@ -38,6 +60,15 @@ class TopicSettings:
         max_message_bytes: most bytes of one batch, header included.
         flush_policy: when a record counts as stored.
         flush_interval_ms: longest time between flushes under `FlushPolicy.INTERVAL`.
+        cleanup_policy: how old data goes.
+        retention_ms: age at which a segment goes; None: none goes because of its age.
+        retention_bytes: bytes of a partition that are kept at least when segments go because of the size; None: none do.
+        file_delete_delay_ms: how long the files of a removed segment stay on disk, renamed.
+        min_compaction_lag_ms: a record younger than this is not compacted.
+        max_compaction_lag_ms: an older record is compacted however few there are.
+        min_cleanable_dirty_ratio: share of bytes not compacted yet above which a partition is compacted, 0 to 1.
+        timestamp_after_max_ms: how far after the broker's clock a record's timestamp may lie.
+        delete_retention_ms: how long a null value (a tombstone) stays after its first compaction.
     """
 
     segment_bytes: int
@@ -46,11 +77,23 @@ class TopicSettings:
     max_message_bytes: int
     flush_policy: FlushPolicy
     flush_interval_ms: int
+    cleanup_policy: CleanupPolicy
+    retention_ms: int | None
+    retention_bytes: int | None
+    file_delete_delay_ms: int
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    min_cleanable_dirty_ratio: float
+    delete_retention_ms: int
+    timestamp_after_max_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigDefinition:
-    """One config. Either `choices` is set, or the value is an integer from `minimum` to `maximum`, both inclusive."""
+    """One config. Either `choices` is set, or the value is an integer from `minimum` to `maximum`, both inclusive.
+
+    With `may_be_off` it may also be `OFF`. With `is_ratio` it is a decimal number from 0 to 1 instead.
+    """
 
     name: str
     default: str
@@ -58,17 +101,31 @@ class ConfigDefinition:
     minimum: int = 0
     maximum: int = 0
     choices: tuple[str, ...] = ()
+    may_be_off: bool = False
+    is_ratio: bool = False
 
     def problem(self, value: str) -> str | None:
         """Say why `value` does not fit, or None when it does."""
         if self.choices:
             return None if value in self.choices else f"{self.name} must be one of {', '.join(self.choices)}"
+        if self.may_be_off and value == OFF:
+            return None
+        if self.is_ratio:
+            return (
+                None if _RATIO.fullmatch(value) else f"{self.name} must be a decimal number from 0 to 1, such as 0.25"
+            )
         # Only plain ASCII digits: int() would also take "1_000", " 7" and digits of other scripts.
         plain = value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS
         if plain and self.minimum <= int(value) <= self.maximum:
             return None
-        return f"{self.name} must be an integer from {self.minimum} to {self.maximum}"
+        off = f", or {OFF} for no limit" if self.may_be_off else ""
+        return f"{self.name} must be an integer from {self.minimum} to {self.maximum}{off}"
 
+
+_RATIO: Final = re.compile(r"0(\.[0-9]{1,9})?|1(\.0{1,9})?")
+
+OFF: Final = "-1"
+"""Value of a limit that does not hold."""
 
 MAX_DIGITS: Final = 19
 """Digits of the largest 64-bit integer; a longer value is refused before it is converted."""
@@ -118,6 +175,69 @@ _DEFINITIONS: Final = (
         maximum=_MAX_INT32,
         meaning="longest time between flushes under flush.policy=interval, in milliseconds",
     ),
+    ConfigDefinition(
+        name="cleanup.policy",
+        default=CleanupPolicy.DELETE.value,
+        choices=tuple(policy.value for policy in CleanupPolicy),
+        meaning="how old data goes: whole segments by age and size (delete), older records of a key (compact), or both",
+    ),
+    ConfigDefinition(
+        name="retention.ms",
+        default=str(7 * 24 * 3600 * 1000),
+        minimum=0,
+        maximum=_MAX_INT64,
+        may_be_off=True,
+        meaning="age of its newest record at which a segment goes under cleanup.policy=delete, in milliseconds; -1: never",
+    ),
+    ConfigDefinition(
+        name="retention.bytes",
+        default=OFF,
+        minimum=0,
+        maximum=_MAX_INT64,
+        may_be_off=True,
+        meaning="bytes of a partition beyond which its oldest segments go under cleanup.policy=delete; -1: no limit",
+    ),
+    ConfigDefinition(
+        name="file.delete.delay.ms",
+        default="60000",
+        minimum=0,
+        maximum=_MAX_INT64,
+        meaning="time that the files of a removed segment stay on disk, renamed, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="min.compaction.lag.ms",
+        default="0",
+        minimum=0,
+        maximum=_MAX_INT64,
+        meaning="age of a record below which it is not compacted, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="max.compaction.lag.ms",
+        default=str(_MAX_INT64),
+        minimum=1,
+        maximum=_MAX_INT64,
+        meaning="age of a record at which it is compacted however few there are, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="min.cleanable.dirty.ratio",
+        default="0.5",
+        is_ratio=True,
+        meaning="share of bytes not compacted yet above which a partition is compacted, 0 to 1",
+    ),
+    ConfigDefinition(
+        name="message.timestamp.after.max.ms",
+        default=str(3600 * 1000),
+        minimum=0,
+        maximum=_MAX_INT64,
+        meaning="how far after the broker's clock the timestamp of a record may lie, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="delete.retention.ms",
+        default=str(24 * 3600 * 1000),
+        minimum=0,
+        maximum=_MAX_INT64,
+        meaning="time that a null value stays after its first compaction, so that readers see the deletion, in milliseconds",
+    ),
 )
 
 TOPIC_CONFIGS: Final[Mapping[str, ConfigDefinition]] = MappingProxyType(
@@ -151,4 +271,17 @@ def effective(configs: Mapping[str, str]) -> TopicSettings:
         max_message_bytes=int(value("max.message.bytes")),
         flush_policy=FlushPolicy(value("flush.policy")),
         flush_interval_ms=int(value("flush.interval.ms")),
+        cleanup_policy=CleanupPolicy(value("cleanup.policy")),
+        retention_ms=_limit(value("retention.ms")),
+        retention_bytes=_limit(value("retention.bytes")),
+        file_delete_delay_ms=int(value("file.delete.delay.ms")),
+        min_compaction_lag_ms=int(value("min.compaction.lag.ms")),
+        max_compaction_lag_ms=int(value("max.compaction.lag.ms")),
+        min_cleanable_dirty_ratio=float(value("min.cleanable.dirty.ratio")),
+        delete_retention_ms=int(value("delete.retention.ms")),
+        timestamp_after_max_ms=int(value("message.timestamp.after.max.ms")),
     )
+
+
+def _limit(value: str) -> int | None:
+    return None if value == OFF else int(value)

@@ -12,7 +12,7 @@ from metaquorum.controller.commands import DeleteTopic, TopicCreated, TopicDelet
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.placement import place
 from metaquorum.controller.records import ConfigRecord, ConfigResource, TopicRecord
-from metaquorum.controller.topic_configs import TOPIC_CONFIGS, FlushPolicy
+from metaquorum.controller.topic_configs import TOPIC_CONFIGS, CleanupPolicy, FlushPolicy
 from metaquorum.tests.controller_world import World, create_topic, register, topic_id, view
 
 
@@ -152,7 +152,12 @@ def test_create_topic_without_a_usable_broker_is_refused() -> None:
 @pytest.mark.parametrize(
     ("configs", "words"),
     [
-        ({"retention.ms": "1"}, "unknown topic config 'retention.ms'"),
+        ({"retention.hours": "1"}, "unknown topic config 'retention.hours'"),
+        ({"retention.ms": "-2"}, "retention.ms must be an integer from 0 to 9223372036854775807, or -1 for no limit"),
+        ({"retention.ms": "-1 "}, "retention.ms"),
+        ({"retention.bytes": "-0"}, "retention.bytes"),
+        ({"file.delete.delay.ms": "-1"}, "file.delete.delay.ms"),
+        ({"cleanup.policy": "delete,compact"}, "cleanup.policy must be one of delete, compact, compact,delete"),
         ({"": "1"}, "unknown topic config"),
         ({"segment.bytes": "1"}, "segment.bytes must be an integer from 16384"),
         ({"segment.bytes": "2147483648"}, "segment.bytes"),
@@ -188,6 +193,23 @@ def test_every_config_has_a_valid_default_and_effective_settings_follow_what_is_
     changed = topic_configs.effective({"flush.policy": "interval", "flush.interval.ms": "7", "segment.ms": "8"})
     assert (changed.flush_policy, changed.flush_interval_ms, changed.segment_ms) == (FlushPolicy.INTERVAL, 7, 8)
     assert changed.index_interval_bytes == defaults.index_interval_bytes == 4096
+
+
+def test_old_data_goes_after_a_week_unless_the_topic_says_otherwise() -> None:
+    """The defaults of retention, and the word for no limit."""
+    defaults = topic_configs.effective({})
+    assert (defaults.retention_ms, defaults.retention_bytes) == (7 * 24 * 3_600_000, None)
+    assert (defaults.cleanup_policy, defaults.file_delete_delay_ms) == (CleanupPolicy.DELETE, 60_000)
+    configs = {"retention.ms": "-1", "retention.bytes": "0", "file.delete.delay.ms": "5", "cleanup.policy": "compact"}
+    assert topic_configs.problem(configs) is None
+    changed = topic_configs.effective(configs)
+    assert (changed.retention_ms, changed.retention_bytes, changed.file_delete_delay_ms) == (None, 0, 5)
+    assert [(policy.deletes, policy.compacts) for policy in CleanupPolicy] == [
+        (True, False),
+        (False, True),
+        (True, True),
+    ]
+    assert changed.cleanup_policy is CleanupPolicy.COMPACT
 
 
 def test_create_topic_beyond_the_cluster_limits_is_refused() -> None:

@@ -12,15 +12,18 @@ from typing import Final
 
 from lograft._cluster import Attempt, Cluster
 from lograft._codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
+from lograft._delete_records import delete_records
 from lograft._offsets import list_offsets
 from lograft.errors import UsageError
 from lograft.settings import ClientSettings
 from lograft.types import (
     ClusterDescription,
+    DeletedRecords,
     OffsetAnswer,
     OffsetQuery,
     QuorumDescription,
     TopicDescription,
+    TopicPartition,
     TopicSummary,
 )
 from lograft.v1 import admin_pb2
@@ -137,6 +140,10 @@ class AdminCalls:
     async def list_offsets(self, queries: Sequence[OffsetQuery]) -> list[OffsetAnswer]:
         """Look up offsets."""
         return await list_offsets(self.cluster, queries, timeout_ms=self._timeout_ms)
+
+    async def delete_records(self, before: Mapping[TopicPartition, int | None]) -> list[DeletedRecords]:
+        """Remove the oldest records."""
+        return await delete_records(self.cluster, before, timeout_ms=self._timeout_ms)
 
     async def close(self) -> None:
         """Let the connections go."""

@@ -11,6 +11,7 @@ from lograft.errors import LograftError, OffsetOutOfRangeError, error_for
 from lograft.types import (
     Acks,
     BrokerDescription,
+    DeletedRecords,
     Durability,
     OffsetAnswer,
     OffsetQuery,
@@ -19,6 +20,7 @@ from lograft.types import (
     QuorumDescription,
     QuorumReplicaDescription,
     TopicDescription,
+    TopicPartition,
     TopicSummary,
 )
 from lograft.v1 import admin_pb2, errors_pb2, log_pb2, metadata_pb2
@@ -192,5 +194,21 @@ def decode_offset_result(result: log_pb2.OffsetResult) -> OffsetAnswer:
         partition=result.partition,
         offset=result.offset if result.HasField("offset") else None,
         timestamp_ms=result.timestamp_ms if result.HasField("timestamp_ms") else None,
+        error=decode_error(result.error) if result.HasField("error") else None,
+    )
+
+
+def encode_records_before(where: TopicPartition, before_offset: int | None) -> log_pb2.RecordsBefore:
+    """Convert what is to be removed; None: up to the high watermark, -1 on the wire."""
+    offset = -1 if before_offset is None else before_offset
+    return log_pb2.RecordsBefore(topic=where.topic, partition=where.partition, before_offset=offset)
+
+
+def decode_deleted(result: log_pb2.DeletedRecords) -> DeletedRecords:
+    """Convert the answer for one partition."""
+    return DeletedRecords(
+        topic=result.topic,
+        partition=result.partition,
+        log_start_offset=result.log_start_offset if result.HasField("log_start_offset") else None,
         error=decode_error(result.error) if result.HasField("error") else None,
     )

@@ -17,10 +17,12 @@ from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     ClusterDescription,
+    DeletedRecords,
     OffsetAnswer,
     OffsetQuery,
     QuorumDescription,
     TopicDescription,
+    TopicPartition,
     TopicSummary,
 )
 
@@ -122,6 +124,18 @@ class Admin:
     def list_offsets(self, queries: Sequence[OffsetQuery]) -> list[OffsetAnswer]:
         """Look up offsets by position or time; one answer for each query, in order, with an `error` on failure."""
         return self._run(lambda calls: calls.list_offsets(queries))
+
+    def delete_records(self, before: Mapping[TopicPartition, int | None]) -> list[DeletedRecords]:
+        """Remove all records below an offset, for good, in each of some partitions; one result for each, in order.
+
+        Args:
+            before: first offset to keep (at most the high watermark) for each partition; None: all readable records go.
+
+        Raises:
+            UsageError: an offset is no whole number from 0.
+            LograftError: the call as a whole failed; it may be repeated. A refused partition has an `error` in its result.
+        """
+        return self._run(lambda calls: calls.delete_records(before))
 
     def close(self) -> None:
         """Let the connections go. Further calls do nothing."""

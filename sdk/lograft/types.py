@@ -159,6 +159,23 @@ class OffsetAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedRecords:
+    """What the removal of records in one partition came to.
+
+    Attributes:
+        topic: topic name.
+        partition: partition, from 0.
+        log_start_offset: first readable offset now (inclusive); None on an error.
+        error: why nothing was removed; None if all is well.
+    """
+
+    topic: str
+    partition: int
+    log_start_offset: int | None = None
+    error: LograftError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDescription:
     """A broker, as clients see it."""
 
@@ -251,6 +268,7 @@ __all__ = [
     "BrokerDescription",
     "ClusterDescription",
     "ConsumerRecord",
+    "DeletedRecords",
     "Durability",
     "Headers",
     "OffsetAnswer",

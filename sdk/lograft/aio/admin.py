@@ -11,10 +11,12 @@ from lograft.errors import ClientClosedError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     ClusterDescription,
+    DeletedRecords,
     OffsetAnswer,
     OffsetQuery,
     QuorumDescription,
     TopicDescription,
+    TopicPartition,
     TopicSummary,
 )
 
@@ -76,6 +78,10 @@ class Admin:
     async def list_offsets(self, queries: Sequence[OffsetQuery]) -> list[OffsetAnswer]:
         """Look up offsets by position or time."""
         return await self._start().list_offsets(queries)
+
+    async def delete_records(self, before: Mapping[TopicPartition, int | None]) -> list[DeletedRecords]:
+        """Remove all records below an offset, for good, in each of some partitions; None: all readable records."""
+        return await self._start().delete_records(before)
 
     async def close(self) -> None:
         """Let the connections go. Further calls do nothing."""

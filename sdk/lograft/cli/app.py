@@ -2,7 +2,7 @@
 """The tree of commands, plugins, and what becomes of errors.
 
 Owns nothing that a command does. Further commands come from the entry-point group `lograft.commands`: each is a
-function with typer's annotations; `lograft-server` brings `dev`.
+function with typer's annotations, or a group of them (`typer.Typer`); `lograft-server` brings `dev` and `log`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lograft.errors import LograftError, UsageError
 PLUGIN_GROUP: Final = "lograft.commands"
 """Entry-point group of further commands."""
 
-_SERVER_COMMANDS: Final = ("dev",)
+_SERVER_COMMANDS: Final = ("dev", "log")
 
 
 def _print_version(wanted: bool) -> None:
@@ -62,16 +62,22 @@ def make_app() -> typer.Typer:
     for point in sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name):
         if point.name not in known:
             known.add(point.name)
-            app.command(name=point.name)(_load(point))
+            command = _load(point)
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=point.name)
+            else:
+                app.command(name=point.name)(command)
     for name in _SERVER_COMMANDS:
         if name not in known:
-            app.command(name=name, hidden=True)(_missing(name))
+            # Whatever follows the name, the answer is that it is not installed.
+            any_words = {"allow_extra_args": True, "ignore_unknown_options": True}
+            app.command(name=name, hidden=True, context_settings=any_words)(_missing(name))
     return app
 
 
-def _load(point: EntryPoint) -> Callable[..., object]:
+def _load(point: EntryPoint) -> Callable[..., object] | typer.Typer:
     try:
-        command: Callable[..., object] = point.load()
+        command: Callable[..., object] | typer.Typer = point.load()
     except Exception as error:
         # A broken plugin must not take the other commands with it.
         return _broken(point.name, error)

@@ -63,6 +63,11 @@ class LogServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_log__pb2.ListOffsetsRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_log__pb2.ListOffsetsResponse.FromString,
                 _registered_method=True)
+        self.DeleteRecords = channel.unary_unary(
+                '/lograft.v1.LogService/DeleteRecords',
+                request_serializer=lograft_dot_v1_dot_log__pb2.DeleteRecordsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_log__pb2.DeleteRecordsResponse.FromString,
+                _registered_method=True)
         self.InitProducer = channel.unary_unary(
                 '/lograft.v1.LogService/InitProducer',
                 request_serializer=lograft_dot_v1_dot_log__pb2.InitProducerRequest.SerializeToString,
@@ -114,6 +119,14 @@ class LogServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRecords(self, request, context):
+        """Removes the oldest records of partitions for good. Any broker takes the request and forwards to the leaders. It may be
+        repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def InitProducer(self, request, context):
         """Gives a new producer id, for clients that use Append with sequence numbers. Produce gives one in its handshake.
         """
@@ -148,6 +161,11 @@ def add_LogServiceServicer_to_server(servicer, server):
                     servicer.ListOffsets,
                     request_deserializer=lograft_dot_v1_dot_log__pb2.ListOffsetsRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_log__pb2.ListOffsetsResponse.SerializeToString,
+            ),
+            'DeleteRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRecords,
+                    request_deserializer=lograft_dot_v1_dot_log__pb2.DeleteRecordsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_log__pb2.DeleteRecordsResponse.SerializeToString,
             ),
             'InitProducer': grpc.unary_unary_rpc_method_handler(
                     servicer.InitProducer,
@@ -294,6 +312,33 @@ class LogService(object):
             '/lograft.v1.LogService/ListOffsets',
             lograft_dot_v1_dot_log__pb2.ListOffsetsRequest.SerializeToString,
             lograft_dot_v1_dot_log__pb2.ListOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.LogService/DeleteRecords',
+            lograft_dot_v1_dot_log__pb2.DeleteRecordsRequest.SerializeToString,
+            lograft_dot_v1_dot_log__pb2.DeleteRecordsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,10 @@ class LogServiceStub:
     """Reads records of one partition. Any broker takes the request and forwards to the leader."""
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]
     """Finds offsets by position or by timestamp. Any broker takes the request and forwards to the leaders."""
+    DeleteRecords: _grpc.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]
+    """Removes the oldest records of partitions for good. Any broker takes the request and forwards to the leaders. It may be
+    repeated.
+    """
     InitProducer: _grpc.UnaryUnaryMultiCallable[_log_pb2.InitProducerRequest, _log_pb2.InitProducerResponse]
     """Gives a new producer id, for clients that use Append with sequence numbers. Produce gives one in its handshake."""
 
@@ -77,6 +81,10 @@ class LogServiceAsyncStub(LogServiceStub):
     """Reads records of one partition. Any broker takes the request and forwards to the leader."""
     ListOffsets: _aio.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]  # type: ignore[assignment]
     """Finds offsets by position or by timestamp. Any broker takes the request and forwards to the leaders."""
+    DeleteRecords: _aio.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]  # type: ignore[assignment]
+    """Removes the oldest records of partitions for good. Any broker takes the request and forwards to the leaders. It may be
+    repeated.
+    """
     InitProducer: _aio.UnaryUnaryMultiCallable[_log_pb2.InitProducerRequest, _log_pb2.InitProducerResponse]  # type: ignore[assignment]
     """Gives a new producer id, for clients that use Append with sequence numbers. Produce gives one in its handshake."""
 
@@ -130,6 +138,16 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.ListOffsetsResponse, _abc.Awaitable[_log_pb2.ListOffsetsResponse]]:
         """Finds offsets by position or by timestamp. Any broker takes the request and forwards to the leaders."""
+
+    @_abc_1.abstractmethod
+    def DeleteRecords(
+        self,
+        request: _log_pb2.DeleteRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_log_pb2.DeleteRecordsResponse, _abc.Awaitable[_log_pb2.DeleteRecordsResponse]]:
+        """Removes the oldest records of partitions for good. Any broker takes the request and forwards to the leaders. It may be
+        repeated.
+        """
 
     @_abc_1.abstractmethod
     def InitProducer(

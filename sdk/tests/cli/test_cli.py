@@ -191,16 +191,19 @@ def test_plugins_bring_commands_and_broken_ones_harm_nothing(run: Run, monkeypat
     """A command of another distribution works; one that cannot be loaded says so and leaves the others alone."""
     points = [
         EntryPoint(name="hello", value="tests.cli.plugin:hello", group="lograft.commands"),
+        EntryPoint(name="group", value="tests.cli.plugin:group", group="lograft.commands"),
         EntryPoint(name="broken", value="tests.cli.no_such_module:command", group="lograft.commands"),
     ]
     monkeypatch.setattr("lograft.cli.app.entry_points", lambda group: points)
     assert run("hello", "--name", "you")[:2] == (0, "hello you\n")
+    assert run("group", "hello")[:2] == (0, "hello world\n")
     code, _, err = run("broken")
     assert code == 1
     assert "cannot be loaded" in err
-    code, _, err = run("dev")
-    assert code == 1
-    assert "lograft-server" in err
+    for words in (["dev"], ["dev", "--port", "0"], ["log"], ["log", "verify", "/data"]):
+        code, _, err = run(*words)
+        assert code == 1
+        assert "lograft-server" in err
 
 
 def test_follow_waits_for_new_records_until_it_is_interrupted(bootstrap: str, make_topic: MakeTopic) -> None:

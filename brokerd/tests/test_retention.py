@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Old data goes from the open replicas of a broker, in the background and without harm to anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+from lograft.wire.codes import ErrorCode
+
+from brokerd.clock import wall_ms
+from brokerd.failure import RefusedError
+from brokerd.partition.events import Durability
+from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.replica_host import ReplicaHost
+from brokerd.tests.support import WAIT_S
+from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, acked, append
+from metaquorum.controller.records import ConfigRecord, ConfigResource
+from storage.directories import LogDirectories, LogDirectory
+from storage.prefix import PrefixWork
+from storage.testing.sim_disk import Refusal, SimDisk
+
+LATER_MS = 8 * 24 * 3_600_000
+"""More than `segment.ms` and `retention.ms` of a topic with default configs."""
+
+
+def configure(host: Host, **configs: str) -> None:
+    """Set configs of the topic; a name has `_` for `.`."""
+    for name, value in configs.items():
+        host.commit(
+            ConfigRecord(
+                resource=ConfigResource.TOPIC,
+                resource_name=TOPIC_ID.hex(),
+                name=name.replace("_", "."),
+                value=value,
+            )
+        )
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    """A host over an empty disk, with its broker registered, whose clock is more than a week ahead of the appends."""
+    disk = SimDisk()
+    disk.make_directory("/data")
+    disk.make_directory(ROOT)
+    made = Host(disk)
+    made.now_ms = wall_ms() + LATER_MS
+    made.register()
+    await made.host.start()
+    yield made
+    await made.host.stop()
+
+
+async def filled(host: Host, partition: int = 0) -> HostedReplica:
+    """Return a replica with one acknowledged record."""
+    replica = await host.replica(partition)
+    assert await acked(replica, append(replica, [b"a"])) is Durability.FLUSHED
+    return replica
+
+
+def names(host: Host, partition: int = 0) -> list[str]:
+    return host.disk.list_directory(f"{ROOT}/{TOPIC_ID.hex()}-{partition}")
+
+
+async def test_old_data_of_an_idle_partition_goes(host: Host) -> None:
+    """The segment rolls by the clock, is removed, and its files vanish after the delay; the partition goes on."""
+    host.create_topic()
+    replica = await filled(host)
+    assert await host.host.retention.run_round() == 1
+    assert (replica.log_start_offset, replica.high_watermark, replica.log_end_offset) == (1, 1, 1)
+    with pytest.raises(RefusedError) as caught:
+        replica.read(0, 100, end_offset=1)
+    assert caught.value.failure.code is ErrorCode.OFFSET_OUT_OF_RANGE
+    assert caught.value.failure.readable_range == replica.readable_range
+    assert f"{0:020d}.log.deleted" in names(host)
+    assert await acked(replica, append(replica, [b"b"])) is Durability.FLUSHED
+    assert replica.read(1, 100, end_offset=2).next_offset == 2
+    host.now_ms += 59_999
+    assert await host.host.retention.run_round() == 0
+    assert f"{0:020d}.log.deleted" in names(host)
+    host.now_ms += 1
+    await host.host.retention.run_round()
+    assert not [name for name in names(host) if name.endswith(".deleted")]
+
+
+@pytest.mark.parametrize(
+    "configs", [{"retention_ms": "-1"}, {"cleanup_policy": "compact"}, {"retention_ms": str(2 * LATER_MS + wall_ms())}]
+)
+async def test_data_that_is_to_be_kept_stays(host: Host, configs: dict[str, str]) -> None:
+    """Without a limit, without `delete` in the cleanup policy, or with a longer one."""
+    host.create_topic()
+    replica = await filled(host)
+    configure(host, **configs)
+    assert await host.host.retention.run_round() == 0
+    assert replica.read(0, 100, end_offset=1).next_offset == 1
+    configure(host, retention_ms="1", cleanup_policy="compact,delete")
+    assert await host.host.retention.run_round() == 1
+
+
+async def test_every_partition_gets_its_turn(host: Host) -> None:
+    """More partitions than are looked at in one turn of the event loop."""
+    host.create_topic(partition_count=20)
+    replicas = [await filled(host, partition) for partition in range(20)]
+    assert await host.host.retention.run_round() == 20
+    assert {replica.log_start_offset for replica in replicas} == {1}
+
+
+async def test_a_full_disk_is_tried_again_and_hinders_no_other_partition(host: Host) -> None:
+    """What cannot be removed now is removed in the next round."""
+    host.create_topic(partition_count=2)
+    first, second = [await filled(host, partition) for partition in range(2)]
+    host.disk.refuse("append", "-0/log-start", Refusal.FULL)
+    assert await host.host.retention.run_round() == 1
+    assert (first.log_start_offset, second.log_start_offset) == (0, 1)
+    assert await host.host.retention.run_round() == 1
+    assert first.log_start_offset == 1
+    assert not host.host.failed.done()
+
+
+async def test_a_failed_disk_ends_the_service(host: Host) -> None:
+    """A log start whose sync fails is not claimed; the log directory failed for good, and is not asked again."""
+    host.create_topic()
+    replica = await filled(host)
+    host.disk.refuse("sync", "log-start", Refusal.IO_ERROR)
+    assert await host.host.retention.run_round() == 0
+    assert host.host.failed.done()
+    assert not replica.is_leader
+    assert replica.log_start_offset == 0
+    assert await host.host.retention.run_round() == 0
+
+
+async def test_what_is_removed_unflushed_counts_as_flushed(host: Host) -> None:
+    """Under flush policy `none` nothing was flushed yet; the core follows the log, and the partition goes on."""
+    host.create_topic("none")
+    replica = await host.replica()
+    append(replica, [b"a"])
+    assert await host.host.retention.run_round() == 1
+    configure(host, flush_policy="ack")
+    assert await acked(replica, append(replica, [b"b"])) is Durability.FLUSHED
+    assert replica.high_watermark == 2
+
+
+async def test_a_log_is_not_closed_under_a_running_step(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop waits for the thread, takes the step's result back, and begins no other one."""
+    entered, leave = threading.Event(), threading.Event()
+    run = PrefixWork.run
+
+    def held(work: PrefixWork) -> None:
+        entered.set()
+        assert leave.wait(WAIT_S)
+        run(work)
+
+    monkeypatch.setattr(PrefixWork, "run", held)
+    host.create_topic(partition_count=2)
+    replicas = [await filled(host, partition) for partition in range(2)]
+    round_ = asyncio.create_task(host.host.retention.run_round())
+    assert await asyncio.to_thread(entered.wait, WAIT_S)
+    assert append(replicas[0], [b"b"]) == 2
+    stop = asyncio.create_task(host.host.stop())
+    await asyncio.sleep(0)
+    assert not stop.done()
+    leave.set()
+    async with asyncio.timeout(WAIT_S):
+        assert await round_ == 1
+        await stop
+    assert [replica.log_start_offset for replica in replicas] == [1, 0]
+    assert await replicas[1].front.apply_retention(host.now_ms) == 0
+
+
+async def test_rounds_come_by_themselves(host: Host) -> None:
+    """The host's own task makes them, at its interval."""
+    moved = asyncio.Event()
+    other = ReplicaHost(
+        directories=LogDirectories([LogDirectory(host.disk, "/data")]),
+        node_id=2,
+        observer=host.observer,
+        retention_check_ms=1,
+    )
+    run_round = other.retention.run_round
+
+    async def noted() -> int:
+        moved.set()
+        return await run_round()
+
+    other.retention.run_round = noted  # pyright: ignore[reportAttributeAccessIssue]
+    await other.start()
+    async with asyncio.timeout(WAIT_S):
+        await moved.wait()
+    await other.stop()
