@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SEEDS ?= 200
 ROUNDS ?= 20
+RUNS ?= 1000
 N ?= 20000
 INPUT ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum kill-broker fuzz bench clean
+        kill-quorum kill-broker fuzz crash corrupt bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +80,12 @@ kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all
 
 fuzz: $(INSTALLED) ## N=n mutated batches, frames and names through the real gRPC port
 	$(BIN)/python -m integration_tests.faults.fuzz --inputs $(N)
+
+crash: $(INSTALLED) ## Log engine: crash at every call of the disk, RUNS=n runs beside a model, and the mutants that must be found
+	$(BIN)/python -m integration_tests.storage_faults.crash --runs $(RUNS)
+
+corrupt: $(INSTALLED) ## Log engine: N=n random damages to real directories; never wrong bytes, never a silent gap
+	$(BIN)/python -m integration_tests.storage_faults.corrupt --cases $(N)
 
 bench: $(INSTALLED) ## Throughput and latency beside their ceilings; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.run

@@ -24,6 +24,7 @@ from benchmarks import ceiling_client, lograft_client
 from benchmarks.pages import recycle_pages
 from benchmarks.processes import ServerProcess, ceiling_server, lograft_server
 from benchmarks.results_table import Result, absolute, compare, markdown, write
+from benchmarks.storage_rows import StorageBench
 
 BATCH_BYTES = 256 * 1024
 CHUNK_BYTES = 1024 * 1024
@@ -128,6 +129,19 @@ class Bench:
         )
         self.results.append(absolute("send() keyed 100 B, acknowledged", unit, acknowledged[1:], note=note))
 
+    def storage_steps(self, directory: Path) -> list[tuple[str, Callable[[], None]]]:
+        """Benchmarks of the log engine alone, by name."""
+        storage = StorageBench(directory, self._rounds_of)
+        rows: list[tuple[str, Callable[[], list[Result]]]] = [
+            ("storage append none", lambda: [storage.append("none", at_least=0.6)]),
+            ("storage append ack", lambda: [storage.append("ack", at_least=0.7)]),
+            ("storage check", lambda: [storage.payload_check()]),
+            ("storage read", lambda: [storage.read()]),
+            ("storage look-ups", storage.lookups),
+            ("storage partitions", lambda: [storage.many_partitions()]),
+        ]
+        return [(name, lambda measure=measure: self.results.extend(measure())) for name, measure in rows]
+
     def latency(self) -> None:
         """One 100 B record a message at 1,000 a second, from send to the consumer."""
         value = os.urandom(100)
@@ -158,7 +172,7 @@ def main() -> int:
     """Run the chosen benchmarks and write the table; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (default 5)")
-    parser.add_argument("--only", default="", help="part of a benchmark's name: produce, fetch, send, latency")
+    parser.add_argument("--only", default="", help="part of a benchmark's name: produce, fetch, send, latency, storage")
     arguments = parser.parse_args()
     tune_allocator()
     with tempfile.TemporaryDirectory(prefix="lograft-bench-") as name:
@@ -171,11 +185,13 @@ def main() -> int:
                 ("fetch", lambda: bench.fetch(1024)),
                 ("send", bench.send),
                 ("latency", bench.latency),
+                *bench.storage_steps(directory),
             ]
             for step, run in steps:
                 if arguments.only in step:
+                    before = len(bench.results)
                     run()
-                    print(markdown(bench.results[-1:]).splitlines()[-1], flush=True)
+                    print("\n".join(markdown(bench.results[before:]).splitlines()[2:]), flush=True)
     if not arguments.only:
         write(bench.results, Path(__file__).parent / "results")
     print(markdown(bench.results))

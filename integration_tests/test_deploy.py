@@ -283,6 +283,13 @@ def test_entry_point_takes_flags_from_the_environment() -> None:
     assert list(values.values()) == list(chosen.values())
 
 
+def test_several_data_directories_become_as_many_options() -> None:
+    """The variable joins them with ':', as the server's own does."""
+    command = entrypoint.command_line({**POD, "POD_NAME": "lograft-2", "LOGRAFT_DATA_DIR": "/data:/more"})
+    places = [place for place, word in enumerate(command) if word == "--data-dir"]
+    assert [command[place + 1] for place in places] == ["/data", "/more"]
+
+
 def test_entry_point_reads_the_environment_of_the_manifests(objects: list[Tree]) -> None:
     """The ConfigMap and the pod's fields give a command, and each variable in the ConfigMap is a documented one."""
     (config,) = of_kind(objects, "ConfigMap")

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make corrupt N=10000`: random damage to copies of real log directories; then everything is opened and read.
+
+A case is named by its seed: it draws the template, the files (one, now and then two), and what happens to them. The laws stand in
+`examine`. One case again: `python -m integration_tests.storage_faults.corrupt --seed 123 --cases 1`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from integration_tests.storage_faults.damage import DAMAGES, INDEX_DAMAGES
+from integration_tests.storage_faults.examine import Examination
+from integration_tests.storage_faults.templates import Template, build
+from storage.names import INDEX_SUFFIX, LOG_SUFFIX, RECOVERY_POINT_FILE, TIME_INDEX_SUFFIX
+from storage.testing.mutants import Mutant, applied
+
+TEMPLATES = 12
+DEFAULT_CASES = 10_000
+PROBLEMS_SHOWN = 20
+
+
+MUTANT_FIRST_SEED = 5_000
+MUTANT_CASES = 1_500
+
+
+@dataclass(slots=True, kw_only=True)
+class CorruptionRun:
+    """What so many cases came to: counts, and (seed, description, problem) of each law that was broken."""
+
+    cases: int = 0
+    damages: Counter[str] = field(default_factory=Counter[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    problems: list[tuple[int, str, str]] = field(default_factory=list[tuple[int, str, str]])
+
+
+def damage_copy(template: Template, path: Path, rng: random.Random) -> dict[str, str]:
+    """Change bytes of one file of a copy, now and then of two; return what happened to which."""
+    done: dict[str, str] = {}
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        files = [file for file in sorted(path.iterdir()) if file.stat().st_size > 0]
+        logs = [file for file in files if file.suffix == LOG_SUFFIX]
+        file = rng.choice(logs if rng.randrange(2) else files)
+        # A whole older recovery point is a lost write of the one file that says what was flushed: nothing can tell.
+        older = template.older / file.name
+        older_content = older.read_bytes() if older.exists() and file.name != RECOVERY_POINT_FILE else b""
+        damage = rng.choice(INDEX_DAMAGES if file.suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX) else DAMAGES)
+        content = file.read_bytes()
+        changed = damage(rng, content, older_content)
+        if changed != content:
+            file.write_bytes(changed)
+            done[file.name] = damage.__name__
+    return done
+
+
+def run_case(templates: list[Template], root: Path, seed: int, into: CorruptionRun) -> None:
+    """Damage one copy and examine it."""
+    rng = random.Random(seed)
+    template = rng.choice(templates)
+    path = root / "copy"
+    shutil.copytree(template.path, path)
+    done = damage_copy(template, path, rng)
+    examined = Examination(template, path, set(done), rng).run()
+    shutil.rmtree(path)
+    into.cases += 1
+    into.counts += examined.counts
+    for name, damage in done.items():
+        into.damages[f"{Path(name).suffix.lstrip('.') or name}: {damage}"] += 1
+    what = f"template {template.name}: " + ", ".join(f"{damage} of {name}" for name, damage in done.items())
+    into.problems += [(seed, what, problem) for problem in examined.problems]
+
+
+def build_templates(root: Path) -> list[Template]:
+    """Write all templates below an existing empty directory."""
+    return [build(root, number) for number in range(TEMPLATES)]
+
+
+def run(
+    root: Path, templates: list[Template], *, first_seed: int, cases: int, stop_at_problem: bool = False
+) -> CorruptionRun:
+    """Run cases with seeds one after the other on copies below `root`."""
+    done = CorruptionRun()
+    for seed in range(first_seed, first_seed + cases):
+        run_case(templates, root, seed, done)
+        if done.problems and stop_at_problem:
+            break
+    return done
+
+
+def find(mutant: Mutant, root: Path, templates: list[Template]) -> str | None:
+    """Return what the corruption run says about a mutant, None if it finds nothing."""
+    with applied(mutant):
+        done = run(root, templates, first_seed=MUTANT_FIRST_SEED, cases=MUTANT_CASES, stop_at_problem=True)
+    return f"seed {done.problems[0][0]}, {done.problems[0][1]}: {done.problems[0][2]}" if done.problems else None
+
+
+def report(done: CorruptionRun, seconds: float) -> str:
+    """Return the lines to print."""
+    lines = [f"corruption: {done.cases} cases, {seconds:.1f} s"]
+    lines += [f"  {count:7d} {name}" for name, count in sorted(done.counts.items())]
+    lines.append("damage done: " + ", ".join(f"{name} {count}" for name, count in sorted(done.damages.items())))
+    for seed, what, problem in done.problems[:PROBLEMS_SHOWN]:
+        lines.append(f"BROKEN seed {seed}, {what}:\n    {problem}")
+    if done.problems:
+        seeds = {seed for seed, _, _ in done.problems}
+        lines.append(f"{len(seeds)} seeds broke a law; one again: ")
+        lines.append(f"  python -m integration_tests.storage_faults.corrupt --cases 1 --seed {min(seeds)}")
+    else:
+        lines.append("never wrong bytes, never a silent gap, never a crash")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run and print; 1 if a law was broken."""
+    parser = argparse.ArgumentParser(description="random damage to real log directories")
+    parser.add_argument("--cases", type=int, default=DEFAULT_CASES)
+    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--directory", type=Path, default=None, help="existing directory to work below")
+    arguments = parser.parse_args()
+    logging.disable(logging.ERROR)
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=arguments.directory, prefix="lograft-corrupt-") as root:
+        templates = build_templates(Path(root))
+        done = run(Path(root), templates, first_seed=arguments.seed, cases=arguments.cases)
+    print(report(done, time.monotonic() - started_s))
+    return int(bool(done.problems))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

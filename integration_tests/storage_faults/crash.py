@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make crash`: every crash point of every scenario, the long model run, and the mutants that these proofs must find.
+
+Prints the points of each operation, then runs and seconds of the model, then one line for each mutant and its finder. Ends with 1
+if a crash left an illegal log, a run broke a law, or a mutant was not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from integration_tests.storage_faults import corrupt
+from storage.testing import model_run, mutants
+from storage.testing.crash_points import SCENARIOS, IllegalLogError, crash_everywhere
+from storage.testing.mutants import MUTANTS, Finder
+
+SEEDS = 4
+RECOVERY_EVERY = 10
+RUNS = 1_000
+STEPS = 200
+
+
+def enumerate_points(*, seeds: int, recovery_every: int) -> bool:
+    """Crash everywhere and print the points of each operation; True if all logs were legal."""
+    points: Counter[str] = Counter()
+    crashes = 0
+    started_s = time.monotonic()
+    for scenario, settings in SCENARIOS.items():
+        try:
+            enumerated = crash_everywhere(scenario, settings, seeds=seeds, recovery_every=recovery_every)
+        except IllegalLogError as error:
+            print(f"crash points: ILLEGAL in {scenario.__name__}: {error}")
+            return False
+        points += enumerated.points
+        crashes += enumerated.crashes
+        print(
+            f"crash points: {scenario.__name__:24} {enumerated.points.total():6d} points, {enumerated.crashes} crashes"
+        )
+    for operation, count in sorted(points.items()):
+        print(f"  {count:6d} points in {operation}")
+    seconds = time.monotonic() - started_s
+    print(f"crash points: {points.total()} points, {crashes} crashes, {seconds:.1f} s: all legal")
+    return True
+
+
+def run_model(*, runs: int, steps: int) -> bool:
+    """Run the model and print; True if it was clean."""
+    started_s = time.monotonic()
+    failure = model_run.run_many(first_seed=0, runs=runs, steps=steps)
+    verdict = "clean" if failure is None else f"FAILED\n{failure}"
+    print(f"model: {runs} runs x {steps} steps, {time.monotonic() - started_s:.1f} s: {verdict}")
+    return failure is None
+
+
+def find_mutants(root: Path) -> bool:
+    """Look for every mutant and print who found it; True if none was missed."""
+    templates = corrupt.build_templates(root)
+    missed = 0
+    for mutant in MUTANTS:
+        is_for_corruption = mutant.finder is Finder.CORRUPTION
+        found = corrupt.find(mutant, root, templates) if is_for_corruption else mutants.find(mutant)
+        missed += found is None
+        said = "NOT FOUND" if found is None else found.splitlines()[0][:90]
+        print(f"  {mutant.name:58} {mutant.finder.value:13} {said}")
+    print(f"mutants: {len(MUTANTS) - missed} of {len(MUTANTS)} found")
+    return missed == 0
+
+
+def main() -> int:
+    """Run all three and print; 1 if one failed."""
+    parser = argparse.ArgumentParser(description="crash points, model and mutants of the log engine")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="crashes of each random kind at each point")
+    parser.add_argument("--recovery-every", type=int, default=RECOVERY_EVERY, help="crash the recovery of every n-th")
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    arguments = parser.parse_args()
+    logging.disable(logging.ERROR)
+    legal = enumerate_points(seeds=arguments.seeds, recovery_every=arguments.recovery_every)
+    clean = run_model(runs=arguments.runs, steps=arguments.steps)
+    with tempfile.TemporaryDirectory(prefix="lograft-mutants-") as root:
+        found = find_mutants(Path(root))
+    return int(not (legal and clean and found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
