@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 
@@ -14,6 +15,10 @@ from benchmarks.processes import ServerProcess
 
 POLL_TIMEOUT_MS = 10_000
 SEALED_LAPS = 5
+PIPELINE_RECORDS = 130_000
+"""Records of 100 B that fill the pipelines to six partitions: eight batches of 256 KiB each."""
+SETTLE_S = 0.2
+"""Seconds in which the producer has put all it may on the wire."""
 
 
 def create_topic(address: str, topic: str, *, flush_policy: str, partition_count: int = 1) -> None:
@@ -40,9 +45,11 @@ def send_keyed(
     """Call `send` once per record with a key.
 
     Returns:
-        (seconds until the last record is in a sealed batch, with the server stopped (SIGSTOP) meanwhile, so that nothing but `send`
-        and the sealing is measured: in laps that fit into the producer's usual buffer, the first of which does not count, with
-        the server running again in between; seconds of a second round until all are acknowledged, with the server running)
+        (seconds until the last record is in a sealed batch, in laps that fit into the producer's usual buffer, the first of which
+        does not count; seconds of a second round until all are acknowledged)
+
+    Nothing but `send` and the sealing is in the first figure: during a lap the server is stopped (SIGSTOP) and the pipelines to
+    it are full, so that the producer's event loop, which would have the interpreter lock at times, has nothing to do.
     """
     with Producer(address, linger_ms=5) as producer:
         producer.send(topic, values[0], key=keys[0])
@@ -51,6 +58,8 @@ def send_keyed(
         for lap in range(SEALED_LAPS + 1):
             part = slice(max(0, lap - 1) * len(keys) // SEALED_LAPS, max(1, lap) * len(keys) // SEALED_LAPS)
             with server.paused():
+                _send_all(producer, topic, keys[:PIPELINE_RECORDS], values[:PIPELINE_RECORDS])
+                threading.Event().wait(SETTLE_S)
                 lap_s = _send_all(producer, topic, keys[part], values[part])
             producer.flush()
             sealed_s += lap_s if lap else 0.0

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from crc32c import crc32c
-
 from lograft._bulk import EncodedPiece, LoosePiece
 from lograft._core.accumulator import Accumulator, AddResult
 from lograft._core.batches import SealedBatch
@@ -94,7 +92,7 @@ class ProducerBook:
         """
         parts = buffers.parts
         if partition is None:
-            return parts[buffers.sticky] if key is None else parts[crc32c(key) % len(parts)]
+            return parts[buffers.sticky] if key is None else buffers.by_key.get(key) or buffers.of_key(key)
         if type(partition) is not int:
             raise UsageError(f"partition is a whole number, not {partition!r}")
         if not 0 <= partition < len(parts):

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from crc32c import crc32c
-
 from lograft._arrow_send import encode_rows
 from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
 from lograft._core.accumulator import AddResult
@@ -145,7 +143,7 @@ class Producer:
             if buffers is None:
                 pass
             elif type(key) is bytes:
-                part = buffers.parts[crc32c(key) % buffers.count]
+                part = buffers.by_key.get(key) or buffers.of_key(key)
                 batch = part.open
                 room = batch.room - (len(value) + len(key) + RECORD_OVERHEAD_BYTES)
                 if room >= 0:

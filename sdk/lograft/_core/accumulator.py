@@ -134,13 +134,14 @@ class Accumulator:
 
     def grow_topic(self, buffers: TopicBuffers, partition_count: int) -> None:
         """Add buffers for partitions that are new; never takes any away."""
-        for partition in range(len(buffers.parts), partition_count):
-            buffers.parts.append(
+        buffers.grow(
+            [
                 PartitionBuffer(
                     buffers, partition, size_limit=self._batch_bytes, max_record_bytes=self._max_record_bytes
                 )
-            )
-        buffers.count = len(buffers.parts)
+                for partition in range(len(buffers.parts), partition_count)
+            ]
+        )
 
     def limit_batches(self, part: PartitionBuffer, max_batch_bytes: int) -> None:
         """Take note of the largest batch that the partition's topic takes, in bytes with header."""

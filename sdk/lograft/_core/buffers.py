@@ -7,9 +7,17 @@ lock, stands in `accumulator`, which owns every other change of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+from crc32c import crc32c
+
 from lograft.types import Headers
+
+MAX_KEPT_KEYS: Final = 16_384
+"""Keys of a topic, at most, whose partition is kept: the first ones seen. With their own bytes about 3 MB."""
+MAX_KEPT_KEY_BYTES: Final = 64
+"""Bytes of the longest key that is kept."""
 
 
 class OpenBatch:
@@ -108,16 +116,36 @@ class TopicBuffers:
         topic: its name.
         parts: a buffer for each partition.
         count: how many there are, for the fast path; never more than `parts` has.
+        by_key: the buffer of keys that were seen, a bounded number of them: looking one up costs the fast path a third
+            of what its checksum does. Replaced when partitions are added.
         sticky: takes the records without key and partition until its batch is sealed.
     """
 
-    __slots__ = ("count", "parts", "sticky", "topic")
+    __slots__ = ("by_key", "count", "parts", "sticky", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.parts: list[PartitionBuffer] = []
         self.count = 0
+        self.by_key: dict[bytes, PartitionBuffer] = {}
         self.sticky = 0
+
+    def grow(self, parts: Sequence[PartitionBuffer]) -> None:
+        """Add partitions.
+
+        The order is the point: a client that keeps a buffer by the old count meanwhile keeps it in the old `by_key`.
+        """
+        self.parts += parts
+        self.count = len(self.parts)
+        self.by_key = {}
+
+    def of_key(self, key: bytes) -> PartitionBuffer:
+        """Buffer of a key: its CRC-32C modulo the partition count, kept for the next time while there is room."""
+        by_key = self.by_key
+        part = self.parts[crc32c(key) % self.count]
+        if len(by_key) < MAX_KEPT_KEYS and len(key) <= MAX_KEPT_KEY_BYTES:
+            by_key[key] = part
+        return part
 
 
 def close_batch(part: PartitionBuffer) -> tuple[list[bytes | None], list[bytes | None]]:

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which partition's buffer a key gets, and how many keys are kept."""
+
+from __future__ import annotations
+
+from lograft._core.buffers import MAX_KEPT_KEY_BYTES, MAX_KEPT_KEYS, PartitionBuffer, TopicBuffers
+from lograft._core.partitioner import partition_by_keys
+
+
+def _topic(partition_count: int) -> TopicBuffers:
+    buffers = TopicBuffers("t")
+    _grow(buffers, partition_count)
+    return buffers
+
+
+def _grow(buffers: TopicBuffers, by: int) -> None:
+    first = len(buffers.parts)
+    buffers.grow(
+        [PartitionBuffer(buffers, first + index, size_limit=1_000, max_record_bytes=1_000) for index in range(by)]
+    )
+
+
+def _look_up(buffers: TopicBuffers, key: bytes) -> int:
+    return (buffers.by_key.get(key) or buffers.of_key(key)).partition
+
+
+def test_a_key_gets_the_same_partition_as_in_bulk_whether_it_is_kept_or_not() -> None:
+    buffers = _topic(7)
+    keys = [b"%d" % index for index in range(500)] * 2
+    assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 7, keyless=-1)
+    assert len(buffers.by_key) == 500
+
+
+def test_a_bounded_number_of_keys_is_kept_and_the_others_are_found_all_the_same() -> None:
+    buffers = _topic(3)
+    keys = [b"%d" % index for index in range(MAX_KEPT_KEYS + 100)]
+    assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 3, keyless=-1)
+    assert list(buffers.by_key) == keys[:MAX_KEPT_KEYS]
+    assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 3, keyless=-1)
+
+
+def test_long_keys_are_not_kept() -> None:
+    buffers = _topic(3)
+    keys = [bytes(MAX_KEPT_KEY_BYTES), bytes(MAX_KEPT_KEY_BYTES + 1)]
+    assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 3, keyless=-1)
+    assert list(buffers.by_key) == keys[:1]
+
+
+def test_keys_go_by_the_new_count_after_partitions_were_added() -> None:
+    buffers = _topic(3)
+    keys = [b"%d" % index for index in range(100)]
+    for key in keys:
+        _look_up(buffers, key)
+    _grow(buffers, 4)
+    assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 7, keyless=-1)
