@@ -255,9 +255,10 @@ class _PacedRun:
         interval_s = PARTITION_SECONDS / total
         started = time.perf_counter()
         for step in range(total):
-            left_s = 0.0
-            while self._take_done(left_s) or left_s > 0:
-                left_s = max(0.0, started + step * interval_s - time.perf_counter())
+            due_s = started + step * interval_s
+            # Whatever is done is taken first, so that no next group waits for an append.
+            while self._take_done(max(0.0, due_s - time.perf_counter())) or time.perf_counter() < due_s:
+                pass
             number = step % len(self._logs)
             self._waiting[number].append(time.perf_counter())
             self._logs[number].append_as_leader(self._batch, header, leader_epoch=1, now_ms=0)
