@@ -113,6 +113,8 @@ class Cleaner:
         wall_ms: wall clock in milliseconds since 1970: for lags and tombstones.
         monotonic_ms: a clock in milliseconds that never goes back: for the rate limit and back-off.
         wait_ms: waits so many milliseconds (0: not at all) and returns True if the cleaner shall end.
+        check_room: called with the name of a log before up to so many bytes are written for it; raises if there is no room:
+            that ends the log's turn as any failure does, and it is tried again after its back-off.
     """
 
     def __init__(
@@ -123,8 +125,10 @@ class Cleaner:
         wall_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
         wait_ms: Callable[[int], bool],
+        check_room: Callable[[str, int], None] = lambda _name, _size_bytes: None,
     ) -> None:
         self._targets = targets
+        self._check_room = check_room
         self._settings = settings
         self._wall_ms = wall_ms
         self._monotonic_ms = monotonic_ms
@@ -209,6 +213,8 @@ class Cleaner:
         task, work = target.call(begin)
         work.build()
         for group in work.groups():
+            # What it becomes is not more; the originals stay a while after the swap.
+            self._check_room(name, sum(segment.size_bytes for segment in group))
             cleaned = work.clean(group)
             if cleaned is not None and not target.call(
                 lambda log, _, cleaned=cleaned: log.compaction.swap(cleaned, now_ms=self._wall_ms())

@@ -20,6 +20,7 @@ from storage.env import Disk
 from storage.errors import DiskFullError
 from storage.flush_state import FlushState
 from storage.names import CLEANER_FILE
+from storage.producers import ProducerWindows
 from storage.reader import LogReader
 from storage.recovery import LogParts
 from storage.segment import Segment
@@ -53,6 +54,18 @@ class LogCompaction:
         writing: refuses a log that cannot be written, and notes a failure of the disk.
     """
 
+    __slots__ = (
+        "_directory",
+        "_disk",
+        "_facts",
+        "_flush_state",
+        "_parts",
+        "_reader",
+        "_state",
+        "_tail",
+        "_writing",
+    )
+
     def __init__(
         self,
         disk: Disk,
@@ -71,7 +84,8 @@ class LogCompaction:
         self._reader = reader
         self._writing = writing
         self._state: CleanState | None = None
-        self._facts: dict[int, _KnownFacts] = {}
+        # Made at the first look: most logs are not compacted.
+        self._facts: dict[int, _KnownFacts] | None = None
 
     @property
     def disk(self) -> Disk:
@@ -135,15 +149,37 @@ class LogCompaction:
                 dirty_offset=dirty_offset,
                 end_offset=chosen.end_offset,
                 aborted=tuple(aborted),
-                memory_offsets=frozenset(
-                    batch.base_offset for _, state in producers.states() for batch in state.batches()
-                ),
+                memory_offsets=self._memory_offsets(),
+                known_producers=self._known_producers(),
+                next_horizon_ms=self._known_state().next_horizon_ms,
                 now_ms=now_ms,
                 delete_retention_ms=settings.delete_retention_ms,
                 segment_bytes=settings.segment_bytes,
                 interval_bytes=settings.index_interval_bytes,
                 max_keys=max_keys,
             )
+
+    def _memory_offsets(self) -> frozenset[int]:
+        """Return the base offsets of the batches in all idempotence windows, those that a power failure brings back included."""
+        return frozenset(
+            batch.base_offset for each in self._windows() for _, state in each.states() for batch in state.batches()
+        )
+
+    def _known_producers(self) -> frozenset[int]:
+        """Return the ids of all producers, those that a power failure brings back included; none without a transaction."""
+        if not self._parts.producers.has_transactions:
+            return frozenset()
+        return frozenset(producer_id for each in self._windows() for producer_id, _ in each.states())
+
+    def _windows(self) -> list[ProducerWindows]:
+        """Return the idempotence windows, as they are and as they would be after a power failure."""
+        producers, flushed_offset = self._parts.producers, self._flush_state.flushed_offset
+        windows = [producers]
+        if producers.has_batch_from(flushed_offset):
+            # Without what is not flushed the windows reach further back.
+            newest = self._parts.snapshots.newest(flushed_offset)
+            windows += [newest[1]] if newest is not None else []
+        return windows
 
     def swap(self, cleaned: CleanedGroup, *, now_ms: int) -> bool:
         """Put a group in the place of its sources; waits for the device.
@@ -224,14 +260,14 @@ class LogCompaction:
 
     def _sealed(self) -> tuple[SegmentFacts, ...]:
         segments = self._parts.segments
-        self._facts = {
+        facts = self._facts = {
             segment.base_offset: self._facts_of(segment) for segment in segments if segment is not segments.active
         }
-        return tuple(replace(known.facts, is_damaged=bool(known.segment.damages())) for known in self._facts.values())
+        return tuple(replace(known.facts, is_damaged=bool(known.segment.damages())) for known in facts.values())
 
     def _facts_of(self, segment: Segment) -> _KnownFacts:
         """Return what is known of a sealed segment; its index is read once, and closed again like after a read."""
-        known = self._facts.get(segment.base_offset)
+        known = self._facts.get(segment.base_offset) if self._facts is not None else None
         if known is not None and known.segment is segment and known.facts.size_bytes == segment.size_bytes:
             return known
         index = segment.load_index(self._tail.settings.index_interval_bytes)

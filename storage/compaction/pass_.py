@@ -10,7 +10,8 @@ Laws
     Where something older may be left, tombstones stay: from `hold_offset` on, which is the first damaged segment, the first
     batch that could not be rewritten, or the end of the key map. `PassOutcome.map_offset` keeps that for the next pass, whose
     key map begins there again.
-    A record of an aborted transaction replaces nothing and does not stay; the end of a transaction stays.
+    A record of an aborted transaction replaces nothing and does not stay. What becomes of the ends of transactions stands in
+    `transaction_ends`.
     If the map cannot reach from there to the dirty part, it begins at the dirty part, so that a pass always gets on.
 
 Source: docs/storage.md section 6; Kafka, Cleaner.doClean.
@@ -32,11 +33,12 @@ from storage.env import Disk
 from storage.transactions import AbortedTransaction
 
 from .group_writer import CleanedGroup, GroupWriter
-from .key_map import KeyMap
+from .key_map import KeyMap, digest_keys
 from .plan import SegmentFacts, first_damage, group_segments
 from .rewrite import Filled, GapFiller, memory_filler, rewrite_batch
 from .source import Pace, read_segment
-from .survivors import TombstoneRule, find_survivors, offsets_of
+from .survivors import TombstoneRule, find_survivors
+from .transaction_ends import TransactionEnds, is_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,11 @@ class PassTask:
         end_offset: end of the pass, exclusive; a segment's end.
         aborted: transactions that ended without effect and have records in the range.
         memory_offsets: base offsets of the batches in the idempotence windows of all producers.
+        known_producers: ids of all producers that the log knows; empty if it never had a transaction.
+        next_horizon_ms: see `PassOutcome`, of the pass before.
         now_ms: wall clock in milliseconds since 1970.
-        delete_retention_ms: how long a tombstone stays after everything older of its key is gone.
+        delete_retention_ms: how long a tombstone stays after everything older of its key is gone, and the end of a
+            transaction after its records are.
         segment_bytes: most bytes of a group of several segments.
         interval_bytes: index interval.
         max_keys: most keys of the key map.
@@ -65,6 +70,8 @@ class PassTask:
     end_offset: int
     aborted: tuple[AbortedTransaction, ...]
     memory_offsets: frozenset[int]
+    known_producers: frozenset[int]
+    next_horizon_ms: int | None
     now_ms: int
     delete_retention_ms: int
     segment_bytes: int
@@ -79,7 +86,7 @@ class PassOutcome:
     Attributes:
         map_offset: see `PassTask`; for the next pass.
         dirty_offset: see `PassTask`; for the next pass.
-        next_horizon_ms: the earliest time at which a tombstone may go; None: none waits.
+        next_horizon_ms: the earliest time at which a tombstone, or the end of a transaction, may go; None: none waits.
         read_count: records read.
         kept_count: records that stayed.
     """
@@ -110,6 +117,7 @@ class CompactionPass:
         self._read_count = 0
         self._kept_count = 0
         self._key_map = KeyMap(task.max_keys, start_offset=task.map_offset)
+        self._ends = TransactionEnds(task.known_producers)
         # Of one producer they do not overlap, so that one search tells.
         self._aborted: dict[int, list[AbortedTransaction]] = {}
         for each in task.aborted:
@@ -127,6 +135,8 @@ class CompactionPass:
         if task.map_offset < task.dirty_offset < task.end_offset and self._reached_offset <= task.dirty_offset:
             self._hold_offset = task.map_offset
             self._reached_offset = self._build_from(task.dirty_offset)
+        if task.known_producers and task.next_horizon_ms is not None and task.next_horizon_ms <= task.now_ms:
+            self._find_ends_below(self._key_map.start_offset)
         damage_offset = first_damage(task.sealed)
         if damage_offset is not None:
             self._hold_offset = min(self._hold_offset, damage_offset)
@@ -143,13 +153,21 @@ class CompactionPass:
                     return key_map.end_offset
         return max(start_offset, task.end_offset)
 
+    def _find_ends_below(self, offset: int) -> None:
+        """Look for the newest end of each producer below the map as well: an older one may go."""
+        for segment in self._task.sealed:
+            if segment.base_offset < offset and not segment.is_damaged:
+                for header, _ in read_segment(self._disk, self._task.directory, segment, self._pace):
+                    self._ends.note_end(header)
+
     def _add(self, key_map: KeyMap, header: BatchHeader, batch: BytesLike) -> bool:
+        self._ends.note_end(header)
         if header.is_filler or header.is_control or self._is_aborted(header):
-            return key_map.add((), (), next_offset=header.next_offset)
-        payload = open_payload(batch, header)
-        if payload.keys is None:
-            return key_map.add((), (), next_offset=header.next_offset)
-        return key_map.add(payload.keys.to_list(), offsets_of(header, payload), next_offset=header.next_offset)
+            return key_map.add((), header.base_offset, header.next_offset)
+        keys = open_payload(batch, header).keys
+        if keys is None:
+            return key_map.add((), header.base_offset, header.next_offset, is_keyless=True)
+        return key_map.add(digest_keys(keys), header.base_offset, header.next_offset, is_keyless=bool(keys.nulls))
 
     def _is_aborted(self, header: BatchHeader) -> bool:
         """Tell whether the records of a batch ended without effect: they replace nothing, and none of them stays."""
@@ -187,8 +205,10 @@ class CompactionPass:
 
     def _clean_batch(self, writer: GroupWriter, gaps: GapFiller, header: BatchHeader, batch: BytesLike) -> None:
         """Put into the writer what becomes of one batch."""
-        rewritten = batch if header.is_filler or header.is_control else self._rewrite(header, batch)
-        if rewritten is not None and not header.is_filler:
+        rewritten = None if header.is_filler else self._rewrite(header, batch)
+        if rewritten is not None:
+            if not header.is_control:
+                self._ends.note_left(header)
             _put_all(writer, (gaps.take(),))
             writer.put(rewritten, is_unchanged=rewritten is batch)
         elif header.has_producer and header.base_offset in self._task.memory_offsets:
@@ -198,16 +218,17 @@ class CompactionPass:
             _put_all(writer, (gaps.add(header),))
 
     def _rewrite(self, header: BatchHeader, batch: BytesLike) -> BytesLike | None:
-        """Return what stays of a batch with records; None: nothing."""
+        """Return what stays of a batch that is no filler; None: nothing."""
         task = self._task
-        if self._is_aborted(header):
-            self._read_count += header.record_count
+        rule = TombstoneRule(now_ms=task.now_ms, retention_ms=task.delete_retention_ms, end_offset=self._hold_offset)
+        if header.is_control:
+            return self._rewrite_end(header, batch, rule) if is_end(header) else batch
+        self._read_count += header.record_count
+        if self._key_map.empties(header.base_offset, header.next_offset) or self._is_aborted(header):
             return None
         payload = open_payload(batch, header)
-        rule = TombstoneRule(now_ms=task.now_ms, retention_ms=task.delete_retention_ms, end_offset=self._hold_offset)
         stays, horizon_ms = find_survivors(header, payload, self._key_map, rule)
-        self._read_count += header.record_count
-        if True not in stays:
+        if 1 not in stays:
             return None
         try:
             rewritten = rewrite_batch(batch, header, payload, stays, delete_horizon_ms=horizon_ms)
@@ -216,11 +237,27 @@ class CompactionPass:
             self._hold_offset = min(self._hold_offset, header.base_offset)
             self._kept_count += header.record_count
             return batch
-        self._kept_count += sum(stays)
+        self._kept_count += stays.count(1)
         if horizon_ms is not None and header.next_offset <= self._hold_offset:
-            known_ms = self._next_horizon_ms
-            self._next_horizon_ms = horizon_ms if known_ms is None else min(known_ms, horizon_ms)
+            self._note_horizon(horizon_ms)
         return rewritten
+
+    def _rewrite_end(self, header: BatchHeader, batch: BytesLike, rule: TombstoneRule) -> BytesLike | None:
+        """Return what becomes of the end of a transaction; None: it goes."""
+        fate = self._ends.decide(header, rule)
+        if not fate.stays:
+            return None
+        if fate.due_ms is not None:
+            self._note_horizon(fate.due_ms)
+        if fate.delete_horizon_ms == header.delete_horizon_ms:
+            return batch
+        everything = bytearray(b"\1") * header.record_count
+        payload = open_payload(batch, header)
+        return rewrite_batch(batch, header, payload, everything, delete_horizon_ms=fate.delete_horizon_ms)
+
+    def _note_horizon(self, horizon_ms: int) -> None:
+        known_ms = self._next_horizon_ms
+        self._next_horizon_ms = horizon_ms if known_ms is None else min(known_ms, horizon_ms)
 
     def outcome(self) -> PassOutcome:
         """Return what the log is like after all groups were swapped."""

@@ -9,35 +9,40 @@ Laws
     and none of them is the memory of a producer's sequence numbers.
 
 Theory
-    Works on columns. The delete horizon takes the place of the base timestamp (attribute bit 6), and the timestamp deltas are
-    laid out relative to it, so that a reader needs to know nothing of it.
+    Works on columns, and in runs of neighbouring records that stay: one run is one slice of a column, whatever its records
+    are, so that no object is made of any value. The delete horizon takes the place of the base timestamp (attribute bit 6), and
+    the timestamp deltas are laid out relative to it, so that a reader needs to know nothing of it.
 
 Source: docs/storage.md section 6; KIP-534; Kafka, MemoryRecords.filterTo.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, compress, repeat
+import re
+from itertools import accumulate, chain, compress, repeat
 from typing import NamedTuple
 
 from lograft.v1.records_pb2 import Records
 from lograft.wire.checksum import BytesLike
-from lograft.wire.columns import Payload
+from lograft.wire.columns import BytesColumn, Payload
 from lograft.wire.encoder import (
     KEY_FIELDS,
     VALUE_FIELDS,
+    ColumnFields,
+    append_column,
     append_header_columns,
-    append_items,
     append_timestamps,
     compose,
 )
 from lograft.wire.filler import MAX_FILLER_OFFSETS, encode_filler
 from lograft.wire.header import DELETE_HORIZON_BIT, BatchHeader
 
+_RUN = re.compile(b"\x01+")
+"""Neighbouring records that stay."""
+
 
 def rewrite_batch(
-    batch: BytesLike, header: BatchHeader, payload: Payload, stays: Sequence[bool], *, delete_horizon_ms: int | None
+    batch: BytesLike, header: BatchHeader, payload: Payload, stays: bytearray, *, delete_horizon_ms: int | None
 ) -> BytesLike:
     """Return the bytes of a batch that keeps some of its records.
 
@@ -45,7 +50,7 @@ def rewrite_batch(
         batch: its bytes, with a CRC that was checked.
         header: its header.
         payload: its columns.
-        stays: which records stay, at least one; as long as the batch has records.
+        stays: 1 for each record that stays, at least one, 0 for each other; as long as the batch has records.
         delete_horizon_ms: time from which its tombstones may go; None: it has none any more.
 
     Returns:
@@ -55,14 +60,16 @@ def rewrite_batch(
         BatchTooLargeError: the columns that record the gaps make it larger than a batch may be.
     """
     assert len(stays) == header.record_count, f"{len(stays)} decisions for {header.record_count} records"
-    record_count = sum(stays)
+    record_count = stays.count(1)
     assert record_count > 0, f"no record of the batch at {header.base_offset} stays: it becomes a filler"
     if record_count == header.record_count and delete_horizon_ms == header.delete_horizon_ms:
         return batch
     parts: list[BytesLike] = []
-    append_items(parts, VALUE_FIELDS, list(compress(payload.values.to_list(), stays)))
-    if payload.keys is not None:
-        append_items(parts, KEY_FIELDS, list(compress(payload.keys.to_list(), stays)), absent_when_all_null=True)
+    runs = [found.span() for found in _RUN.finditer(stays)]
+    _append_column(parts, VALUE_FIELDS, payload.values, stays, runs)
+    # Every record that is left may be one without a key: then there is no column of keys.
+    if payload.keys is not None and len(_nulls_of(payload.keys, stays)) < record_count:
+        _append_column(parts, KEY_FIELDS, payload.keys, stays, runs)
     base_ms = header.base_timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
     max_ms = _append_timestamps(parts, header, payload, stays, base_ms)
     if record_count != header.last_offset_delta + 1:
@@ -78,21 +85,47 @@ def rewrite_batch(
     return compose(parts, rewritten).join()
 
 
+def _append_column(
+    parts: list[BytesLike], fields: ColumnFields, column: BytesColumn, stays: bytearray, runs: list[tuple[int, int]]
+) -> None:
+    """Append what stays of a column of byte strings."""
+    blob, lengths, length = column.blob, column.lengths, column.uniform_length
+    if lengths is None:
+        assert length is not None
+        packed_lengths = length.to_bytes(4, "little") * stays.count(1)
+        pieces = [blob[start * length : end * length] for start, end in runs]
+    else:
+        packed_lengths = b"".join([lengths[start:end] for start, end in runs])
+        positions = list(accumulate(lengths, initial=0))
+        pieces = [blob[positions[start] : positions[end]] for start, end in runs]
+    append_column(parts, fields, b"".join(pieces), packed_lengths, _nulls_of(column, stays))
+
+
+def _nulls_of(column: BytesColumn, stays: bytearray) -> list[int]:
+    """Return the indexes that the nulls of a column have among the records that stay, ascending."""
+    if not column.nulls:
+        return []
+    nulls = set(column.nulls)
+    return [new for new, old in enumerate(compress(range(len(stays)), stays)) if old in nulls]
+
+
 def _append_timestamps(
-    parts: list[BytesLike], header: BatchHeader, payload: Payload, stays: Sequence[bool], base_ms: int
+    parts: list[BytesLike], header: BatchHeader, payload: Payload, stays: bytearray, base_ms: int
 ) -> int:
     """Append the timestamps relative to another base, and return the largest one."""
     moved_ms = header.base_timestamp_ms - base_ms
+    if not payload.timestamp_deltas_ms and moved_ms == 0:
+        return base_ms
     if payload.timestamp_deltas_ms:
         deltas_ms = [delta_ms + moved_ms for delta_ms in compress(payload.timestamp_deltas_ms, stays)]
     else:
-        deltas_ms = [moved_ms] * sum(stays)
+        deltas_ms = [moved_ms] * stays.count(1)
     if any(deltas_ms):
         append_timestamps(parts, deltas_ms)
     return base_ms + max(deltas_ms)
 
 
-def _append_headers(parts: list[BytesLike], payload: Payload, stays: Sequence[bool]) -> None:
+def _append_headers(parts: list[BytesLike], payload: Payload, stays: bytearray) -> None:
     """Append the headers of the records that stay."""
     headers = payload.headers
     if headers is None:

@@ -22,7 +22,11 @@ from storage.scan import header_fault
 from .plan import SegmentFacts
 
 READ_BYTES = 1024 * 1024
-"""Bytes read at once; a larger batch is read alone."""
+"""Most bytes read at once; a larger batch is read alone."""
+
+_SLACK_SHARE = 8
+"""A read has room for as many batches of the last one's size as fit, and for a share of one more, so that a somewhat larger one
+is not cut off and read twice."""
 
 Pace = Callable[[int], None]
 """Called with a number of bytes before they are read or written; waits as long as the rate limit asks for."""
@@ -61,7 +65,7 @@ def read_segment(
                 fault = header_fault(header, expected_offset=offset, room_bytes=room_bytes)
                 if fault is not None:
                     raise _bad(path, offset, position + at, fault)
-                wanted_bytes = max(READ_BYTES, header.size_bytes)
+                wanted_bytes = _read_bytes_after(header.size_bytes)
                 if header.size_bytes > len(view) - at:
                     break
                 batch = view[at : at + header.size_bytes]
@@ -77,6 +81,13 @@ def read_segment(
             raise _bad(path, offset, position, f"the batches end here, the segment at offset {segment.end_offset}")
     finally:
         file.close()
+
+
+def _read_bytes_after(batch_bytes: int) -> int:
+    """Return how much to read at once where batches have about this size: no batch shall be read twice."""
+    if batch_bytes >= READ_BYTES:
+        return batch_bytes
+    return min(READ_BYTES, READ_BYTES // batch_bytes * batch_bytes + batch_bytes // _SLACK_SHARE)
 
 
 def _bad(path: str, offset: int, position: int, reason: str) -> CorruptLogError:

@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lograft.wire.columns import Payload
+from lograft.wire.columns import BytesColumn, Payload
 from lograft.wire.header import BatchHeader
 from lograft.wire.limits import MAX_TIMESTAMP_MS
 
-from .key_map import KeyMap
+from .key_map import KeyMap, digest_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +42,21 @@ class Survivors(NamedTuple):
     """What stays of a batch.
 
     Attributes:
-        stays: a flag for each record.
+        stays: 1 for each record that stays, 0 for each other.
         delete_horizon_ms: time from which the tombstones that stay may go; None: none stays, or it is not decided yet.
     """
 
-    stays: list[bool]
+    stays: bytearray
     delete_horizon_ms: int | None
 
 
 def find_survivors(header: BatchHeader, payload: Payload, key_map: KeyMap, rule: TombstoneRule) -> Survivors:
     """Decide about the records of one batch, which has at least one."""
     if payload.keys is None:
-        return Survivors([True] * header.record_count, header.delete_horizon_ms)
-    keys = payload.keys.to_list()
-    stays = key_map.stays(keys, offsets_of(header, payload))
-    tombstones = [at for at in payload.values.nulls if stays[at] and keys[at] is not None]
+        return Survivors(_all_of(header), header.delete_horizon_ms)
+    stays = _newest_of(header, payload.keys, key_map)
+    no_keys = set(payload.keys.nulls)
+    tombstones = [at for at in payload.values.nulls if stays[at] and at not in no_keys]
     if not tombstones:
         return Survivors(stays, None)
     horizon_ms = header.delete_horizon_ms
@@ -67,13 +67,17 @@ def find_survivors(header: BatchHeader, payload: Payload, key_map: KeyMap, rule:
     if rule.now_ms < horizon_ms:
         return Survivors(stays, horizon_ms)
     for at in tombstones:
-        stays[at] = False
+        stays[at] = 0
     return Survivors(stays, None)
 
 
-def offsets_of(header: BatchHeader, payload: Payload) -> list[int] | range:
-    """Return the offset of each record of a batch."""
-    base_offset = header.base_offset
-    if payload.offset_deltas:
-        return [base_offset + delta for delta in payload.offset_deltas]
-    return range(base_offset, base_offset + header.record_count)
+def _newest_of(header: BatchHeader, keys: BytesColumn, key_map: KeyMap) -> bytearray:
+    """Tell of each record of a batch with keys whether no newer one of its key is known."""
+    base_offset, next_offset = header.base_offset, header.next_offset
+    if key_map.took_up(next_offset) and key_map.kept_count(base_offset) == header.record_count:
+        return _all_of(header)
+    return key_map.stays(digest_keys(keys), base_offset, next_offset)
+
+
+def _all_of(header: BatchHeader) -> bytearray:
+    return bytearray(b"\1") * header.record_count

@@ -343,7 +343,7 @@ MUTANTS: dict[str, Mutant] = {
         "find_survivors",
         lambda header, payload, key_map, rule: find_survivors(
             header, payload, key_map, replace(rule, now_ms=10**9)
-        )._replace(stays=[value is not None for value in payload.values.to_list()]),
+        )._replace(stays=bytearray(value is not None for value in payload.values.to_list())),
         producers_and_tombstones,
         Crash.LOSE_ALL,
     ),

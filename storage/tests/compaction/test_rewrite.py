@@ -48,7 +48,7 @@ def batches(draw: st.DrawFn) -> tuple[bytes, list[bool], list[bool]]:
 
 def rewrite(batch: bytes, stays: list[bool], horizon_ms: int | None = None) -> bytes:
     reader = RecordBatch(batch)
-    return bytes(rewrite_batch(batch, reader.header, reader.payload, stays, delete_horizon_ms=horizon_ms))
+    return bytes(rewrite_batch(batch, reader.header, reader.payload, bytearray(stays), delete_horizon_ms=horizon_ms))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -78,10 +78,10 @@ def test_a_batch_that_loses_nothing_is_the_same_object() -> None:
     """No byte is touched, not even copied."""
     batch = encode_batch([b"a", b"b"], keys=[b"1", b"2"], timestamps_ms=[1, 2])
     reader = RecordBatch(batch)
-    assert rewrite_batch(batch, reader.header, reader.payload, [True, True], delete_horizon_ms=None) is batch
+    assert rewrite_batch(batch, reader.header, reader.payload, bytearray([1, 1]), delete_horizon_ms=None) is batch
     marked = rewrite(batch, [True, True], HORIZON_MS)
     again = RecordBatch(marked)
-    same = rewrite_batch(marked, again.header, again.payload, [True, True], delete_horizon_ms=HORIZON_MS)
+    same = rewrite_batch(marked, again.header, again.payload, bytearray([1, 1]), delete_horizon_ms=HORIZON_MS)
     assert same is marked
     assert not again.payload.offset_deltas
 

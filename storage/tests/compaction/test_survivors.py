@@ -10,7 +10,7 @@ from lograft.wire.batch import Codec, RecordBatch, encode_batch
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH, MAX_TIMESTAMP_MS
 
 from storage.compaction.constraints import MAX_REPORTED_RECORDS, records_without_key
-from storage.compaction.key_map import KeyMap
+from storage.compaction.key_map import KeyMap, digest_keys
 from storage.compaction.rewrite import rewrite_batch
 from storage.compaction.survivors import Survivors, TombstoneRule, find_survivors
 
@@ -18,13 +18,20 @@ RULE = TombstoneRule(now_ms=1_000, retention_ms=500, end_offset=100)
 
 
 def decide(
-    batch: bytes | bytearray, newer: dict[bytes, int] | None = None, rule: TombstoneRule = RULE
+    batch: bytes | bytearray, newer: list[bytes] | None = None, rule: TombstoneRule = RULE
 ) -> tuple[Survivors, bytes]:
     """Decide about a batch when newer records of some keys are known; and rewrite it if anything stays."""
-    key_map = KeyMap(MAX_RECORDS_PER_BATCH, start_offset=0)
-    if newer:
-        key_map.add(list(newer), list(newer.values()), next_offset=1_000)
     reader = RecordBatch(batch)
+    key_map = KeyMap(MAX_RECORDS_PER_BATCH, start_offset=reader.header.base_offset)
+    keys = reader.payload.keys
+    key_map.add(
+        digest_keys(keys) if keys is not None else (),
+        reader.header.base_offset,
+        reader.header.next_offset,
+        is_keyless=keys is None or bool(keys.nulls),
+    )
+    if newer:
+        key_map.add(newer, 1_000, 1_001)
     found = find_survivors(reader.header, reader.payload, key_map, rule)
     horizon_ms = found.delete_horizon_ms
     rewritten = b""
@@ -35,30 +42,37 @@ def decide(
     return found, rewritten
 
 
+def flags(*stays: int, horizon_ms: int | None = None) -> Survivors:
+    return Survivors(bytearray(stays), horizon_ms)
+
+
 def test_replaced_records_go_and_others_stay() -> None:
-    """Only a newer record of the same key counts, at the offsets that the batch really has."""
+    """Only a newer record of the same key counts, in another batch or in the same one, with or without gaps."""
     batch = encode_batch(
         [b"1", b"2", b"3", b"4"], keys=[b"a", None, b"b", b"c"], offset_deltas=[0, 2, 4, 9], base_offset=10
     )
-    assert decide(batch, {b"a": 50, b"b": 14, b"c": 19})[0] == Survivors([False, True, True, True], None)
-    assert decide(batch, {b"c": 20})[0].stays == [True, True, True, False]
+    assert decide(batch, [b"a"])[0] == flags(0, 1, 1, 1)
+    assert decide(batch, [b"c"])[0] == flags(1, 1, 1, 0)
+    batch = encode_batch([b"1", b"2", b"3", b"4"], keys=[b"a", b"b", b"a", b"a"], base_offset=10)
+    assert decide(batch)[0] == flags(0, 1, 0, 1)
+    assert decide(batch, [b"a"])[0] == flags(0, 1, 0, 0)
 
 
 def test_a_batch_without_keys_stays() -> None:
     """Records that were produced before the topic was compacted are not lost."""
-    assert decide(encode_batch([b"1", None]), {b"a": 50})[0] == Survivors([True, True], None)
+    assert decide(encode_batch([b"1", None]), [b"a"])[0] == flags(1, 1)
 
 
 def test_a_tombstone_gets_a_horizon_waits_and_goes() -> None:
     """First pass: the horizon; before it: nothing changes; at it: the tombstone goes, and the bit with it."""
     batch = encode_batch([None, b"2"], keys=[b"a", b"b"], timestamps_ms=[3, 4])
     found, marked = decide(batch)
-    assert found == Survivors([True, True], 1_500)
+    assert found == flags(1, 1, horizon_ms=1_500)
     found, same = decide(marked, rule=replace(RULE, now_ms=1_499))
-    assert found == Survivors([True, True], 1_500)
+    assert found == flags(1, 1, horizon_ms=1_500)
     assert same == marked
     found, left = decide(marked, rule=replace(RULE, now_ms=1_500))
-    assert found == Survivors([False, True], None)
+    assert found == flags(0, 1)
     assert RecordBatch(left).timestamps_ms() == [4]
     assert RecordBatch(left).header.delete_horizon_ms is None
 
@@ -66,25 +80,25 @@ def test_a_tombstone_gets_a_horizon_waits_and_goes() -> None:
 def test_a_replaced_tombstone_goes_at_once() -> None:
     """A newer record of its key makes a tombstone as useless as any record."""
     marked = decide(encode_batch([None, b"2"], keys=[b"a", b"b"]))[1]
-    assert decide(marked, {b"a": 50})[0] == Survivors([False, True], None)
+    assert decide(marked, [b"a"])[0] == flags(0, 1)
 
 
 def test_where_something_older_may_be_left_tombstones_stay() -> None:
     """Beyond the end of what was cleaned a tombstone gets no horizon, and is not removed after it either."""
     batch = encode_batch([None], keys=[b"a"], base_offset=99)
-    assert decide(batch)[0] == Survivors([True], 1_500)
+    assert decide(batch)[0] == flags(1, horizon_ms=1_500)
     beyond = encode_batch([None], keys=[b"a"], base_offset=100)
-    assert decide(beyond) == (Survivors([True], None), bytes(beyond))
+    assert decide(beyond) == (flags(1), bytes(beyond))
     marked = decide(beyond, rule=replace(RULE, end_offset=101))[1]
     late = replace(RULE, now_ms=10_000)
-    assert decide(marked, rule=late)[0] == Survivors([True], 1_500)
-    assert decide(marked, rule=replace(late, end_offset=101))[0] == Survivors([False], None)
+    assert decide(marked, rule=late)[0] == flags(1, horizon_ms=1_500)
+    assert decide(marked, rule=replace(late, end_offset=101))[0] == flags(0)
 
 
 def test_a_null_without_a_key_is_no_tombstone() -> None:
     """It deletes nothing, so it is a record like any other."""
     batch = encode_batch([None, b"x"], keys=[None, b"a"])
-    assert decide(batch) == (Survivors([True, True], None), bytes(batch))
+    assert decide(batch) == (flags(1, 1), bytes(batch))
 
 
 def test_a_horizon_is_a_timestamp() -> None:

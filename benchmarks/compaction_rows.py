@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compaction of one log alone, in this process: a whole pass, from the plan to the checkpoint, with its syncs, at no limited rate.
+
+Workload: records with keys drawn at random from a set a tenth as large, so that about a tenth of the records stays, in batches of
+256 KB. Page state: the log was just written and flushed, so its bytes are in the page cache; free pages are recycled
+(`benchmarks.pages`). The ceiling reads the same segment files once with `pread` of 1 MiB, and writes as many bytes as the pass
+left, 1 MiB at once, to a new file that it syncs as the pass does; in turns with the pass. The pass itself must read everything
+twice: to learn the newest record of each key, then to copy it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lograft.wire.batch import encode_batch, read_header
+
+from benchmarks.pages import recycle_pages
+from benchmarks.results_table import Result, absolute, compare
+from storage.compaction.pass_ import CompactionPass, PassOutcome
+from storage.compaction.plan import find_range
+from storage.env_posix import PosixDisk
+from storage.log import LogSettings, PartitionLog
+
+BATCH_BYTES = 256 * 1024
+"""Bytes of the values of one batch, about."""
+
+CHUNK_BYTES = 1024 * 1024
+"""Bytes that the ceiling reads or writes at once."""
+
+MAX_KEYS = 671_088
+"""Keys of the key map: what a cleaner has with its usual memory."""
+
+RECORDS_PER_KEY = 10
+"""Records of one key, on average."""
+
+SMALL_RECORDS = 1_000_000
+"""Records of 100 B in one log."""
+
+LARGE_RECORDS = 200_000
+"""Records of 1 KB in one log."""
+
+RECYCLED_BYTES = 512 * 1024 * 1024
+"""Bytes of free pages that are recycled before each measurement."""
+
+SETTINGS = LogSettings(compact=True, min_cleanable_dirty_ratio=0.0, verify_first_read=False)
+MB = 1e6
+
+Rounds = Callable[..., list[list[float]]]
+"""Runs measures in turns and returns the counted values of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassCost:
+    """What one pass over a fresh log took.
+
+    Attributes:
+        seconds: wall clock.
+        cpu_seconds: processor time of this process.
+        read_count: records of the log.
+        kept_count: records that stayed.
+        kept_bytes: bytes of the segments afterwards.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    read_count: int
+    kept_count: int
+    kept_bytes: int
+
+
+class CompactionBench:
+    """Benchmarks of compaction on a real disk, below one directory."""
+
+    def __init__(self, directory: Path, rounds_of: Rounds) -> None:
+        self._directory = directory
+        self._rounds_of = rounds_of
+        self._count = 0
+        self._disk = PosixDisk()
+
+    def small_records(self) -> Result:
+        """Compact 100 B records; counts the records that the pass read."""
+        batches = keyed_batches(SMALL_RECORDS, 100)
+        costs: list[PassCost] = []
+
+        def measure() -> float:
+            costs.append(self._compact(batches))
+            return costs[-1].read_count / 1e6 / costs[-1].seconds
+
+        (rates,) = self._rounds_of(measure)
+        cpu_rate = statistics.median(each.read_count / 1e6 / each.cpu_seconds for each in costs)
+        note = f"{_workload(costs[-1])}; page cache; {cpu_rate:.2f} M records per CPU second"
+        return absolute("compaction 100 B", "M records/s", rates, at_least=1.0, note=note)
+
+    def large_records(self) -> Result:
+        """Compact 1 KB records; counts the bytes of the log before the pass."""
+        batches = keyed_batches(LARGE_RECORDS, 1024)
+        size_bytes = sum(map(len, batches))
+        costs: list[PassCost] = []
+
+        def lograft() -> float:
+            costs.append(self._compact(batches))
+            return size_bytes / MB / costs[-1].seconds
+
+        def ceiling() -> float:
+            return size_bytes / MB / self._read_and_write(batches, costs[-1].kept_bytes)
+
+        measured, ceilings = self._rounds_of(lograft, ceiling)
+        note = f"{_workload(costs[-1])}; page cache; ceiling reads once, writes what stays, syncs"
+        return compare("compaction 1 KB", "MB/s", measured, ceilings, at_least=0.3, note=note)
+
+    def _log_of(self, batches: list[bytes]) -> tuple[str, PartitionLog]:
+        """Make a log whose segments are sealed and flushed."""
+        self._count += 1
+        directory = f"{self._directory}/compacted-{self._count}"
+        os.mkdir(directory)
+        log = PartitionLog.open(self._disk, f"{directory}/log", settings=SETTINGS, now_ms=0).log
+        for batch in batches:
+            log.append_as_leader(batch, read_header(batch), leader_epoch=1, now_ms=0)
+        log.prefix.roll_if_due(10**17)
+        log.flush()
+        recycle_pages(RECYCLED_BYTES)
+        return directory, log
+
+    def _compact(self, batches: list[bytes]) -> PassCost:
+        directory, log = self._log_of(batches)
+        cpu_started, started = time.process_time(), time.perf_counter()
+        outcome = run_pass(log)
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+        kept_bytes = sum(each.stat().st_size for each in Path(f"{directory}/log").glob("*.log"))
+        log.close(clean=False)
+        shutil.rmtree(directory)
+        return PassCost(
+            seconds=seconds,
+            cpu_seconds=cpu_seconds,
+            read_count=outcome.read_count,
+            kept_count=outcome.kept_count,
+            kept_bytes=kept_bytes,
+        )
+
+    def _read_and_write(self, batches: list[bytes], kept_bytes: int) -> float:
+        """Return the seconds that bare system calls need to read a log like that and to write what stays of it."""
+        directory, log = self._log_of(batches)
+        log.close(clean=False)
+        paths = sorted(Path(f"{directory}/log").glob("*.log"))
+        started = time.perf_counter()
+        copy = os.open(f"{directory}/copy", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        left_bytes = kept_bytes
+        for path in paths:
+            descriptor, position = os.open(path, os.O_RDONLY), 0
+            while data := os.pread(descriptor, CHUNK_BYTES, position):
+                position += len(data)
+                left_bytes -= os.write(copy, memoryview(data)[:left_bytes]) if left_bytes else 0
+            os.close(descriptor)
+        os.fdatasync(copy)
+        seconds = time.perf_counter() - started
+        os.close(copy)
+        shutil.rmtree(directory)
+        return seconds
+
+
+def run_pass(log: PartitionLog) -> PassOutcome:
+    """Make one pass, as the cleaner does, but without its rate limit."""
+    rules = log.compaction.rules
+    assert rules is not None, "the log is not compacted"
+    chosen = find_range(log.compaction.facts(log.log_end_offset), rules, 1)
+    assert chosen is not None, "nothing is dirty"
+    found = CompactionPass(log.compaction.disk, log.compaction.begin(chosen, now_ms=1, max_keys=MAX_KEYS), _no_pace)
+    found.build()
+    for group in found.groups():
+        cleaned = found.clean(group)
+        assert cleaned is None or log.compaction.swap(cleaned, now_ms=1)
+    outcome = found.outcome()
+    log.compaction.end(outcome)
+    return outcome
+
+
+def keyed_batches(record_count: int, value_bytes: int) -> list[bytes]:
+    """Return batches of 256 KB with keys of 16 bytes in random order, the same at every call."""
+    randoms = random.Random(7)
+    keys = [b"user-%011d" % number for number in range(record_count // RECORDS_PER_KEY)]
+    values = [randoms.randbytes(value_bytes) for _ in range(BATCH_BYTES // value_bytes)]
+    batches: list[bytes] = []
+    for start in range(0, record_count, len(values)):
+        count = min(len(values), record_count - start)
+        batches.append(bytes(encode_batch(values[:count], keys=randoms.choices(keys, k=count), timestamps_ms=1)))
+    return batches
+
+
+def _workload(cost: PassCost) -> str:
+    share = 100 * cost.kept_count / cost.read_count
+    return f"{cost.read_count:,} records, {cost.read_count // RECORDS_PER_KEY:,} keys at random, {share:.0f} % stay"
+
+
+def _no_pace(size_bytes: int) -> None:
+    """No rate limit."""
