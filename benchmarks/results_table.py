@@ -49,17 +49,26 @@ def compare(
     )
 
 
-def absolute(name: str, unit: str, values: list[float], *, at_least: float | None = None, note: str = "") -> Result:
+def absolute(
+    name: str,
+    unit: str,
+    values: list[float],
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    note: str = "",
+) -> Result:
     """Build a result without a ceiling from several rounds."""
     value = statistics.median(values)
+    bounds = [f">= {at_least:g}" if at_least is not None else "", f"<= {at_most:g}" if at_most is not None else ""]
     return Result(
         name=name,
         value=round(value, 3),
         unit=unit,
         ceiling=None,
         ratio=None,
-        target="" if at_least is None else f">= {at_least:g}",
-        met=at_least is None or value >= at_least,
+        target=" ".join(bound for bound in bounds if bound),
+        met=(at_least is None or value >= at_least) and (at_most is None or value <= at_most),
         note=note,
     )
 

@@ -21,10 +21,12 @@ from lograft.wire.batch import encode_batch
 from lograft.wire.malloc import tune_allocator
 
 from benchmarks import ceiling_client, lograft_client
+from benchmarks.compaction_rows import CompactionBench
 from benchmarks.pages import recycle_pages
 from benchmarks.processes import ServerProcess, ceiling_server, lograft_server
 from benchmarks.results_table import Result, absolute, compare, markdown, write
 from benchmarks.storage_rows import StorageBench
+from benchmarks.storage_scale import ScaleBench
 
 BATCH_BYTES = 256 * 1024
 CHUNK_BYTES = 1024 * 1024
@@ -34,6 +36,10 @@ LATENCY_RECORDS = 4_000
 LATENCY_RATE = 1_000
 KEYED_RECORDS = 1_000_000
 MB = 1e6
+ONLY_HELP = (
+    "part of a benchmark's name: produce, fetch, send, latency; storage: append, check, read, look-ups, partitions, scale, "
+    "recovery, compaction"
+)
 
 
 class Bench:
@@ -42,6 +48,7 @@ class Bench:
     def __init__(self, ceiling: ServerProcess, server: ServerProcess, rounds: int) -> None:
         self._ceiling, self._server, self._rounds = ceiling, server, rounds
         self._topic_count = 0
+        self._ceiling_bytes = 0
         self.results: list[Result] = []
 
     def _topic(self, flush_policy: str, partition_count: int = 1) -> str:
@@ -71,6 +78,7 @@ class Bench:
             before = self._ceiling.cpu_s() + cpu_s()
             seconds = uvloop.run(ceiling_client.produce(self._ceiling.address, message, count, method=method))
             ceiling_cpu.append((self._ceiling.cpu_s() + cpu_s() - before) * 1e3 / (count * len(message) / MB))
+            self._ceiling_bytes += count * len(message)
             return count * len(message) / MB / seconds
 
         def lograft() -> float:
@@ -86,6 +94,13 @@ class Bench:
         name = f"produce {flush_policy} {value_bytes} B"
         self.results.append(compare(name, "MB/s", measured, ceilings, at_least=0.45, note=note))
 
+    def _fill_ceiling(self, message: bytes) -> None:
+        """Let the file of the ceiling hold as much as a fetch reads; without rows of produce before it is empty."""
+        count = -(-(PRODUCE_BYTES - self._ceiling_bytes) // len(message))
+        if count > 0:
+            uvloop.run(ceiling_client.produce(self._ceiling.address, message, count, method="ProduceNone"))
+            self._ceiling_bytes += count * len(message)
+
     def fetch(self, value_bytes: int) -> None:
         """Fetch raw batches of a topic from the start."""
         values = [os.urandom(value_bytes) for _ in range(BATCH_BYTES // (value_bytes + 1))]
@@ -93,6 +108,7 @@ class Bench:
         topic = self._topic("none")
         lograft_client.produce(self._server.address, topic, [values] * count)
         end_offset = count * len(values) + 1
+        self._fill_ceiling(bytes(encode_batch(values, timestamps_ms=1)))
 
         def ceiling() -> float:
             limit = PRODUCE_BYTES
@@ -131,7 +147,8 @@ class Bench:
 
     def storage_steps(self, directory: Path) -> list[tuple[str, Callable[[], None]]]:
         """Benchmarks of the log engine alone, by name."""
-        storage = StorageBench(directory, self._rounds_of)
+        storage, scale = StorageBench(directory, self._rounds_of), ScaleBench(directory, self._rounds_of)
+        compaction = CompactionBench(directory, self._rounds_of)
         rows: list[tuple[str, Callable[[], list[Result]]]] = [
             ("storage append none", lambda: [storage.append("none", at_least=0.6)]),
             ("storage append ack", lambda: [storage.append("ack", at_least=0.7)]),
@@ -139,6 +156,9 @@ class Bench:
             ("storage read", lambda: [storage.read()]),
             ("storage look-ups", storage.lookups),
             ("storage partitions", lambda: [storage.many_partitions()]),
+            ("storage scale", scale.many_partitions),
+            ("storage recovery", scale.recovery),
+            ("storage compaction", lambda: [compaction.small_records(), compaction.large_records()]),
         ]
         return [(name, lambda measure=measure: self.results.extend(measure())) for name, measure in rows]
 
@@ -172,7 +192,7 @@ def main() -> int:
     """Run the chosen benchmarks and write the table; 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (default 5)")
-    parser.add_argument("--only", default="", help="part of a benchmark's name: produce, fetch, send, latency, storage")
+    parser.add_argument("--only", default="", help=ONLY_HELP)
     arguments = parser.parse_args()
     tune_allocator()
     with tempfile.TemporaryDirectory(prefix="lograft-bench-") as name:

@@ -10,6 +10,8 @@ Source: architecture section 6; Alagappan et al. (FAST 2018), "faulty" entries.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
 from .env import Disk
 from .names import DAMAGE_FILE
@@ -26,7 +28,8 @@ class DamagedRanges:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._directory = directory
-        self._ranges: list[DamagedRange] = []
+        # A tuple: the empty one is shared by all logs.
+        self._ranges: tuple[DamagedRange, ...] = ()
         self._saved = True
 
     def __bool__(self) -> bool:
@@ -38,7 +41,7 @@ class DamagedRanges:
 
     def all(self) -> tuple[DamagedRange, ...]:
         """Return all ranges."""
-        return tuple(self._ranges)
+        return self._ranges
 
     def of_segment(self, segment_base_offset: int) -> list[DamagedRange]:
         """Return the ranges of one segment, ascending."""
@@ -55,20 +58,25 @@ class DamagedRanges:
         """Add a range in memory; `save` makes it durable."""
         assert damaged.base_offset < damaged.end_offset, f"{damaged}"
         if damaged not in self._ranges:
-            self._ranges.append(damaged)
-            self._ranges.sort(key=lambda item: item.base_offset)
+            self._ranges = tuple(sorted((*self._ranges, damaged), key=lambda item: item.base_offset))
             self._saved = False
+
+    def widen(self, known: DamagedRange, position: int) -> None:
+        """Let a known range begin at an earlier byte (inclusive), in memory; its offsets stay."""
+        assert position <= known.position, f"{known} from {position}"
+        self._ranges = tuple(replace(each, position=position) if each == known else each for each in self._ranges)
+        self._saved = False
 
     def truncate_suffix(self, to_offset: int) -> None:
         """Forget ranges that begin at `to_offset` or beyond."""
-        kept = [damaged for damaged in self._ranges if damaged.base_offset < to_offset]
+        kept = tuple(damaged for damaged in self._ranges if damaged.base_offset < to_offset)
         if len(kept) != len(self._ranges):
             self._ranges = kept
             self._saved = False
 
     def truncate_prefix(self, first_base_offset: int) -> None:
         """Forget the ranges of segments below the one with this base offset: their bytes are gone."""
-        kept = [damaged for damaged in self._ranges if damaged.segment_base_offset >= first_base_offset]
+        kept = tuple(damaged for damaged in self._ranges if damaged.segment_base_offset >= first_base_offset)
         if len(kept) != len(self._ranges):
             self._ranges = kept
             self._saved = False

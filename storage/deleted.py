@@ -30,8 +30,8 @@ class DeletedFiles:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        # A list: an empty deque takes 600 bytes, and most logs never delete anything.
-        self._waiting: list[_Deleted] = []
+        # A tuple: most logs never delete anything, and the empty one is shared by all.
+        self._waiting: tuple[_Deleted, ...] = ()
 
     def rename(self, paths: Iterable[str], *, now_ms: int) -> None:
         """Rename the files that are there, in this order.
@@ -39,13 +39,19 @@ class DeletedFiles:
         Raises:
             DiskFailedError, DiskAccessError: the disk.
         """
-        for path in paths:
-            deleted_path = path + DELETED_SUFFIX
-            try:
-                self._disk.rename(path, deleted_path)
-            except FileMissingError:
-                continue
-            self._waiting.append(_Deleted(deleted_path, now_ms))
+        renamed: list[_Deleted] = []
+        try:
+            for path in paths:
+                deleted_path = path + DELETED_SUFFIX
+                try:
+                    self._disk.rename(path, deleted_path)
+                except FileMissingError:
+                    continue
+                renamed.append(_Deleted(deleted_path, now_ms))
+        finally:
+            # What took the place of a compacted segment may go too: the file under this name now is young.
+            names = {each.path for each in renamed}
+            self._waiting = (*(each for each in self._waiting if each.path not in names), *renamed)
 
     def take_due(self, *, now_ms: int, delay_ms: int) -> RemovalWork | None:
         """Hand over the files whose delay is over; None if there are none.
@@ -54,10 +60,11 @@ class DeletedFiles:
             now_ms: the caller's clock in milliseconds.
             delay_ms: how long a file stays after it was renamed (inclusive).
         """
-        paths: list[str] = []
-        while self._waiting and now_ms - self._waiting[0].deleted_ms >= delay_ms:
-            paths.append(self._waiting.pop(0).path)
-        return RemovalWork(self._disk, paths) if paths else None
+        count = 0
+        while count < len(self._waiting) and now_ms - self._waiting[count].deleted_ms >= delay_ms:
+            count += 1
+        due, self._waiting = self._waiting[:count], self._waiting[count:]
+        return RemovalWork(self._disk, [each.path for each in due]) if due else None
 
 
 class RemovalWork:

@@ -47,6 +47,9 @@ _ACCESS = frozenset(
 _DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
+SMALL_FILE_BYTES = 4_096
+"""A file smaller than this (exclusive) is read with one call, and one more that finds its end."""
+
 SYNCFS_KERNEL = (5, 8)
 """First version of Linux whose syncfs reports write errors."""
 
@@ -141,8 +144,17 @@ class PosixDisk:
     def read_file(self, path: str) -> bytes:
         """See `Disk.read_file`."""
         try:
-            with open(path, "rb") as file:
-                return file.read()
+            # Small files are most of what the opening of a log reads: this takes half the time of a buffered file object.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = os.read(descriptor, SMALL_FILE_BYTES)
+                if len(data) < SMALL_FILE_BYTES and not os.read(descriptor, 1):
+                    return data
+                with open(descriptor, "rb", closefd=False) as file:
+                    file.seek(0)
+                    return file.read()
+            finally:
+                os.close(descriptor)
         except OSError as error:
             if error.errno == errno.EIO:
                 raise DiskReadError(path, f"read: {_text(error)}") from error

@@ -12,7 +12,7 @@ Source: KIP-101; KIP-279; Kafka, LeaderEpochFileCache.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -32,8 +32,9 @@ class LeaderEpochs:
     __slots__ = ("_epochs", "_starts")
 
     def __init__(self, entries: Iterable[EpochStart] = ()) -> None:
-        self._epochs: list[int] = []
-        self._starts: list[int] = []
+        # Tuples: they change seldom, and lists would take three times the memory of an idle log's one epoch.
+        self._epochs: tuple[int, ...] = ()
+        self._starts: tuple[int, ...] = ()
         for epoch, start_offset in entries:
             self.assign(epoch, start_offset)
 
@@ -54,11 +55,9 @@ class LeaderEpochs:
         if self._epochs and epoch <= self._epochs[-1]:
             assert epoch == self._epochs[-1], f"epoch {epoch} after {self._epochs[-1]}"
             return
-        while self._starts and self._starts[-1] >= start_offset:
-            self._epochs.pop()
-            self._starts.pop()
-        self._epochs.append(epoch)
-        self._starts.append(start_offset)
+        kept = bisect_left(self._starts, start_offset)
+        self._epochs = (*self._epochs[:kept], epoch)
+        self._starts = (*self._starts[:kept], start_offset)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd | None:
         """Return the largest known epoch at or below `epoch`, and where it ends.
@@ -100,12 +99,11 @@ class LeaderEpochs:
 
     def truncate_suffix(self, to_offset: int) -> bool:
         """Forget the epochs that begin at `to_offset` or beyond; tell whether there were any."""
-        changed = False
-        while self._starts and self._starts[-1] >= to_offset:
-            self._epochs.pop()
-            self._starts.pop()
-            changed = True
-        return changed
+        kept = bisect_left(self._starts, to_offset)
+        if kept == len(self._starts):
+            return False
+        self._epochs, self._starts = self._epochs[:kept], self._starts[:kept]
+        return True
 
     def truncate_prefix(self, to_offset: int) -> bool:
         """Forget where epochs begin below `to_offset`: the one that it lies in begins there now; tell if that changed any.
@@ -115,9 +113,8 @@ class LeaderEpochs:
         begun = bisect_right(self._starts, to_offset)
         if begun == 0 or (begun == 1 and self._starts[0] == to_offset):
             return False
-        del self._epochs[: begun - 1]
-        del self._starts[: begun - 1]
-        self._starts[0] = to_offset
+        self._epochs = self._epochs[begun - 1 :]
+        self._starts = (to_offset, *self._starts[begun:])
         return True
 
     def encode_entries(self) -> list[str]:
@@ -127,13 +124,16 @@ class LeaderEpochs:
     @classmethod
     def decode_entries(cls, lines: list[str]) -> LeaderEpochs | None:
         """Read the lines of the checkpoint; None if they are not what `encode_entries` writes."""
-        epochs = cls()
+        entries: list[EpochStart] = []
         for line in lines:
             epoch_text, space, start_text = line.partition(" ")
             if not (space and epoch_text.isdecimal() and start_text.isdecimal()):
                 return None
-            epoch, start_offset = int(epoch_text), int(start_text)
-            if epochs._epochs and (epoch <= epochs._epochs[-1] or start_offset <= epochs._starts[-1]):
+            entry = EpochStart(int(epoch_text), int(start_text))
+            if entries and (entry.epoch <= entries[-1].epoch or entry.start_offset <= entries[-1].start_offset):
                 return None
-            epochs.assign(epoch, start_offset)
+            entries.append(entry)
+        epochs = cls()
+        epochs._epochs = tuple(entry.epoch for entry in entries)
+        epochs._starts = tuple(entry.start_offset for entry in entries)
         return epochs

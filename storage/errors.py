@@ -17,10 +17,12 @@
     |   +-- OffsetOutOfRangeError
     |   +-- DataLossError              the records of exactly this range are damaged here
     |   +-- CorruptLogError            the files of a log contradict each other; it cannot be opened
+    |   +-- MoveInDoubtError           a move to another directory ended so that nobody knows which one is the log
     |   +-- WrongPartitionError        partition.metadata names another partition
     |   +-- OutOfOrderOffsetError      follower append that does not continue the log
     |   +-- OutOfOrderSequenceError
     |   +-- ProducerFencedError
+    |   +-- CoordinatorFencedError     the end of a transaction from a coordinator that was replaced
     +-- DataDirectoryError
         +-- UnformattedDirectoryError
         +-- AlreadyFormattedError
@@ -81,14 +83,17 @@ class DiskSpaceLowError(DiskError):
     Attributes:
         free_bytes: bytes that are free.
         needed_bytes: bytes that must be free before anything is written again (and an eighth more).
+        size_bytes: how much was to be written by something that nobody waits for; 0: an append.
     """
 
-    def __init__(self, path: str, *, free_bytes: int, needed_bytes: int) -> None:
+    def __init__(self, path: str, *, free_bytes: int, needed_bytes: int, size_bytes: int = 0) -> None:
+        refused = f"{size_bytes} bytes were not begun to be written" if size_bytes else "nothing was appended"
         super().__init__(
             path,
-            f"the disk of the broker has {free_bytes} bytes free and keeps {needed_bytes} in reserve, nothing was appended; "
+            f"the disk of the broker has {free_bytes} bytes free and keeps {needed_bytes} in reserve, {refused}; "
             "reads and deletes still work, delete records or topics, shorten their retention, or add space",
         )
+        self.size_bytes = size_bytes
         self.free_bytes = free_bytes
         self.needed_bytes = needed_bytes
 
@@ -186,6 +191,17 @@ class CorruptLogError(LogError):
         self.directory = directory
 
 
+class MoveInDoubtError(LogError):
+    """A move to another log directory could neither be finished nor taken back: neither copy may be written.
+
+    Restart the process once the disk is repaired: the start finds out which one is the log.
+    """
+
+    def __init__(self, directory: str, problem: str) -> None:
+        super().__init__(f"{directory}: the move to another directory is in doubt, restart the broker: {problem}")
+        self.directory = directory
+
+
 class WrongPartitionError(LogError):
     """`partition.metadata` names another partition than the one that is opened."""
 
@@ -252,6 +268,29 @@ class ProducerFencedError(LogError):
         self.producer_id = producer_id
         self.current_epoch = current_epoch
         self.producer_epoch = producer_epoch
+
+
+class CoordinatorFencedError(LogError):
+    """A coordinator with a higher epoch has ended a transaction of this producer before. Nothing was written.
+
+    The coordinator that sent this was replaced: it must stop, and the one that took its place decides.
+
+    Attributes:
+        producer_id: the producer whose transaction was to end.
+        current_epoch: coordinator epoch that the log knows.
+        coordinator_epoch: epoch of the refused batch; -1: it carries none.
+    """
+
+    code = ErrorCode.TRANSACTION_COORDINATOR_FENCED
+
+    def __init__(self, *, producer_id: int, current_epoch: int, coordinator_epoch: int) -> None:
+        super().__init__(
+            f"producer {producer_id}: a transaction coordinator of epoch {coordinator_epoch} is fenced by epoch "
+            f"{current_epoch}: it was replaced and must stop"
+        )
+        self.producer_id = producer_id
+        self.current_epoch = current_epoch
+        self.coordinator_epoch = coordinator_epoch
 
 
 class DataDirectoryError(StorageError):

@@ -340,7 +340,10 @@ class BudgetedDisk:
 
     def read_file(self, path: str) -> bytes:
         """See `Disk.read_file`."""
-        return self._budget.with_room(lambda: self._disk.read_file(path))
+        try:
+            return self._disk.read_file(path)
+        except TooManyOpenFilesError:
+            return self._budget.with_room(lambda: self._disk.read_file(path))
 
     def rename(self, source: str, target: str) -> None:
         """See `Disk.rename`."""
@@ -356,7 +359,10 @@ class BudgetedDisk:
 
     def list_directory(self, path: str) -> list[str]:
         """See `Disk.list_directory`."""
-        return self._budget.with_room(lambda: self._disk.list_directory(path))
+        try:
+            return self._disk.list_directory(path)
+        except TooManyOpenFilesError:
+            return self._budget.with_room(lambda: self._disk.list_directory(path))
 
     def make_directory(self, path: str) -> None:
         """See `Disk.make_directory`."""

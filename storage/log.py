@@ -35,6 +35,7 @@ from .errors import DiskFailedError, LogClosedError, OffsetOutOfRangeError, Stor
 from .file_budget import FileBudget
 from .flush import FlushWork
 from .flush_state import FlushState
+from .move_source import MoveSource
 from .names import PartitionIdentity
 from .prefix import LogPrefix
 from .producers import ProducerWindows
@@ -81,13 +82,7 @@ class PartitionLog:
         self._directory = directory
         self._parts = parts
         self._segments = parts.segments
-        self._reader = LogReader(
-            parts.segments,
-            parts.damage,
-            interval_bytes=settings.index_interval_bytes,
-            verify=settings.verify_first_read,
-        )
-        parts.segments.active.load_index(settings.index_interval_bytes)
+        self._reader = LogReader(parts.segments, parts.damage, settings)
         self._flush_state = FlushState(disk, directory, parts, parts.segments.active.end_offset)
         self._tail = LogTail(disk, directory, parts, self._flush_state, settings)
         self._failure: DiskFailedError | None = None
@@ -123,8 +118,8 @@ class PartitionLog:
         """
         path = str(directory)
         disk = (files or FileBudget()).disk(disk)
-        parts = open_log(disk, path, settings=settings, now_ms=now_ms, identity=identity)
-        return OpenedLog(log=cls(disk, path, parts, settings), report=parts.report)
+        parts, report = open_log(disk, path, settings=settings, now_ms=now_ms, identity=identity)
+        return OpenedLog(log=cls(disk, path, parts, settings), report=report)
 
     @property
     def directory(self) -> str:
@@ -263,8 +258,7 @@ class PartitionLog:
         """
         if self._closed:
             raise LogClosedError(self._directory)
-        log_end_offset = self._tail.end_offset
-        log_start_offset = self._parts.log_start_offset
+        log_start_offset, log_end_offset = self._parts.log_start_offset, self._tail.end_offset
         if not log_start_offset <= offset <= log_end_offset:
             raise OffsetOutOfRangeError(offset, log_start_offset=log_start_offset, log_end_offset=log_end_offset)
         limit = log_end_offset if end_offset is None or end_offset > log_end_offset else end_offset
@@ -413,6 +407,10 @@ class PartitionLog:
     def new_scrub(self) -> LogScrub:
         """Make the owner's side of a check of all sealed segments; it remembers what it checked."""
         return LogScrub(self._disk, self._directory, self._parts, self._reader)
+
+    def new_move(self) -> MoveSource:
+        """Make the owner's side of a move to another directory."""
+        return MoveSource(self._disk, self._directory, self._parts)
 
     def flush(self) -> int:
         """Flush everything in the calling thread: for tests, tools and closing; no group may be in flight.

@@ -20,6 +20,8 @@ TEMPORARY_SUFFIX = ".tmp"
 DELETED_SUFFIX = ".deleted"
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
+FUTURE_SUFFIX = "-future"
+MOVED_SUFFIX = "-moved"
 
 RECOVERY_POINT_FILE = "recovery-point"
 LOG_START_FILE = "log-start"
@@ -27,10 +29,13 @@ EPOCH_FILE = "leader-epoch-checkpoint"
 PARTITION_FILE = "partition.metadata"
 DAMAGE_FILE = "damaged-ranges"
 CLEANER_FILE = "cleaner-checkpoint"
+MOVED_TO_FILE = "moved-to"
+MOVED_FROM_FILE = "moved-from"
 
 META_FILE = "meta.json"
 BALLAST_FILE = "ballast"
 LOG_DIRECTORIES_FILE = "log-directories"
+CLEAN_STOP_FILE = "clean-stop"
 LOCK_FILE = "lock"
 METADATA_DIRECTORY = "metadata"
 METADATA_LOG_DIRECTORY = "log"
@@ -46,6 +51,7 @@ MAX_PARTITION = 2**31 - 1
 
 _OFFSET_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.snapshot|\.seal)", re.ASCII)
 _SWAP_FILE = re.compile(r"(\d{20})-(\d{20})\.swap", re.ASCII)
+_MOVE_DIRECTORY = re.compile(r"([0-9a-f]{32}-\d+)\.([0-9a-f]{32})(-future|-moved)", re.ASCII)
 _PARTITION_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9]\d{0,9})", re.ASCII)
 
 
@@ -61,6 +67,14 @@ class SwapFile(NamedTuple):
 
     base_offset: int
     end_offset: int
+
+
+class MoveDirectory(NamedTuple):
+    """What the name of one side of a move says: the partition directory's name, the move's 16-byte id, and which side."""
+
+    partition_name: str
+    move_id: bytes
+    suffix: str
 
 
 class PartitionIdentity(NamedTuple):
@@ -109,3 +123,16 @@ def parse_partition_directory_name(name: str) -> PartitionIdentity | None:
         return None
     partition = int(match[2])
     return PartitionIdentity(bytes.fromhex(match[1]), partition) if partition <= MAX_PARTITION else None
+
+
+def move_directory_name(partition_name: str, move_id: bytes, suffix: str) -> str:
+    """Name one side of a move: `<topic id>-<partition>.<move id, 32 hex digits>` and `-future` or `-moved`."""
+    return f"{partition_name}.{move_id.hex()}{suffix}"
+
+
+def parse_move_directory_name(name: str) -> MoveDirectory | None:
+    """Read a name made by `move_directory_name`; None for any other name."""
+    match = _MOVE_DIRECTORY.fullmatch(name)
+    if match is None or parse_partition_directory_name(match[1]) is None:
+        return None
+    return MoveDirectory(match[1], bytes.fromhex(match[2]), match[3])

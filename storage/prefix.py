@@ -110,12 +110,8 @@ class LogPrefix:
         self._reader = reader
         self._writing = writing
         self._in_flight: PrefixWork | None = None
-        self._max_timestamps_ms: dict[int, tuple[Segment, int | None]] = {}
-        active = tail.active
-        first_ms = active.load_index(tail.settings.index_interval_bytes).first_timestamp_ms
-        if first_ms is not None and 0 <= first_ms < active.created_ms:
-            # Opening a log must not make its segment young again; nobody knows better how old it is.
-            active.created_ms = first_ms
+        # Made at the first look at a sealed segment: a log without one has none.
+        self._max_timestamps_ms: dict[int, tuple[Segment, int | None]] | None = None
 
     @property
     def floor_offset(self) -> int:
@@ -218,7 +214,8 @@ class LogPrefix:
         # Positions are remembered by segment, timestamps by the place of the segment.
         self._reader.forget_all()
         for segment in removed:
-            self._max_timestamps_ms.pop(segment.base_offset, None)
+            if self._max_timestamps_ms is not None:
+                self._max_timestamps_ms.pop(segment.base_offset, None)
             parts.deleted.rename(segment.file_names(), now_ms=now_ms)
         self._flush_state.note_prefix(parts.log_start_offset, removed)
         parts.snapshots.remove_below(segments.base_offset)
@@ -270,10 +267,12 @@ class LogPrefix:
 
     def forget_ages(self) -> None:
         """Forget what was read of sealed segments, before one of them becomes the active one again."""
-        self._max_timestamps_ms.clear()
+        self._max_timestamps_ms = None
 
     def _newest_ms(self, segment: Segment) -> int:
         """Return how new a sealed segment is; its index is read once, and closed again like after a read."""
+        if self._max_timestamps_ms is None:
+            self._max_timestamps_ms = {}
         known = self._max_timestamps_ms.get(segment.base_offset)
         if known is None or known[0] is not segment:
             max_timestamp_ms = segment.load_index(self._tail.settings.index_interval_bytes).max_timestamp_ms

@@ -27,7 +27,7 @@ from .errors import CorruptLogError, DataLossError, DiskError
 from .scan import BadBatch, Walk, find_valid_after, header_fault
 from .segment import Segment
 from .segment_set import SegmentSet
-from .types import Boundary, DamagedRange, LogRead, TimestampAndOffset
+from .types import Boundary, DamagedRange, LogRead, LogSettings, TimestampAndOffset
 
 CURSORS = 64
 """Positions remembered where readers (and the flushed offset) stand; the oldest goes first."""
@@ -48,25 +48,28 @@ class LogReader:
 
     __slots__ = ("_cursors", "_damage", "_highest_ms", "_segments", "interval_bytes", "verify")
 
-    def __init__(self, segments: SegmentSet, damage: DamagedRanges, *, interval_bytes: int, verify: bool) -> None:
+    def __init__(self, segments: SegmentSet, damage: DamagedRanges, settings: LogSettings) -> None:
         self._segments = segments
         self._damage = damage
-        self.interval_bytes = interval_bytes
-        self.verify = verify
-        self._cursors: dict[int, _Cursor] = {}
-        self._highest_ms: list[int] = []
+        self.interval_bytes = settings.index_interval_bytes
+        self.verify = settings.verify_first_read
+        # Made at the first use: an idle log has neither.
+        self._cursors: dict[int, _Cursor] | None = None
+        self._highest_ms: list[int] | None = None
 
     def remember(self, offset: int, segment: Segment, position: int) -> None:
         """Remember where the batch with this base offset starts."""
         cursors = self._cursors
+        if cursors is None:
+            cursors = self._cursors = {}
         cursors[offset] = _Cursor(segment, position)
         if len(cursors) > CURSORS:
             del cursors[next(iter(cursors))]
 
     def forget_all(self) -> None:
         """Forget remembered positions and timestamps (truncation, new damage)."""
-        self._cursors.clear()
-        self._highest_ms.clear()
+        self._cursors = None
+        self._highest_ms = None
 
     def read(self, offset: int, max_bytes: int, *, end_offset: int, flushed_offset: int) -> LogRead:
         """Return whole batches from the one that holds `offset` on.
@@ -112,17 +115,16 @@ class LogReader:
         if end.position <= start.position:
             # An index from before the damage was known: an empty read inside the log would stop a reader for ever.
             raise BadBatch(start, "the index does not fit the damage")
+        limit_offset = end.offset
         if end.position - start.position > max_bytes:
             end = segment.boundary_within(start, start.position + max_bytes, self.interval_bytes)
-            if end.position == start.position:
-                end = _end_of_batch(segment, start)
         data = segment.file.pread(end.position - start.position, start.position)
         if len(data) < end.position - start.position:
             raise BadBatch(start, "the file is shorter than its segment")
         if read_header(data).base_offset != start.offset:
             raise BadBatch(start, "another batch stands here")
         if self.verify and not segment.is_verified(start.position, end.position):
-            verified = self._verify(segment, start, data)
+            verified = self._verify(segment, start, data, limit_offset)
             if verified.position == start.position:
                 return None
             if verified.position != end.position:
@@ -133,9 +135,10 @@ class LogReader:
 
     def _boundary(self, segment: Segment, offset: int) -> Boundary:
         """Return the start of the batch that holds an offset."""
-        cursor = self._cursors.get(offset)
-        if cursor is not None and cursor.segment is segment:
-            return Boundary(offset, cursor.position)
+        if self._cursors is not None:
+            cursor = self._cursors.get(offset)
+            if cursor is not None and cursor.segment is segment:
+                return Boundary(offset, cursor.position)
         return segment.locate(offset, self.interval_bytes)
 
     def _readable_end(self, segment: Segment, start: Boundary, end_offset: int) -> Boundary:
@@ -148,14 +151,14 @@ class LogReader:
                     break
         return end if end.offset <= end_offset else self._boundary(segment, end_offset)
 
-    def _verify(self, segment: Segment, start: Boundary, data: bytes) -> Boundary:
-        """Check the CRCs of a chunk; quarantine the first bad batch and return where the good ones end."""
+    def _verify(self, segment: Segment, start: Boundary, data: bytes, end_offset: int) -> Boundary:
+        """Check the CRCs of a chunk up to an offset; quarantine the first bad batch and return where the good ones end."""
         view = memoryview(data)
         at = 0
         offset = start.offset
         while at < len(data):
             header = _whole_header(view[at:], offset)
-            reaches_over = header is not None and header.next_offset > segment.end_offset
+            reaches_over = header is not None and header.next_offset > end_offset
             if header is None or reaches_over or crc32c(view[at + CRC_START : at + header.size_bytes]) != header.crc:
                 self._quarantine(segment, Boundary(offset, start.position + at))
                 break
@@ -166,10 +169,12 @@ class LogReader:
 
     def _quarantine(self, segment: Segment, bad: Boundary) -> None:
         """Take a batch that failed its CRC out of service: exactly its bytes, up to the next whole batch."""
-        following = find_valid_after(
-            segment.file, bad=bad, end_position=segment.size_bytes, end_offset=segment.end_offset
-        )
-        end = following if following is not None else Boundary(segment.end_offset, segment.size_bytes)
+        known = next((each for each in segment.damages() if each.base_offset >= bad.offset), None)
+        limit = Boundary(segment.end_offset, segment.size_bytes)
+        if known is not None:
+            limit = Boundary(known.base_offset, max(known.position, bad.position))
+        following = find_valid_after(segment.file, bad=bad, end_position=limit.position, end_offset=limit.offset)
+        end = following if following is not None else limit
         if bad.offset < end.offset:
             # Else the segment is complete, and what follows are bytes of nobody's records.
             self._damage.add(
@@ -225,6 +230,8 @@ class LogReader:
     def _first_slot_reaching(self, timestamp_ms: int, flushed_offset: int) -> int:
         """Return the first segment that can hold a record so late; bisects the running maximum of sealed segments."""
         highest = self._highest_ms
+        if highest is None:
+            highest = self._highest_ms = []
         for slot in range(len(highest), len(self._segments) - 1):
             if highest and highest[-1] >= timestamp_ms:
                 break
@@ -243,8 +250,12 @@ class LogReader:
             if index.max_timestamp_ms is None or index.max_timestamp_ms < timestamp_ms:
                 return None
             skipped = index.times.skip_to(timestamp_ms)
-            start = Boundary(segment.base_offset, 0) if skipped is None else index.offsets.floor_offset(skipped)
             try:
+                start = (
+                    Boundary(segment.base_offset, 0)
+                    if skipped is None
+                    else segment.locate(skipped, self.interval_bytes)
+                )
                 return self._search(segment, start, timestamp_ms, start_offset, end_offset)
             except BadBatch as bad:
                 self._reindex(segment, bad)
@@ -291,19 +302,9 @@ def _first_record(
     return None
 
 
-def _end_of_batch(segment: Segment, start: Boundary) -> Boundary:
-    """Return the end of the batch at a boundary."""
-    room_bytes = segment.size_bytes - start.position
-    header = _whole_header(segment.file.pread(HEADER_BYTES, start.position), start.offset, room_bytes)
-    if header is None:
-        raise BadBatch(start, "no batch stands here")
-    return Boundary(header.next_offset, start.position + header.size_bytes)
-
-
-def _whole_header(data: bytes | memoryview, offset: int, room_bytes: int | None = None) -> BatchHeader | None:
+def _whole_header(data: memoryview, offset: int) -> BatchHeader | None:
     """Return the header at the start of some bytes if it may stand there."""
     if len(data) < HEADER_BYTES:
         return None
     header = read_header(data)
-    fault = header_fault(header, expected_offset=offset, room_bytes=len(data) if room_bytes is None else room_bytes)
-    return header if fault is None else None
+    return header if header_fault(header, expected_offset=offset, room_bytes=len(data)) is None else None

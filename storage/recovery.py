@@ -4,7 +4,8 @@
 Order of an open (a crash between any two steps leaves a log that opens again):
 
 1. make the directory; remove `*.tmp` and `*.deleted`; check `partition.metadata`; finish `*.cleaned` and `*.swap`
-2. read and sync `log-start`; remove segments wholly below it; a gap above it is damage (`recovery_prefix`)
+2. read and sync `log-start`; remove segments wholly below it; a gap above it is damage, or a torn tail if nothing above it
+   was flushed (`recovery_prefix`)
    open `recovery-point`; a log without segments is new, or begins again at its log start (or, with a flushed offset above
    that, has lost its files: refuse)
 3. clean (the last segment has exactly the recorded size): nothing is walked
@@ -45,7 +46,6 @@ from .names import (
     LOG_START_FILE,
     LOG_SUFFIX,
     PARTITION_FILE,
-    RECOVERY_POINT_FILE,
     SNAPSHOT_SUFFIX,
     TEMPORARY_SUFFIX,
     PartitionIdentity,
@@ -55,7 +55,7 @@ from .producer_snapshots import ProducerSnapshots
 from .producers import ProducerWindows
 from .recovery_caches import note_epoch, read_epochs, restore_producers, walk_epochs
 from .recovery_point import RecoveryPoint, RecoveryPointFile
-from .recovery_prefix import drop_below, note_lost_front, restart_empty
+from .recovery_prefix import drop_below, drop_torn_tail, note_lost_front, restart_empty
 from .recovery_walk import UncleanWalk, WalkFindings
 from .segment import Segment
 from .segment_set import SegmentSet
@@ -77,13 +77,12 @@ class LogParts:
     recovery_point: RecoveryPointFile
     log_start_offset: int
     deleted: DeletedFiles
-    report: RecoveryReport
 
 
 def open_log(
     disk: Disk, directory: str, *, settings: LogSettings, now_ms: int, identity: PartitionIdentity | None
-) -> LogParts:
-    """Open or create the log in a directory; see the module for the order.
+) -> tuple[LogParts, RecoveryReport]:
+    """Open or create the log in a directory, and tell what was found; see the module for the order.
 
     Raises:
         CorruptLogError, WrongPartitionError, DiskFullError, DiskFailedError, DiskAccessError, TooManyOpenFilesError.
@@ -96,7 +95,7 @@ def open_log(
         disk.sync_directory(parent_of(directory))
     opening = _Opening(disk, directory, settings, now_ms, identity)
     try:
-        return opening.run(names)
+        return opening.run(names), opening.report
     except BaseException:
         opening.close()
         raise
@@ -118,6 +117,7 @@ class _Opening:
         self._segments: list[Segment] = []
         self._recovery_point: RecoveryPointFile | None = None
         self._has_epoch_file = False
+        self.report = RecoveryReport()
 
     def run(self, found_names: list[str]) -> LogParts:
         # What the listing does not show is not asked for: a clean open is most of what a start does.
@@ -136,14 +136,18 @@ class _Opening:
         bases = [file.base_offset for file in files if file.suffix == LOG_SUFFIX]
         snapshot_offsets = [file.base_offset for file in files if file.suffix == SNAPSHOT_SUFFIX]
         snapshots = ProducerSnapshots(self._disk, self._directory, snapshot_offsets)
-        recovery_point = RecoveryPointFile.open_or_create(self._disk, self._path(RECOVERY_POINT_FILE))
+        recovery_point = RecoveryPointFile.open_or_create(self._disk, self._directory)
         self._recovery_point = recovery_point
         if not bases:
             return self._create(recovery_point, snapshots)
         if DAMAGE_FILE in names:
             self._damage = DamagedRanges.load(self._disk, self._directory)
-        self._list_segments(bases)
         point = recovery_point.point
+        if point is not None and point.flushed_offset <= self._log_start_offset < bases[0]:
+            # All was removed, and of the segments after that, none of which was flushed, the first has lost its name.
+            cut_bytes = drop_torn_tail(self._disk, self._directory, self._damage, files)
+            return self._create(recovery_point, snapshots, cut_bytes=cut_bytes)
+        self._list_segments(bases)
         if point is not None and self._is_clean(point):
             return self._open_clean(recovery_point, point, snapshots)
         return self._recover(recovery_point, point, snapshots)
@@ -187,7 +191,9 @@ class _Opening:
         elif lines != wanted:
             raise WrongPartitionError(self._directory, expected=", ".join(wanted), found=", ".join(lines))
 
-    def _create(self, recovery_point: RecoveryPointFile, snapshots: ProducerSnapshots) -> LogParts:
+    def _create(
+        self, recovery_point: RecoveryPointFile, snapshots: ProducerSnapshots, *, cut_bytes: int = 0
+    ) -> LogParts:
         """Make a new log, or begin again at the log start. The recovery point is on disk before the first segment is."""
         start_offset = self._log_start_offset
         point = recovery_point.point
@@ -216,6 +222,9 @@ class _Opening:
             report=RecoveryReport(
                 created=start_offset == 0,
                 recovery_point=flushed_offset,
+                cut_offset=start_offset if cut_bytes > 0 else None,
+                cut_bytes=cut_bytes,
+                undecidable_bytes=cut_bytes,
                 restarted_offset=start_offset if start_offset > 0 else None,
             ),
         )
@@ -320,7 +329,8 @@ class _Opening:
             self._damage,
             self._segments,
             first=first,
-            flushed_offset=flushed_offset,
+            # Below the log start nothing need be there: a removed segment may have come back alone.
+            flushed_offset=flushed_offset if flushed_offset > self._log_start_offset else 0,
             verify_from=verify_from,
             interval_bytes=interval_bytes,
             visit=visit,
@@ -395,6 +405,13 @@ class _Opening:
         producers: ProducerWindows,
         report: RecoveryReport,
     ) -> LogParts:
+        last = self._segments[-1]
+        first_ms = last.load_index(self._settings.index_interval_bytes).first_timestamp_ms
+        if first_ms is not None and 0 <= first_ms < last.created_ms:
+            # Opening a log must not make its segment young again; nobody knows better how old it is.
+            last.created_ms = first_ms
+        last.rest()
+        self.report = report
         return LogParts(
             segments=SegmentSet(self._segments),
             epochs=epochs,
@@ -405,5 +422,4 @@ class _Opening:
             recovery_point=recovery_point,
             log_start_offset=self._log_start_offset,
             deleted=DeletedFiles(self._disk),
-            report=report,
         )

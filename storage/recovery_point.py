@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from .env import Disk, File
 from .errors import DiskError, DiskFailedError, FileMissingError
 from .file_budget import may_close
+from .names import RECOVERY_POINT_FILE
 from .two_slots import FILE_BYTES, SLOT_COUNT, Slot, TwoSlots, slot_position
 
 SYNC_INTERVAL_FLUSHES = 64
@@ -55,13 +56,13 @@ class RecoveryPoint:
 class RecoveryPointFile:
     """The file of one log, opened at the first write. Only the owner of the log writes it; a flush thread may sync it."""
 
-    __slots__ = ("_disk", "_file", "_path", "_point", "_sequence")
+    __slots__ = ("_directory", "_disk", "_file", "_point", "_sequence")
 
     def __init__(
-        self, disk: Disk, path: str, *, file: File | None = None, sequence: int, point: RecoveryPoint | None
+        self, disk: Disk, directory: str, *, file: File | None = None, sequence: int, point: RecoveryPoint | None
     ) -> None:
         self._disk = disk
-        self._path = path
+        self._directory = directory
         self._file = file
         self._sequence = sequence
         self._point = point
@@ -79,16 +80,17 @@ class RecoveryPointFile:
             FileMissingError, DiskAccessError, TooManyOpenFilesError: it cannot be opened.
         """
         if self._file is None:
-            self._file = self._disk.open_file(self._path)
+            self._file = self._disk.open_file(_path(self._directory))
         return self._file
 
     @classmethod
-    def open_or_create(cls, disk: Disk, path: str) -> RecoveryPointFile:
-        """Read the file, or create it with two empty slots (the caller syncs the directory).
+    def open_or_create(cls, disk: Disk, directory: str) -> RecoveryPointFile:
+        """Read the file of the log in a directory, or create it with two empty slots (the caller syncs the directory).
 
         Raises:
             DiskFullError, DiskFailedError, DiskAccessError, DiskReadError, TooManyOpenFilesError.
         """
+        path = _path(directory)
         file: File | None = None
         try:
             content = disk.read_file(path)
@@ -100,7 +102,7 @@ class RecoveryPointFile:
             file = file if file is not None else disk.open_file(path)
             file.append([bytes(missing_bytes)])
         sequence, point = decode_slots(content)
-        return cls(disk, path, file=file, sequence=sequence, point=point)
+        return cls(disk, directory, file=file, sequence=sequence, point=point)
 
     def write(self, point: RecoveryPoint) -> None:
         """Write the next slot without a sync.
@@ -142,6 +144,10 @@ class RecoveryPointFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _path(directory: str) -> str:
+    return f"{directory}/{RECOVERY_POINT_FILE}"
 
 
 def encode_slot(point: RecoveryPoint, sequence: int) -> bytes:

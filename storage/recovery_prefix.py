@@ -5,7 +5,8 @@ Laws
     A segment wholly below the log start goes. The last segment has no known end before it was walked: it stays, and if it
     turns out to end below the log start, the log begins again, empty, there (its tail was removed before it was flushed).
     A first segment that begins above the log start means that files were lost: an empty segment at the log start carries
-    exactly the missing offsets as damage.
+    exactly the missing offsets as damage. If nothing above the log start was flushed, it is a torn tail: a crash lost the name
+    of the first of several new segments, and the others go too.
 Nothing here needs a sync of its own: the log start is on stable storage, so that the next opening does the same again.
 Source: docs/storage.md section 3; Kafka, LogLoader.
 """
@@ -50,6 +51,26 @@ def drop_below(
         else:
             remove_if_exists(disk, f"{directory}/{offset_file_name(file.base_offset, file.suffix)}")
     return tuple(kept)
+
+
+def drop_torn_tail(disk: Disk, directory: str, damage: DamagedRanges, files: Sequence[OffsetFile]) -> int:
+    """Remove all segments of a log without its first one, nothing of which was flushed; return how many bytes of log that cost.
+
+    The caller makes the new first segment and syncs the directory; a crash before leaves less of the same tail.
+
+    Raises:
+        DiskFullError, DiskFailedError, DiskAccessError: the disk.
+    """
+    cut_bytes = 0
+    for file in files:
+        path = f"{directory}/{offset_file_name(file.base_offset, file.suffix)}"
+        if file.suffix == LOG_SUFFIX:
+            cut_bytes += disk.size_bytes(path)
+        if file.suffix != SNAPSHOT_SUFFIX:
+            remove_if_exists(disk, path)
+    damage.truncate_suffix(0)
+    damage.save()
+    return cut_bytes
 
 
 def note_lost_front(

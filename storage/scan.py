@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walks the batches of a segment file, and judges what stands where a batch should.
 
-`walk` gives (position, header) of contiguous batches; with `verify_from_offset` it checks CRCs from that offset on.
-Where the next batch is not what must stand there it raises `BadBatch`. Then `find_valid_after` looks for the next
-batch that is whole, and `shows_unwritten_sector` tells whether bytes were never written (a torn append) or changed
-afterwards (damage).
+`find_batch` looks an offset up. `Walk` gives (position, header) of contiguous batches; with `verify_from_offset` it
+checks CRCs from that offset on. Where the next batch is not what must stand there it raises `BadBatch`. Then
+`find_valid_after` looks for the next batch that is whole, and `shows_unwritten_sector` tells whether bytes were never
+written (a torn append) or changed afterwards (damage).
 
 Law: a batch is accepted only at exactly the expected offset; what lies between two accepted batches is never guessed.
 Source: Alagappan et al., "Protocol-Aware Recovery" (FAST 2018), section 3; architecture section 6.
@@ -13,6 +13,7 @@ Source: Alagappan et al., "Protocol-Aware Recovery" (FAST 2018), section 3; arch
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator
 
 from lograft.wire.checksum import crc32c
@@ -32,6 +33,11 @@ TRUSTED_RUN_BYTES = 64 * 1024
 """Bytes of whole batches behind damage after which no more is asked: misplaced sectors hold fewer."""
 
 _BASE_OFFSET_BYTES = 8
+
+_PLACE = struct.Struct(">qi4xb6xi30xi")
+"""Base offset, batch length, magic, last offset delta and record count of a header."""
+
+assert _PLACE.size == HEADER_BYTES, _PLACE.size
 
 
 class BadBatch(Exception):
@@ -151,6 +157,40 @@ class Walk:
             return False
         following = read_header(view)
         return following.magic == MAGIC and following.base_offset == header.next_offset
+
+
+def find_batch(file: File, *, floor: Boundary, end_position: int, offset: int) -> Boundary:
+    """Return the start of the batch that holds an offset, by the headers from a batch start at or below it.
+
+    Looks at the fields that tell where batches stand, and no others, as long as they agree; else a `Walk` judges.
+
+    Args:
+        file: the segment's log file.
+        floor: where the search begins.
+        end_position: end of the bytes that may be looked at, exclusive.
+        offset: the offset.
+
+    Raises:
+        BadBatch: what stands on the way is not the next batch, or the bytes end before the offset.
+    """
+    expected_offset, position = floor
+    data = file.pread(max(0, min(HEADER_CHUNK_BYTES, end_position - position)), position)
+    at = 0
+    while at + HEADER_BYTES <= len(data):
+        base_offset, batch_length, magic, last_offset_delta, record_count = _PLACE.unpack_from(data, at)
+        size_bytes = LENGTH_END + batch_length
+        if base_offset != expected_offset or magic != MAGIC or not 0 <= last_offset_delta == record_count - 1:
+            break
+        if not HEADER_BYTES <= size_bytes <= min(MAX_BATCH_BYTES, end_position - position - at):
+            break
+        if offset < base_offset + record_count:
+            return Boundary(base_offset, position + at)
+        expected_offset = base_offset + record_count
+        at += size_bytes
+    for found_position, header in Walk(file, start=Boundary(expected_offset, position + at), end_position=end_position):
+        if header.next_offset > offset:
+            return Boundary(header.base_offset, found_position)
+    raise BadBatch(Boundary(offset, end_position), "the file ends before this offset")
 
 
 def header_fault(header: BatchHeader, *, expected_offset: int, room_bytes: int) -> str | None:

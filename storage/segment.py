@@ -17,8 +17,9 @@ from .env import Buffer, Disk, File
 from .errors import CorruptLogError
 from .follower_append import PlacedBatch
 from .names import INDEX_SUFFIX, LOG_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
+from .offset_index import OffsetIndex
 from .rebuild import RebuildPlan, Rebuilt, SegmentRebuild
-from .scan import BadBatch, Walk
+from .scan import Walk, find_batch
 from .segment_index import SegmentIndex
 from .types import INT32_MAX, Boundary, DamagedRange, LogSettings
 
@@ -31,6 +32,7 @@ class Segment:
         end_offset: offset after its last record.
         size_bytes: bytes of its log file that hold batches.
         created_ms: the caller's clock when it was created or opened.
+        cut_count: how often it was cut: bytes below its size may be others than before.
         written_ms: the caller's clock at the last append, or when it was created or opened.
     """
 
@@ -41,9 +43,12 @@ class Segment:
         "_file",
         "_has_stray_bytes",
         "_index",
+        "_may_rest",
+        "_offsets",
         "_verified",
         "base_offset",
         "created_ms",
+        "cut_count",
         "end_offset",
         "size_bytes",
         "unverified_bytes",
@@ -66,6 +71,8 @@ class Segment:
         self._damage = damage
         self._file: File | None = None
         self._index: SegmentIndex | None = None
+        self._offsets: OffsetIndex | None = None
+        self._may_rest = False
         self._verified = range(0)
         self._has_stray_bytes = False
         self.base_offset = base_offset
@@ -73,6 +80,7 @@ class Segment:
         self.size_bytes = size_bytes
         self.unverified_bytes = size_bytes
         self.created_ms = created_ms
+        self.cut_count = 0
         self.written_ms = created_ms
 
     @classmethod
@@ -117,11 +125,38 @@ class Segment:
                 base_offset=self.base_offset,
                 log_bytes=self.size_bytes,
                 end_offset=self.end_offset,
+                offsets=self._offsets,
             )
+            self._offsets = None
+            self._may_rest = self._index is not None
             if self._index is None or (self._file is not None and self._file.size < self.size_bytes):
                 self.reindex(interval_bytes)
         assert self._index is not None, self.path
         return self._index
+
+    def load_offsets(self, interval_bytes: int) -> OffsetIndex:
+        """Return the offset index alone, as `load_index` does: a look-up by offset reads no other file."""
+        if self._index is not None:
+            return self._index.offsets
+        if self._offsets is None:
+            self._offsets = SegmentIndex.load_offsets(
+                self._disk,
+                self._directory,
+                base_offset=self.base_offset,
+                log_bytes=self.size_bytes,
+                end_offset=self.end_offset,
+            )
+            if self._offsets is None or (self._file is not None and self._file.size < self.size_bytes):
+                return self.reindex(interval_bytes).index.offsets
+        return self._offsets
+
+    def rest(self) -> None:
+        """Let go of indexes that were read from their files, until the next use; to be called before anything is appended.
+
+        They would be a sixth of what an idle log takes. Indexes that had to be built stay: no file has them.
+        """
+        if self._may_rest:
+            self._index = None
 
     def save_index(self) -> None:
         """Write the index files (roll, clean close); without a sync."""
@@ -143,8 +178,7 @@ class Segment:
             return False
         if log_bytes + size_bytes > settings.segment_bytes or last_offset - self.base_offset > INT32_MAX:
             return True
-        index = self._index
-        assert index is not None, f"{self.path}: the active segment keeps its index"
+        index = self._index or self.load_index(settings.index_interval_bytes)
         first_ms = index.first_timestamp_ms
         if first_ms is None or first_ms < 0:
             age_ms = now_ms - self.created_ms
@@ -154,8 +188,7 @@ class Segment:
 
     def count_fitting(self, placed: Sequence[PlacedBatch], settings: LogSettings) -> int:
         """Return how many batches of a run can be appended here; the first one can (`must_roll` said so)."""
-        index = self._index
-        assert index is not None, f"{self.path}: the active segment keeps its index"
+        index = self._index or self.load_index(settings.index_interval_bytes)
         first_ms = (
             index.first_timestamp_ms if index.first_timestamp_ms is not None else placed[0].header.max_timestamp_ms
         )
@@ -215,8 +248,8 @@ class Segment:
         self, *, base_offset: int, next_offset: int, size_bytes: int, max_timestamp_ms: int, interval_bytes: int
     ) -> None:
         """Take up a batch whose bytes were appended to the file at `size_bytes` of this segment."""
-        index = self._index
-        assert index is not None, f"{self.path}: the active segment keeps its index"
+        # `must_roll` has loaded indexes that rested; those of an empty segment are made without the disk.
+        index = self._index or self.load_index(interval_bytes)
         position = self.size_bytes
         index.note_batch(
             base_offset=base_offset,
@@ -236,26 +269,28 @@ class Segment:
         """
         if offset >= self.end_offset:
             return Boundary(self.end_offset, self.size_bytes)
-        floor = self.load_index(interval_bytes).offsets.floor_offset(offset)
-        for position, header in Walk(self.file, start=floor, end_position=self.size_bytes):
-            if header.next_offset > offset:
-                return Boundary(header.base_offset, position)
-        raise BadBatch(Boundary(offset, self.size_bytes), "the file ends before this offset")
+        floor = self.load_offsets(interval_bytes).floor_offset(offset)
+        return find_batch(self.file, floor=floor, end_position=self.size_bytes, offset=offset)
 
     def boundary_within(self, start: Boundary, limit_position: int, interval_bytes: int) -> Boundary:
-        """Return the last batch boundary at or below a position, `start` at least; no damage may lie between.
+        """Return the last batch boundary at or below a position, at least the end of the batch at `start`.
+
+        No damage may lie between.
 
         Raises:
             BadBatch: as `locate`.
         """
-        floor = self.load_index(interval_bytes).offsets.floor_position(limit_position)
-        if floor.position < start.position:
-            floor = start
-        for position, header in Walk(self.file, start=floor, end_position=self.size_bytes):
-            if position + header.size_bytes > limit_position:
+        end = self.load_offsets(interval_bytes).floor_position(limit_position)
+        if end.position < start.position:
+            end = start
+        for position, header in Walk(self.file, start=end, end_position=self.size_bytes):
+            next_position = position + header.size_bytes
+            if next_position > limit_position and position > start.position:
                 break
-            floor = Boundary(header.next_offset, position + header.size_bytes)
-        return floor
+            end = Boundary(header.next_offset, next_position)
+            if next_position >= limit_position:
+                break
+        return end
 
     def damages(self) -> list[DamagedRange]:
         """Return the known damaged ranges of this segment, ascending."""
@@ -265,7 +300,9 @@ class Segment:
         """Yield (first batch, end position) of each run of batches from `start` on that no damage interrupts."""
         for damaged in self.damages():
             if damaged.base_offset >= start.offset:
-                yield start, damaged.position
+                if damaged.base_offset > start.offset:
+                    # Between two ranges that touch stands no batch, whatever the bytes are: the file may have been cut.
+                    yield start, damaged.position
                 start = Boundary(damaged.end_offset, damaged.end_position)
         yield start, self.size_bytes
 
@@ -296,7 +333,11 @@ class Segment:
         rebuilt = walk.run()
         for damaged in rebuilt.damaged:
             self._damage.add(damaged)
+        for known, position in rebuilt.widened:
+            self._damage.widen(known, position)
         self._index = rebuilt.index
+        self._offsets = None
+        self._may_rest = False
         self.size_bytes = rebuilt.end.position
         self.end_offset = rebuilt.end.offset
         self._has_stray_bytes = self.size_bytes < size_bytes
@@ -324,6 +365,7 @@ class Segment:
         if file.size > end.position:
             file.truncate(end.position)
             file.sync()
+        self.cut_count += 1
         self.size_bytes = end.position
         self.end_offset = end.offset
         self.unverified_bytes = min(self.unverified_bytes, end.position)
@@ -341,3 +383,4 @@ class Segment:
             self._file.close()
             self._file = None
         self._index = None
+        self._offsets = None

@@ -66,6 +66,7 @@ def check_segment(
     required_end: int,
     size_bytes: int,
     known: Sequence[DamagedRange],
+    keeps_end: bool = False,
 ) -> Iterator[Piece]:
     """Yield what stands in a segment, ascending.
 
@@ -76,6 +77,7 @@ def check_segment(
         required_end: offset up to which records must stand in it (`end_offset`, if that is known).
         size_bytes: bytes of the file to judge.
         known: damaged ranges of the segment, ascending; they are passed over.
+        keeps_end: the segment is in use: a batch that reaches beyond its end is none of it. Else the caller judges that.
 
     Raises:
         DiskReadError: the device failed to return the bytes.
@@ -85,17 +87,28 @@ def check_segment(
         damaged = next((each for each in known if each.base_offset >= at.offset), None)
         stop = Boundary(damaged.base_offset, damaged.position) if damaged is not None else None
         end_position = stop.position if stop is not None else size_bytes
+        last_offset = stop.offset if stop is not None else end_offset
         reason = None
         try:
             for position, header in Walk(file, start=at, end_position=end_position, verify_from_offset=base_offset):
+                if keeps_end and last_offset is not None and header.next_offset > last_offset:
+                    # No batch of this log does, whatever its CRC says.
+                    reason = "the batch reaches into what follows"
+                    break
                 at = Boundary(header.next_offset, position + header.size_bytes)
                 yield CheckedBatch(position, header)
         except BadBatch as bad:
             reason = bad.reason
-        if reason is not None and stop is None and at.offset == end_offset:
-            yield TrailingBytes(at.position, size_bytes)
-            return
-        limit = stop if stop is not None else Boundary(max(required_end, at.offset), size_bytes)
+        if reason is not None and at.offset == last_offset:
+            if at.position < end_position:
+                yield TrailingBytes(at.position, end_position)
+            if damaged is None:
+                return
+            yield PassedDamage(damaged)
+            at = Boundary(damaged.end_offset, damaged.end_position)
+            continue
+        # The file may have been cut before damage that was known.
+        limit = stop if stop is not None else Boundary(max(required_end, at.offset), max(size_bytes, at.position))
         if reason is not None:
             following = find_valid_after(
                 file, bad=at, end_position=end_position, end_offset=end_offset if stop is None else stop.offset

@@ -102,21 +102,31 @@ class SegmentIndex:
 
     @classmethod
     def load(
-        cls, disk: Disk, directory: str, *, base_offset: int, log_bytes: int, end_offset: int
+        cls,
+        disk: Disk,
+        directory: str,
+        *,
+        base_offset: int,
+        log_bytes: int,
+        end_offset: int,
+        offsets: OffsetIndex | None = None,
     ) -> SegmentIndex | None:
-        """Read both files; None unless both are whole and cover exactly this log."""
+        """Read both files, or only the second if `offsets` was read before; None unless both cover exactly this log."""
         index = cls(base_offset)
         if log_bytes == 0:
             return index
-        base = f"{directory}/"
+        if offsets is None:
+            offsets = cls.load_offsets(
+                disk, directory, base_offset=base_offset, log_bytes=log_bytes, end_offset=end_offset
+            )
+        if offsets is None:
+            return None
         try:
-            offsets_data = disk.read_file(base + offset_file_name(base_offset, INDEX_SUFFIX))
-            times_data = disk.read_file(base + offset_file_name(base_offset, TIME_INDEX_SUFFIX))
+            data = disk.read_file(f"{directory}/{offset_file_name(base_offset, TIME_INDEX_SUFFIX)}")
         except FileMissingError:
             return None
-        offsets = OffsetIndex.decode(offsets_data, base_offset=base_offset, log_bytes=log_bytes, end_offset=end_offset)
-        times = TimeIndex.decode(times_data, base_offset=base_offset, log_bytes=log_bytes)
-        if offsets is None or times is None:
+        times = TimeIndex.decode(data, base_offset=base_offset, log_bytes=log_bytes)
+        if times is None:
             return None
         index.offsets = offsets
         index.times = times.index
@@ -124,3 +134,16 @@ class SegmentIndex:
         index.max_timestamp_ms = times.max_timestamp_ms
         index._bytes_since_entry = log_bytes - offsets.floor_position(log_bytes).position
         return index
+
+    @staticmethod
+    def load_offsets(
+        disk: Disk, directory: str, *, base_offset: int, log_bytes: int, end_offset: int
+    ) -> OffsetIndex | None:
+        """Read the offset index alone; None unless it is whole and covers exactly this log."""
+        if log_bytes == 0:
+            return OffsetIndex(base_offset)
+        try:
+            data = disk.read_file(f"{directory}/{offset_file_name(base_offset, INDEX_SUFFIX)}")
+        except FileMissingError:
+            return None
+        return OffsetIndex.decode(data, base_offset=base_offset, log_bytes=log_bytes, end_offset=end_offset)

@@ -24,7 +24,8 @@ class SegmentSet:
         assert segments, "a log has at least one segment"
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
-        self._recently_read: dict[int, Segment] = {}
+        # Made at the first read of a sealed segment: an idle log has none.
+        self._recently_read: dict[int, Segment] | None = None
         self.active = segments[-1]
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ class SegmentSet:
         """Take the last segment out; the one before becomes active."""
         segment = self._segments.pop()
         self._bases.pop()
-        self._recently_read.pop(segment.base_offset, None)
+        self._forget_read([segment])
         self.active = self._segments[-1]
         return segment
 
@@ -99,8 +100,9 @@ class SegmentSet:
         return taken
 
     def _forget_read(self, taken: list[Segment]) -> None:
-        for segment in taken:
-            self._recently_read.pop(segment.base_offset, None)
+        if self._recently_read is not None:
+            for segment in taken:
+                self._recently_read.pop(segment.base_offset, None)
 
     def note_read(self, segment: Segment, flushed_offset: int) -> None:
         """Note that a segment was read; close the sealed one read longest ago when too many are open.
@@ -110,6 +112,8 @@ class SegmentSet:
         if segment is self.active:
             return
         recent = self._recently_read
+        if recent is None:
+            recent = self._recently_read = {}
         recent.pop(segment.base_offset, None)
         recent[segment.base_offset] = segment
         if len(recent) <= MAX_OPEN_SEALED_SEGMENTS:

@@ -103,20 +103,20 @@ def test_unsynced_point_never_claims_more_than_was_written() -> None:
     for how in Crash:
         for seed in range(20):
             disk = SimDisk()
-            file = RecoveryPointFile.open_or_create(disk, "/point")
+            file = RecoveryPointFile.open_or_create(disk, "")
             assert file.point is None
             file.write_synced(RecoveryPoint(flushed_offset=10))
             disk.sync_directory("/")
             for offset in range(11, 16):
                 file.write(RecoveryPoint(flushed_offset=offset))
             disk.crash(how, random.Random(seed))
-            again = RecoveryPointFile.open_or_create(disk, "/point")
+            again = RecoveryPointFile.open_or_create(disk, "")
             assert again.point is not None
             assert 10 <= again.point.flushed_offset <= 15
             again.write_synced(RecoveryPoint(flushed_offset=2))
             again.write(RecoveryPoint(flushed_offset=3))
             disk.crash(how, random.Random(seed))
-            lowered = RecoveryPointFile.open_or_create(disk, "/point").point
+            lowered = RecoveryPointFile.open_or_create(disk, "").point
             assert lowered is not None
             assert lowered.flushed_offset in (2, 3)
 
@@ -124,11 +124,11 @@ def test_unsynced_point_never_claims_more_than_was_written() -> None:
 def test_full_disk_leaves_the_old_point() -> None:
     """A point that finds no space is not written; the old lower bound still holds."""
     disk = SimDisk()
-    file = RecoveryPointFile.open_or_create(disk, "/point")
+    file = RecoveryPointFile.open_or_create(disk, "")
     file.write_synced(CLEAN)
-    disk.refuse("write", "/point", Refusal.FULL)
+    disk.refuse("write", "/recovery-point", Refusal.FULL)
     file.write(RecoveryPoint(flushed_offset=10))
     assert file.point == CLEAN
     file.close()
-    disk.cut("/point", 100)
-    assert RecoveryPointFile.open_or_create(disk, "/point").point in (None, CLEAN)
+    disk.cut("/recovery-point", 100)
+    assert RecoveryPointFile.open_or_create(disk, "").point in (None, CLEAN)

@@ -187,6 +187,47 @@ def test_process_limit_is_met_by_closing_idle_files(disk: WatchedDisk) -> None:
     assert (disk.open_paths, budget.open_count) == (["/a", "/b"], 2)
 
 
+class ShortOfDescriptors(WatchedDisk):
+    """A disk that needs a descriptor for a moment to read a whole file or to list a directory, as a real one does."""
+
+    def read_file(self, path: str) -> bytes:
+        """See `Disk.read_file`."""
+        self._need_one(path)
+        return super().read_file(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        """See `Disk.list_directory`."""
+        self._need_one(path)
+        return super().list_directory(path)
+
+    def _need_one(self, path: str) -> None:
+        if len(self.open_paths) >= self.limit:
+            raise TooManyOpenFilesError(path, "raise the limit")
+
+
+def test_reading_a_file_and_listing_meet_the_process_limit_too() -> None:
+    """Idle files give their descriptors; without any the error comes."""
+    disk = ShortOfDescriptors()
+    for name in "ab":
+        file = disk.create_file(f"/{name}")
+        file.append([name.encode()])
+        file.sync()
+        file.close()
+    disk.limit = 1
+    budget = FileBudget(100)
+    open_all(budget, disk, "a")
+    assert budget.disk(disk).read_file("/b") == b"b"
+    assert budget.open_count == 0
+    (a,) = open_all(budget, disk, "a")
+    assert budget.disk(disk).list_directory("/") == ["a", "b"]
+    assert budget.open_count == 0
+    a.append([b"1"])
+    with pytest.raises(TooManyOpenFilesError):
+        budget.disk(disk).read_file("/b")
+    with pytest.raises(TooManyOpenFilesError):
+        budget.disk(disk).list_directory("/")
+
+
 def test_failed_close_does_not_hurt_who_needed_the_room(disk: WatchedDisk) -> None:
     """The failure belongs to the disk of the closed file; its own owner is told when he closes it himself."""
     budget = FileBudget(1)

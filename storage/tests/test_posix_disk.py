@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from storage import env_posix
-from storage.env_posix import PosixDisk, find_syncfs
+from storage.env_posix import SMALL_FILE_BYTES, PosixDisk, find_syncfs
 from storage.errors import (
     DiskAccessError,
     DiskFailedError,
@@ -255,3 +255,21 @@ def test_path_with_a_file_in_the_way_is_an_access_error(tmp_path: Path) -> None:
     with pytest.raises(DiskAccessError):
         disk.create_file(f"{tmp_path}/{'n' * 300}")
     assert disk.failure is None
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, SMALL_FILE_BYTES - 1, SMALL_FILE_BYTES, SMALL_FILE_BYTES + 1, 100_000])
+def test_whole_files_are_read_whatever_their_size(tmp_path: Path, size_bytes: int) -> None:
+    """Small ones are read with one call; no descriptor is left behind by any."""
+    content = os.urandom(size_bytes)
+    (tmp_path / "file").write_bytes(content)
+    descriptors = os.listdir("/proc/self/fd")
+    assert PosixDisk().read_file(str(tmp_path / "file")) == content
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_short_reads_of_a_small_file_are_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system may return less than there is."""
+    (tmp_path / "file").write_bytes(b"0123456789")
+    whole_read = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, size_bytes: whole_read(descriptor, min(4, size_bytes)))
+    assert PosixDisk().read_file(str(tmp_path / "file")) == b"0123456789"
