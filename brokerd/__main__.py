@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from brokerd.dev import MinFreeBytes, dev
+from brokerd.limits import PRODUCER_ID_EXPIRATION_MS
 from brokerd.process import run_process
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings, CombinedSettings
@@ -38,6 +39,16 @@ DataDirs = Annotated[
     ),
 ]
 """The data directories, the one that holds the metadata first."""
+
+
+ProducerExpiration = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_PRODUCER_ID_EXPIRATION_MS",
+        help="Milliseconds without a batch after which a partition forgets a producer.",
+    ),
+]
+"""How long an idle producer is remembered."""
 
 
 @app.command()
@@ -77,6 +88,7 @@ def run(
         typer.Option(envvar="LOGRAFT_INSECURE_PLAINTEXT", help="Allow plaintext on an address that others can reach."),
     ] = False,
     min_free_bytes: MinFreeBytes = DEFAULT_SOFT_BYTES,
+    producer_id_expiration_ms: ProducerExpiration = PRODUCER_ID_EXPIRATION_MS,
     log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
 ) -> None:
     """Run a broker until SIGTERM."""
@@ -86,6 +98,7 @@ def run(
             data_directory=data_dir[0],
             more_data_directories=tuple(data_dir[1:]),
             min_free_bytes=min_free_bytes,
+            producer_id_expiration_ms=producer_id_expiration_ms,
             node_id=node_id,
             listen=parse_address(listen),
             advertise=parse_address(advertise) if advertise else None,

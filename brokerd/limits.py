@@ -110,6 +110,12 @@ RETENTION_CHECK_MS: Final = 5 * 60_000
 RETENTION_STEPS_PER_TURN: Final = 8
 """Partitions that a round of retention looks at before the event loop gets its turn."""
 
+PRODUCER_EXPIRY_CHECK_MS: Final = 10 * 60_000
+"""Milliseconds between two looks for idle producers over all partitions (`producer.id.expiration.check.interval`)."""
+
+PRODUCER_ID_EXPIRATION_MS: Final = 24 * 3_600_000
+"""Milliseconds without a batch after which a partition forgets a producer, unless told otherwise."""
+
 FLUSH_THREADS: Final = 4
 """Threads that run fdatasync."""
 

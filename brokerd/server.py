@@ -4,7 +4,7 @@
 Owns nothing but the order. Start: data directory, quorum node (own observer, or the voter of the same process),
 listener, registration; then, once the metadata has caught up with the registration, the logs; then the request to
 be unfenced. Health turns SERVING when the controller has done that. Stop: no new streams, GoAway to the open ones,
-leave from the controller, drain, listener, logs clean, quorum node.
+leave from the controller, drain, listener, logs clean, mark of the clean stop, quorum node.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from brokerd.limits import (
     MAX_FETCH_STREAMS,
     MAX_PRODUCE_STREAMS,
     MAX_WATCH_STREAMS,
+    PRODUCER_EXPIRY_CHECK_MS,
     SET_ASIDE_CHECK_MS,
     SHUTDOWN_HANDOVER_MS,
     SPACE_CHECK_MS,
@@ -40,11 +41,14 @@ from brokerd.replication.locator import Locator
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.rpc.admin_service import AdminService
 from brokerd.rpc.batch_check import ThreadChecks
+from brokerd.rpc.log_directory_calls import LogDirectoryCalls
 from brokerd.rpc.log_service import LogService
 from brokerd.rpc.metadata_service import MetadataService
 from brokerd.rpc.parts import BrokerParts, StreamRegister
 from brokerd.settings import BrokerSettings
 from metaquorum.settings import Address
+from storage.clean_stop import last_clean_stop, mark_clean_stop
+from storage.errors import StorageError
 from storage.space import SpaceLimits
 
 logger = logging.getLogger(__name__)
@@ -147,6 +151,7 @@ class BrokerServer:
             broker_id=node_id,
             rack=settings.rack,
             log_directory_ids=self._directories.logs.ids,
+            clean_stop_epoch=await asyncio.to_thread(last_clean_stop, tuple(self._directories.logs)),
         )
         self._lifecycle = BrokerLifecycle(identity, self._observer, calls, on_state=self._on_state)
         self._producer_ids = ProducerIds(calls, self._lifecycle)
@@ -162,20 +167,23 @@ class BrokerServer:
             watch_streams=self._registers[2],
             thread_checks=ThreadChecks(),
         )
+        log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
         handlers = (
             LogService(parts).handler(),
             MetadataService(parts).handler(),
-            AdminService(calls, self._observer).handler(),
+            AdminService(calls, self._observer, log_directories).handler(),
         )
         self._server, bound = await make_server(handlers, self._health, settings.listen)
         self._address = settings.advertise or bound
         await self._server.start()
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, node_id, cluster_id)
         self._host.failed.add_done_callback(self._on_host_failed)
+        self._host.on_offline = self._lifecycle.note_offline_directories
         self._watch(self._lifecycle.start(host=self._address.host, port=self._address.port))
         self._run(self._come_up(self._lifecycle, self._host), "start of the logs")
         self._run(self._delete_set_aside(self._host), "deletion of set-aside directories")
         self._run(self._tend_space(self._host), "watch over free space")
+        self._run(self._expire_producers(self._host), "expiry of idle producers")
         self._run(self._watch_quorum(self._quorum), "quorum node")
 
     async def wait_serving(self, *, timeout_ms: int) -> None:
@@ -234,14 +242,25 @@ class BrokerServer:
             await self._server.stop(STOP_GRACE_S)
         if self._producer_ids is not None:
             await self._producer_ids.close()
-        if self._host is not None:
-            await self._host.stop()
+        is_clean = self._host is not None and await self._host.stop()
         if self._directories is not None:
+            if is_clean:
+                await self._mark_clean_stop(self._directories)
             self._directories.close()
         await self._peers.close()
         if self._quorum is not None:
             await self._quorum.stop()
             logger.info("stopped: node_id=%d", self._settings.node_id)
+
+    async def _mark_clean_stop(self, directories: OpenedDirectories) -> None:
+        """Prove to the next process, and to the controller, that everything is on stable storage."""
+        broker_epoch = None if self._lifecycle is None else self._lifecycle.broker_epoch
+        if broker_epoch is None:
+            return
+        try:
+            await asyncio.to_thread(mark_clean_stop, tuple(directories.logs), broker_epoch)
+        except StorageError as error:
+            logger.error("the stop was not marked as clean: %s", error)
 
     async def _drain(self) -> None:
         try:
@@ -321,6 +340,11 @@ class BrokerServer:
         while True:
             await asyncio.sleep(SET_ASIDE_CHECK_MS / 1000)
             await host.delete_due()
+
+    async def _expire_producers(self, host: ReplicaHost) -> None:
+        while True:
+            await asyncio.sleep(PRODUCER_EXPIRY_CHECK_MS / 1000)
+            await host.expire_producers(self._settings.producer_id_expiration_ms)
 
     async def _tend_space(self, host: ReplicaHost) -> None:
         while True:

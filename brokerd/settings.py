@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from brokerd.limits import PRODUCER_ID_EXPIRATION_MS
 from metaquorum.controller.limits import MAX_NODE_ID
 from metaquorum.settings import Address, SettingsError, parse_address
 from storage.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
+
+MAX_EXPIRATION_MS = 2**31 - 1
+"""Longest time that an idle producer is remembered, inclusive (as in Kafka): about 25 days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,7 @@ class BrokerSettings:
         rack: rack; empty: none.
         insecure_plaintext: plaintext on an address that others can reach is meant.
         combined: a voter in the same process, or None.
+        producer_id_expiration_ms: milliseconds without a batch after which a partition forgets a producer.
     """
 
     data_directory: Path
@@ -55,6 +60,7 @@ class BrokerSettings:
     combined: CombinedSettings | None = None
     more_data_directories: tuple[Path, ...] = ()
     min_free_bytes: int = DEFAULT_SOFT_BYTES
+    producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
 
     def __post_init__(self) -> None:
         if not 0 <= self.node_id <= MAX_NODE_ID:
@@ -66,6 +72,10 @@ class BrokerSettings:
         for address in self.quorum_addresses:
             parse_address(address)
         self._check_directories()
+        if not 1 <= self.producer_id_expiration_ms <= MAX_EXPIRATION_MS:
+            raise SettingsError(
+                f"--producer-id-expiration-ms {self.producer_id_expiration_ms} is not between 1 and {MAX_EXPIRATION_MS}"
+            )
         listeners = [("--listen", self.listen)]
         if self.combined is not None:
             listeners.append(("--quorum-listen", self.combined.quorum_listen))

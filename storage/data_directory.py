@@ -9,6 +9,7 @@
     <data>/partitions/<topic id>-<p>/   partition logs
     <data>/ballast                      room that is given back when the disk is full (`ballast`)
     <data>/log-directories              the directories of a broker that has several, in the first one (`brokerd`)
+    <data>/clean-stop                   broker epoch under which the broker last stopped in an orderly way (`clean_stop`)
 
 A broker may have several such directories; only the first one has `metadata/`.
 `meta.json`: one JSON object with `format_version` (1), `cluster_id`, `node_id`, `directory_id` (32 hex digits: the

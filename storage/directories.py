@@ -24,6 +24,8 @@ from dataclasses import dataclass
 
 from .env import Disk
 from .errors import DiskError, DiskFailedError, DuplicatePartitionError, FileMissingError
+from .move_marks import MoveEnd
+from .move_recovery import settle_moves
 from .names import PARTITIONS_DIRECTORY, parse_partition_directory_name
 from .space import SpaceLimits, SpaceState
 from .space_guard import SpaceGuard
@@ -100,6 +102,11 @@ class LogDirectory:
     def partitions_path(self) -> str:
         """Directory of the partition logs."""
         return f"{self.path}/{PARTITIONS_DIRECTORY}"
+
+    @property
+    def move_end(self) -> MoveEnd:
+        """This directory as one end of a move."""
+        return MoveEnd(self.disk, self.partitions_path, self.directory_id)
 
     @property
     def failure(self) -> DiskFailedError | None:
@@ -188,13 +195,16 @@ class LogDirectories:
         return tuple(directory.directory_id for directory in self._directories)
 
     def scan(self) -> None:
-        """Learn which directory holds which partition.
+        """Settle interrupted moves, and learn which directory holds which partition; before any log is open.
+
+        Their names are on stable storage afterwards, also those that a killed process had not synced.
 
         Raises:
             DuplicatePartitionError: a partition lies in two of them.
-            DiskError: one cannot be listed.
+            DiskError: one cannot be listed or synced.
         """
         with self._lock:
+            settle_moves([directory.move_end for directory in self._directories])
             found: dict[str, LogDirectory] = {}
             for directory in self._directories:
                 for name in directory.partition_names():
@@ -204,6 +214,24 @@ class LogDirectories:
                             f"{other.partitions_path}/{name}", f"{directory.partitions_path}/{name}"
                         )
             self._by_name = found
+
+    @property
+    def failed_ids(self) -> tuple[bytes, ...]:
+        """Ids of those that have failed, ascending."""
+        return tuple(sorted(each.directory_id for each in self._directories if each.failure is not None))
+
+    def by_id(self, directory_id: bytes) -> LogDirectory | None:
+        """Return the directory with an id, or None."""
+        return next((each for each in self._directories if each.directory_id == directory_id), None)
+
+    def relocate(self, name: str, directory: LogDirectory) -> None:
+        """Note that a partition was moved to another directory."""
+        with self._lock:
+            before = self._by_name.get(name)
+            if before is not None:
+                before.drop(name)
+            directory.add(name)
+            self._by_name[name] = directory
 
     def find(self, name: str) -> LogDirectory | None:
         """Return the directory that holds a partition (by the name of its directory), or None."""

@@ -27,6 +27,11 @@ it give the same state.
     0   8  int64   producer id
     8   8  int64   offset of its first record
     16  8  int64   offset of its end marker
+    then, if any end of a transaction said which coordinator wrote it:
+    0   4  int32   number of producers of which one is known
+    then for each, ascending by producer id:
+    0   8  int64   producer id
+    8   4  int32   largest epoch of a coordinator that ended a transaction of it
 
 Source: Kafka, ProducerStateManager (which keeps one batch a producer).
 """
@@ -55,6 +60,7 @@ _BATCH = struct.Struct(">iqi")
 _TRANSACTIONS = struct.Struct(">qii")
 _OPEN = struct.Struct(">qq")
 _ABORTED = struct.Struct(">qqq")
+_COORDINATOR = struct.Struct(">qi")
 _VERSION = 2
 
 
@@ -76,6 +82,10 @@ def _encode_transactions(transactions: Transactions) -> list[bytes]:
     pieces = [_TRANSACTIONS.pack(transactions.next_offset, len(still_open), len(aborted))]
     pieces.extend(_OPEN.pack(*entry) for entry in still_open)
     pieces.extend(_ABORTED.pack(*entry) for entry in aborted)
+    coordinators = transactions.coordinator_epochs()
+    if coordinators:
+        pieces.append(_COUNT.pack(len(coordinators)))
+        pieces.extend(_COORDINATOR.pack(*entry) for entry in coordinators)
     return pieces
 
 
@@ -95,6 +105,8 @@ def decode_snapshot(content: bytes) -> ProducerWindows | None:
             position = _decode_producer(body, position, producers)
         if position < len(body):
             position = _decode_transactions(body, position, producers.transactions)
+        if position < len(body):
+            position = _decode_coordinators(body, position, producers.transactions)
     except (struct.error, ValueError):
         return None
     return producers if position == len(body) else None
@@ -125,6 +137,16 @@ def _decode_transactions(body: memoryview, position: int, transactions: Transact
     for _ in range(aborted_count):
         transactions.restore_aborted(AbortedTransaction(*_ABORTED.unpack_from(body, position)))
         position += _ABORTED.size
+    return position
+
+
+def _decode_coordinators(body: memoryview, position: int, transactions: Transactions) -> int:
+    """Read the epochs of the coordinators at a position; return the position after them."""
+    (count,) = _COUNT.unpack_from(body, position)
+    position += _COUNT.size
+    for _ in range(count):
+        transactions.note_coordinator(*_COORDINATOR.unpack_from(body, position))
+        position += _COORDINATOR.size
     return position
 
 

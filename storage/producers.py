@@ -13,7 +13,8 @@ order:
    (`max_producers`, expiry), and must be able to go on; a producer that starts counts from 0 anyway, and a broker
    refuses every later batch of a route whose first one failed, so that no gap can slip in there.
 
-A control batch (the end of a transaction) has no sequence: rule 1 alone holds for it. Sequences count records and
+A control batch (the end of a transaction) has no sequence. Rule 1 holds for it, and a lower coordinator epoch than known
+-> CoordinatorFencedError. Sequences count records and
 wrap from 2**31 - 1 to 0. Pure: knows no file (`producer_snapshots` does) and no clock.
 Source: KIP-98; KIP-360; Kafka, ProducerAppendInfo.
 """
@@ -140,13 +141,15 @@ class ProducerWindows:
             None if it is to be appended; the original if it is a duplicate.
 
         Raises:
-            OutOfOrderSequenceError, ProducerFencedError: see the rules of the module.
+            OutOfOrderSequenceError, ProducerFencedError, CoordinatorFencedError: see the rules of the module.
         """
         state = self._states.get(header.producer_id)
         if state is None:
             return None
         base_sequence = header.base_sequence
         if header.is_control and header.producer_epoch >= state.producer_epoch:
+            if self._transactions is not None:
+                self._transactions.check_coordinator(header)
             return None
         if header.producer_epoch == state.producer_epoch:
             expected_sequence = state.next_sequence
@@ -182,10 +185,10 @@ class ProducerWindows:
         state = self._states.get(header.producer_id)
         if state is None or state.producer_epoch != header.producer_epoch:
             state = self._states[header.producer_id] = ProducerState(header.producer_epoch)
-        if header.base_sequence < 0:
-            return
-        state.add(header.base_sequence, base_offset, header.last_offset_delta)
-        state.last_append_ms = max(state.last_append_ms, now_ms)
+        # A batch read back says nothing of when it came, and what a snapshot said before it is out of date.
+        state.last_append_ms = max(state.last_append_ms, now_ms) if now_ms else 0
+        if header.base_sequence >= 0 and not header.is_control:
+            state.add(header.base_sequence, base_offset, header.last_offset_delta)
 
     def restore(self, producer_id: int, state: ProducerState) -> None:
         """Put a producer back that was read from a snapshot."""
@@ -209,9 +212,7 @@ class ProducerWindows:
                 state.last_append_ms = now_ms
             elif now_ms - state.last_append_ms > expiration_ms and not self._is_in_transaction(producer_id):
                 gone.append(producer_id)
-        for producer_id in gone:
-            del self._states[producer_id]
-        return len(gone)
+        return self._forget(gone)
 
     def evict_idlest(self, max_producers: int) -> int:
         """Forget producers idle longest while there are more than `max_producers`; return how many went."""
@@ -220,10 +221,16 @@ class ProducerWindows:
             return 0
         count = min(len(self._states), excess + max_producers // EVICTED_SHARE)
         by_age = sorted(self._states.items(), key=lambda item: item[1].last_base_offset)
-        gone = [producer_id for producer_id, _ in by_age if not self._is_in_transaction(producer_id)][:count]
-        for producer_id in gone:
+        return self._forget(
+            [producer_id for producer_id, _ in by_age if not self._is_in_transaction(producer_id)][:count]
+        )
+
+    def _forget(self, producer_ids: list[int]) -> int:
+        for producer_id in producer_ids:
             del self._states[producer_id]
-        return len(gone)
+            if self._transactions is not None:
+                self._transactions.forget_coordinator(producer_id)
+        return len(producer_ids)
 
     def _is_in_transaction(self, producer_id: int) -> bool:
         """Forgetting such a producer would let one of its older epochs write into its open transaction."""

@@ -110,6 +110,11 @@ class SpaceWatch:
         elif self.state is SpaceState.FULL and spare_bytes >= _above(limits.hard_bytes):
             self.state = SpaceState.TIGHT
 
+    def room_bytes(self, free_bytes: int, *, reserve_bytes: int) -> int:
+        """Return how many of the free bytes may be written so that the reserve is left; 0 at least."""
+        missing_bytes = 0 if self.has_ballast else self.limits.ballast_bytes
+        return max(0, free_bytes - missing_bytes - reserve_bytes)
+
     def ballast_move(self) -> BallastMove:
         """Return what is to be done with the ballast now; it is taken only while there is room enough."""
         if self.limits.ballast_bytes == 0:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watches the room of one log directory: who may write now, and the ballast.
 
-`admit` stands before everything that makes the directory grow. It asks the disk itself, at most once in
-`LOOK_INTERVAL_MS` and once in `LOOK_SHARE` of the soft limit that was admitted since, so that neither a quiet nor a
-busy directory is judged by an old number. `tend` does what the ballast needs and may block for as long as the disk takes.
+`admit` stands before every append, `check_room` before what nobody waits for: moves and compaction. `admit` asks the disk
+itself, at most once in `LOOK_INTERVAL_MS` and once in `LOOK_SHARE` of the soft limit that was admitted since, so that neither a
+quiet nor a busy directory is judged by an old number. `tend` does what the ballast needs and may block for as long as the disk
+takes.
 
-Threads: `admit`, `state` and `refusal` may be called from any thread, `tend` from one at a time; the lock is not held
+Threads: `admit`, `check_room` and `state` may be called from any thread, `tend` from one at a time; the lock is not held
 over a call to the disk.
 Law: a disk that does not tell how much is free changes no state; its writes tell more.
 Source: docs/storage.md section 8.
@@ -85,6 +86,30 @@ class SpaceGuard:
         state = self._watch.state
         if state is SpaceState.FULL or (state is SpaceState.TIGHT and is_client):
             raise self._refusal()
+
+    def check_room(self, size_bytes: int, *, now_ms: int, is_freeing: bool = False) -> None:
+        """Let somebody begin to write something large that nobody waits for.
+
+        Args:
+            size_bytes: how much it may become.
+            now_ms: a clock that does not go back, in milliseconds.
+            is_freeing: it gives back more than it takes, a little later, as compaction does: it may use what lies between the
+                limits. False, as for a move: the directory has to be free, and to stay so.
+
+        Raises:
+            DiskSpaceLowError: there is too little room; nothing was begun.
+        """
+        state = self.look(now_ms)
+        limits, free_bytes = self._watch.limits, self._free_bytes
+        if free_bytes is None:
+            # The disk does not tell; what is written will.
+            return
+        is_barred = state is SpaceState.FULL if is_freeing else state is not SpaceState.FREE
+        reserve_bytes = limits.hard_bytes if is_freeing else limits.soft_bytes
+        if is_barred or size_bytes > self._watch.room_bytes(free_bytes, reserve_bytes=reserve_bytes):
+            raise DiskSpaceLowError(
+                self._directory, free_bytes=free_bytes, needed_bytes=reserve_bytes, size_bytes=size_bytes
+            )
 
     def look(self, now_ms: int) -> SpaceState:
         """Ask the disk how much is free, and return the state."""

@@ -2,12 +2,13 @@
 """Which transactions of one log are open, and which ended without effect.
 
 A transaction of a producer begins with its first transactional batch and ends with a control batch of the same producer:
-commit, or abort (`ABORT_BIT`). Readers that want committed records only stop below the first record of any open
-transaction (the *last stable offset*), and leave out the records of aborted ones.
+commit, or abort (`ABORT_BIT`), written by a coordinator whose epoch it carries. Readers that want committed records only
+stop below the first record of any open transaction (the *last stable offset*), and leave out the records of aborted ones.
 
-Laws: a producer has at most one open transaction; ends come in offset order, so that `last_offset` of the aborted ones
-ascends; everything here follows from batch headers alone. Kept in producer snapshots, like the idempotence windows,
-and brought back in the same way; so there is no index file of its own that could be missing (ADR 7).
+Laws: a producer has at most one open transaction; the epochs of the coordinators that end those of one producer never go
+back, so that a coordinator which was replaced ends nothing any more; ends come in offset order, so that `last_offset` of the
+aborted ones ascends; everything here follows from batch headers alone. Kept in producer snapshots, like the idempotence
+windows, and brought back in the same way; so there is no index file of its own that could be missing (ADR 7).
 Pure. Source: KIP-98; Kafka, ProducerStateManager and TransactionIndex.
 """
 
@@ -19,6 +20,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lograft.wire.header import BatchHeader
+
+from .errors import CoordinatorFencedError
 
 _FIELDS = 3
 
@@ -38,7 +41,7 @@ class Transactions:
         next_offset: offset after the newest transactional batch that was noted: a truncation below it changes this.
     """
 
-    __slots__ = ("_aborted", "_last_offsets", "_open", "next_offset")
+    __slots__ = ("_aborted", "_coordinator_epochs", "_last_offsets", "_open", "next_offset")
 
     def __init__(self) -> None:
         # Producer id -> first offset of its open transaction.
@@ -46,6 +49,8 @@ class Transactions:
         # (producer id, first offset, last offset) of each aborted one, and the last offsets for bisection.
         self._aborted = array("q")
         self._last_offsets = array("q")
+        # Producer id -> largest epoch of a coordinator that ended one of its transactions.
+        self._coordinator_epochs: dict[int, int] = {}
         self.next_offset = 0
 
     def note(self, header: BatchHeader, base_offset: int) -> None:
@@ -54,10 +59,40 @@ class Transactions:
         if not header.is_control:
             self._open.setdefault(header.producer_id, base_offset)
             return
+        self.note_coordinator(header.producer_id, header.coordinator_epoch)
         first_offset = self._open.pop(header.producer_id, None)
         if first_offset is not None and header.is_abort:
             last_offset = base_offset + header.last_offset_delta
             self.restore_aborted(AbortedTransaction(header.producer_id, first_offset, last_offset))
+
+    def note_coordinator(self, producer_id: int, coordinator_epoch: int) -> None:
+        """Note that a coordinator of this epoch ended a transaction of a producer; -1, not known, says nothing."""
+        if coordinator_epoch > self.coordinator_epoch(producer_id):
+            self._coordinator_epochs[producer_id] = coordinator_epoch
+
+    def coordinator_epoch(self, producer_id: int) -> int:
+        """Return the largest epoch of a coordinator that ended a transaction of a producer; -1: none is known."""
+        return self._coordinator_epochs.get(producer_id, -1)
+
+    def check_coordinator(self, header: BatchHeader) -> None:
+        """Judge the end of a transaction before it is appended; an end without an epoch is older than any with one.
+
+        Raises:
+            CoordinatorFencedError: a coordinator with a higher epoch ended a transaction of this producer before.
+        """
+        known = self.coordinator_epoch(header.producer_id)
+        if header.coordinator_epoch < known:
+            raise CoordinatorFencedError(
+                producer_id=header.producer_id, current_epoch=known, coordinator_epoch=header.coordinator_epoch
+            )
+
+    def coordinator_epochs(self) -> list[tuple[int, int]]:
+        """Return (producer id, coordinator epoch) where one is known, in the order of producer ids."""
+        return sorted(self._coordinator_epochs.items())
+
+    def forget_coordinator(self, producer_id: int) -> None:
+        """Forget the coordinator of a producer that is forgotten."""
+        self._coordinator_epochs.pop(producer_id, None)
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Return the end (exclusive) of what is decided: the first open transaction or the high watermark, if lower."""

@@ -58,12 +58,16 @@ FEATURE_LEVEL: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerIdentity:
-    """What the broker says of itself when it registers, besides its address."""
+    """What the broker says of itself when it registers, besides its address.
+
+    `clean_stop_epoch` is the broker epoch under which it last stopped in an orderly way; None: not known.
+    """
 
     cluster_id: str
     broker_id: int
     rack: str
     log_directory_ids: tuple[bytes, ...]
+    clean_stop_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ class BrokerLifecycle:
         self._nudged = asyncio.Event()
         self._want_fence = True
         self._want_shutdown = False
+        self._offline_directory_ids: tuple[bytes, ...] = ()
         self._heartbeat_interval_ms = 500
         self._session_timeout_ms = 3_000
         self._task: asyncio.Task[None] | None = None
@@ -151,6 +156,11 @@ class BrokerLifecycle:
     def set_ready(self) -> None:
         """Stop to ask for fencing: the logs are open and requests can be served."""
         self._want_fence = False
+        self._nudged.set()
+
+    def note_offline_directories(self, directory_ids: tuple[bytes, ...]) -> None:
+        """Tell the controller, at once, which log directories have failed; all of them, each time."""
+        self._offline_directory_ids = directory_ids
         self._nudged.set()
 
     async def registered(self) -> int:
@@ -219,6 +229,7 @@ class BrokerLifecycle:
             rack=identity.rack,
             log_directory_ids=identity.log_directory_ids,
             feature_level=controller_pb2.FeatureRange(min_level=FEATURE_LEVEL, max_level=FEATURE_LEVEL),
+            clean_stop_epoch=identity.clean_stop_epoch,
         ).SerializeToString()
         give_up_at = time.monotonic() + DUPLICATE_WAIT_MS / 1000
         pause_ms = RETRY_MS
@@ -343,6 +354,7 @@ class BrokerLifecycle:
             metadata_offset=self._observer.metadata_offset,
             want_fence=want_fence,
             want_shutdown=self._want_shutdown,
+            offline_log_directory_ids=self._offline_directory_ids,
         )
         async with asyncio.timeout(self._session_timeout_ms / 2 / 1000):
             await call.write(request.SerializeToString())

@@ -30,12 +30,14 @@ class LogCleaning:
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
+        self._callers: dict[str, LogCaller] = {}
         self._cleaner = Cleaner(
             self._targets,
             settings=settings,
             wall_ms=wall_ms,
             monotonic_ms=monotonic_ms,
             wait_ms=lambda timeout_ms: self._stopping.wait(timeout_ms / 1000),
+            check_room=self._check_room,
         )
         # A daemon: a process that is killed in the middle of a pass loses nothing by it.
         self._thread = threading.Thread(target=self._cleaner.run, name="lograft-cleaner", daemon=True)
@@ -54,5 +56,11 @@ class LogCleaning:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
+    def _check_room(self, name: str, size_bytes: int) -> None:
+        # Compaction frees space, but only after it has written: it may use what lies between the limits.
+        self._callers[name].check_room(size_bytes)
+
     def _targets(self) -> list[LogCaller]:
-        return call_list(self._loop, self._replicas, lambda replica: replica.is_compacted)
+        callers = call_list(self._loop, self._replicas, lambda replica: replica.is_compacted and not replica.is_moving)
+        self._callers = {caller.name: caller for caller in callers}
+        return callers

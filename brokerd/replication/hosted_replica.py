@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar, assert_never
 
 from lograft.wire.codes import ErrorCode
@@ -27,7 +28,6 @@ from brokerd.partition.effects import (
     EndService,
     FailAck,
     FlushLog,
-    LossReason,
     PublishHighWatermark,
 )
 from brokerd.partition.events import (
@@ -45,35 +45,24 @@ from brokerd.partition.events import (
 )
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.listening import AckCallback, ReadListener, ServiceListener, client_text, log_settings
+from brokerd.replication.log_flushing import LogFlushing
 from brokerd.replication.log_front import LogFront
 from brokerd.replication.record_rules import check_records
+from brokerd.replication.refusals import append_failure, end_code, end_failure, moving_failure, range_failure
 from metaquorum.controller.topic_configs import TopicSettings
 from storage.errors import (
     DiskFailedError,
-    DiskFullError,
-    DiskSpaceLowError,
     LogClosedError,
     OffsetOutOfRangeError,
     StorageError,
-    TooManyOpenFilesError,
 )
 from storage.flusher import GroupFlusher
-from storage.log import Appended, FlushWork, LogRead, PartitionLog, TimestampAndOffset
+from storage.log import Appended, LogRead, PartitionLog, TimestampAndOffset
 from storage.space_guard import SpaceGuard
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-
-FLUSH_RETRY_MS = 1_000
-"""Milliseconds after which a flush that found no space is tried again."""
-
-_CODES = {
-    LossReason.NOT_LEADER: ErrorCode.NOT_LEADER,
-    LossReason.NO_LEADER: ErrorCode.LEADER_NOT_AVAILABLE,
-    LossReason.LEADER_EPOCH_MOVED: ErrorCode.NOT_LEADER,
-    LossReason.STORAGE_FAILED: ErrorCode.STORAGE_FAILED,
-}
 
 
 class HostedReplica:
@@ -93,6 +82,8 @@ class HostedReplica:
 
     Attributes:
         front: where old segments go.
+        is_moving: True while the log is being moved to another directory; it is not compacted meanwhile.
+        settings: effective configs of the topic as they are now.
     """
 
     def __init__(
@@ -114,24 +105,22 @@ class HostedReplica:
         self.partition = partition
         self._core = core
         self._log = log
-        self._settings = settings
-        self._flusher = flusher
+        self.settings = settings
         self._leader_place = leader_place
         self._space = space
         self._on_disk_failed = on_disk_failed
         self.front = LogFront(log, self)
+        self._flushing = LogFlushing(log, flusher, self)
         self._loop = asyncio.get_running_loop()
         # Dictionaries for their order: who came first is told first.
         self._service_listeners: dict[ServiceListener, None] = {}
         self._read_listeners: dict[ServiceListener, ReadListener] = {}
         self._ack_callbacks: dict[int, AckCallback] = {}
         self._next_token = 0
-        self._is_flushing = False
-        self._flush_again = False
-        # Made by `close`: an event takes more memory than all the rest of an idle replica.
-        self._flush_idle: asyncio.Event | None = None
+        self.is_moving = False
+        self._held: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_closed = False
+        self._is_closed = self._is_clean = False
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
@@ -140,6 +129,11 @@ class HostedReplica:
     def is_leader(self) -> bool:
         """True while this broker leads the partition and its log works."""
         return self._core.is_leader
+
+    @property
+    def is_writable(self) -> bool:
+        """False once the replica is closed or its log failed."""
+        return not self._is_closed and not self._core.is_failed
 
     @property
     def leader_epoch(self) -> int:
@@ -164,12 +158,12 @@ class HostedReplica:
     @property
     def is_compacted(self) -> bool:
         """True if the topic's `cleanup.policy` says so."""
-        return self._settings.cleanup_policy.compacts
+        return self.settings.cleanup_policy.compacts
 
     @property
     def max_message_bytes(self) -> int:
         """Most bytes of one batch, header included."""
-        return self._settings.max_message_bytes
+        return self.settings.max_message_bytes
 
     @property
     def readable_range(self) -> ReadableOffsets:
@@ -196,21 +190,17 @@ class HostedReplica:
         leader_epoch = core.leader_epoch
         if not core.is_leader or leader_epoch is None:
             raise RefusedError(self.refusal())
+        if self._held is not None:
+            raise RefusedError(moving_failure(str(self)))
         now_ms = wall_ms()
-        check_records(batch, header, self._settings, topic=self.topic, now_ms=now_ms)
+        check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
         try:
             self._space.admit(len(batch), now_ms=monotonic_ms())
             appended = self._log.append_as_leader(batch, header, leader_epoch=leader_epoch, now_ms=now_ms)
-        except DiskFailedError as error:
-            self._fail(error)
-            raise RefusedError(Failure(code=ErrorCode.STORAGE_FAILED, message=f"the log of {self} failed")) from error
-        except DiskFullError as error:
-            message = "the disk of the broker is full: nothing was appended; reads and deletes still work"
-            raise RefusedError(Failure(code=ErrorCode.STORAGE_FAILED, message=message, retry_after_ms=1_000)) from error
-        except DiskSpaceLowError as error:
-            raise RefusedError(Failure(code=error.code, message=client_text(error), retry_after_ms=1_000)) from error
         except StorageError as error:
-            raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
+            if isinstance(error, DiskFailedError):
+                self._fail(error)
+            raise RefusedError(append_failure(error, str(self))) from error
         if not appended.duplicate:
             self._step(BatchAppended(log_end_offset=self._log.log_end_offset))
         return appended
@@ -260,12 +250,7 @@ class HostedReplica:
 
     def out_of_range(self, offset: int) -> Failure:
         """Make the refusal of an offset that cannot be read."""
-        readable = self.readable_range
-        message = (
-            f"offset {offset} of {self} is not readable: "
-            f"the log has {readable.log_start_offset} to {readable.high_watermark} (exclusive)"
-        )
-        return Failure(code=ErrorCode.OFFSET_OUT_OF_RANGE, message=message, readable_range=readable)
+        return range_failure(offset, str(self), self.readable_range)
 
     def add_service_listener(self, listener: ServiceListener) -> None:
         """Tell the listener when the service ends."""
@@ -302,10 +287,11 @@ class HostedReplica:
 
     def apply_settings(self, settings: TopicSettings) -> None:
         """Take over changed topic configs."""
-        if settings == self._settings:
+        if settings == self.settings:
             return
-        self._settings = settings
-        self._log.apply_settings(log_settings(settings))
+        self.settings = settings
+        if self._held is None:
+            self._log.apply_settings(log_settings(settings))
         self._step(FlushPolicyChanged(policy=settings.flush_policy, interval_ms=settings.flush_interval_ms))
 
     def fail(self, message: str) -> None:
@@ -315,7 +301,7 @@ class HostedReplica:
 
     def run_step(self, step: Callable[[PartitionLog, int], _Result]) -> _Result:
         """Let background work take a short step on the log, with the high watermark; raises what it raises, or LogClosedError."""
-        if self._is_closed:
+        if self._is_closed or self._held is not None:
             raise LogClosedError(self._log.directory)
         try:
             return step(self._log, self.high_watermark)
@@ -323,28 +309,68 @@ class HostedReplica:
             self._fail(error)
             raise
 
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[None]:
+        """Flush to the end, and take no append or step of background work until the context ends; reads go on.
+
+        Raises:
+            LogClosedError: the replica is closed or failed, or cannot be flushed.
+        """
+        assert self._held is None, f"{self} is held"
+        self._held = held = asyncio.Event()
+        try:
+            async with self.front.held():
+                if not await self._flushing.flush_all():
+                    raise LogClosedError(self._log.directory)
+                yield
+        finally:
+            self._held = None
+            self._log.apply_settings(log_settings(self.settings))
+            held.set()
+
+    def check_room(self, size_bytes: int) -> None:
+        """Let compaction write a file beside the log; may be called from any thread; raises DiskSpaceLowError if there is no room."""
+        self._space.check_room(size_bytes, now_ms=monotonic_ms(), is_freeing=True)
+
+    async def wait_released(self) -> None:
+        """Wait until the log is not held."""
+        while self._held is not None:
+            await self._held.wait()
+
+    def adopt(
+        self, log: PartitionLog, *, space: SpaceGuard, on_disk_failed: Callable[[DiskFailedError], None]
+    ) -> PartitionLog:
+        """Go on with the same log in another directory, while this one is held; return the old one, to be closed."""
+        old = self._log
+        assert self._held is not None, f"{self} is not held"
+        assert log.flushed_offset == log.log_end_offset == old.log_end_offset, f"{self}: {log.log_end_offset}"
+        self._log, self._space, self._on_disk_failed = log, space, on_disk_failed
+        self.front.adopt(log)
+        self._flushing.log = log
+        return old
+
     def note_disk_failure(self, error: DiskFailedError) -> None:
         """Serve no more, and tell that the log directory failed."""
         self._fail(error)
 
-    async def close(self, message: str) -> None:
-        """Serve no more, wait for a flush under way, and close the log clean. Idempotent."""
+    async def close(self, message: str) -> bool:
+        """Serve no more, wait for a flush under way, and close the log; True if it was closed clean. Idempotent."""
         if self._is_closed:
-            return
+            return self._is_clean
         self._is_closed = True
         self._step(ReplicaRemoved(message=message))
         if self._timer is not None:
             self._timer.cancel()
-        self._flush_again = False
-        if self._is_flushing:
-            self._flush_idle = asyncio.Event()
-            await self._flush_idle.wait()
+        await self._flushing.wait_idle()
         await self.front.close()
         try:
             await asyncio.to_thread(self._log.close, clean=not self._core.is_failed)
         except StorageError as error:
             # Recovery at the next start treats the log as after a crash.
             logger.error("log not closed clean: partition=%s: %s", self, error)
+        else:
+            self._is_clean = not self._core.is_failed and self._log.failure is None
+        return self._is_clean
 
     def _step(self, event: Event) -> None:
         for effect in self._core.step(event, monotonic_ms()):
@@ -362,7 +388,7 @@ class HostedReplica:
                 if callback is not None:
                     callback(effect.durability)
             case FlushLog():
-                self._flush()
+                self._flushing.begin()
             case FailAck():
                 callback = self._ack_callbacks.pop(effect.token, None)
                 if callback is not None:
@@ -373,61 +399,22 @@ class HostedReplica:
                 assert_never(effect)
 
     def _end_service(self, effect: EndService) -> None:
-        code = _CODES.get(effect.reason)
-        if code is None:
-            # Removed: a deleted topic is unknown, a stopping broker names itself.
-            code = ErrorCode.SHUTTING_DOWN if effect.message == STOPPING else ErrorCode.UNKNOWN_TOPIC
-        leader = self._leader_place() if code is ErrorCode.NOT_LEADER else None
-        failure = Failure(code=code, message=f"{self}: {effect.message}", leader=leader)
+        leader = self._leader_place() if end_code(effect) is ErrorCode.NOT_LEADER else None
+        failure = end_failure(effect, str(self), leader)
         listeners = tuple(self._service_listeners)
         self._service_listeners.clear()
         self._read_listeners.clear()
         for listener in listeners:
             listener.on_service_end(failure)
 
-    def _flush(self) -> None:
-        if self._is_flushing:
-            self._flush_again = True
-            return
-        try:
-            work = self._flusher.submit(self._log, self._on_flush_done)
-        except DiskFailedError as error:
-            self._fail(error)
-            return
-        if work is not None:
-            self._is_flushing = True
-
-    def _on_flush_done(self, work: FlushWork, _error: BaseException | None) -> None:
-        """Hand the end of a flush over from the flush thread; `end_flush` raises what went wrong."""
-        self._loop.call_soon_threadsafe(self._end_flush, work)
-
-    def _end_flush(self, work: FlushWork) -> None:
-        self._is_flushing = False
-        if self._flush_idle is not None:
-            self._flush_idle.set()
-        try:
-            flushed_offset = self._log.end_flush(work)
-        except (DiskFullError, TooManyOpenFilesError) as error:
-            logger.error("flush found no space or descriptor, trying again: partition=%s: %s", self, error)
-            self._loop.call_later(FLUSH_RETRY_MS / 1000, self._retry_flush)
-            return
-        except DiskFailedError as error:
-            self._fail(error)
-            return
-        # The next flush starts before the acknowledgements of this one go out: the disk must not wait for them.
-        if self._flush_again and not self._is_closed:
-            self._flush_again = False
-            self._flush()
+    def note_flushed(self, flushed_offset: int) -> None:
+        """Learn that everything below an offset (exclusive) is on stable storage."""
         self._step(LogFlushed(flushed_offset=flushed_offset))
 
     def note_front(self) -> None:
         """Follow the log: what lies below its start counts as flushed."""
         if self._log.flushed_offset > self._core.flushed_offset:
             self._step(LogFlushed(flushed_offset=self._log.flushed_offset))
-
-    def _retry_flush(self) -> None:
-        if not self._is_closed and not self._core.is_failed:
-            self._flush()
 
     def _fail(self, error: DiskFailedError) -> None:
         logger.critical("log failed: partition=%s: %s", self, error)
@@ -442,7 +429,3 @@ class HostedReplica:
     def _on_timer(self) -> None:
         self._timer = None
         self._step(Tick())
-
-
-STOPPING = "the broker is stopping"
-"""Message with which replicas are closed at the end of the process."""

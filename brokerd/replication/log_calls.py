@@ -21,6 +21,14 @@ class LogCaller:
         self._replica = replica
         self.name = str(replica)
 
+    def check_room(self, size_bytes: int) -> None:
+        """Let the caller write a file that frees more than it takes; may be called from any thread.
+
+        Raises:
+            DiskSpaceLowError: the log directory has no room for it.
+        """
+        self._replica.check_room(size_bytes)
+
     def call(self, step: Callable[[PartitionLog, int], _Result]) -> _Result:
         """Run a short step with the log and its high watermark on the event loop, and wait for it.
 
@@ -29,6 +37,8 @@ class LogCaller:
         """
 
         async def take() -> _Result:
+            # The last step of a move is short, and no failure of this log.
+            await self._replica.wait_released()
             return self._replica.run_step(step)
 
         return asyncio.run_coroutine_threadsafe(take(), self._loop).result()

@@ -134,6 +134,16 @@ class LogFront:
         finally:
             self._owner.note_front()
 
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[None]:
+        """Wait for the step under way, and let none begin until the context ends."""
+        async with self._one_step():
+            yield
+
+    def adopt(self, log: PartitionLog) -> None:
+        """Go on with the same log in another directory, while this one is held."""
+        self._log = log
+
     async def close(self) -> None:
         """Take no more steps, and wait for the one under way. Idempotent."""
         self._is_closed = True

@@ -23,24 +23,30 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Final
 
+from lograft.wire.codes import ErrorCode
+
 from brokerd.clock import monotonic_ms, wall_ms
-from brokerd.failure import LeaderPlace
+from brokerd.failure import LeaderPlace, refused
 from brokerd.limits import FLUSH_THREADS, LOG_OPEN_TASKS, MAX_OPEN_LOG_FILES, RETENTION_CHECK_MS
 from brokerd.metadata.changes import MetadataChange
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.cleaning import LogCleaning
-from brokerd.replication.hosted_replica import STOPPING, HostedReplica
+from brokerd.replication.directory_care import DirectoryCare
+from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.listening import log_settings
 from brokerd.replication.log_front import LogFront
+from brokerd.replication.moving import ReplicaMoves
+from brokerd.replication.producer_expiry import expire_producers
+from brokerd.replication.refusals import STOPPING
+from brokerd.replication.replica_slot import ReplicaSlot
 from brokerd.replication.retention_task import RetentionTask
 from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
-from brokerd.replication.set_aside import SetAside
 from metaquorum.controller.image import PartitionImage, TopicImage
 from metaquorum.controller.topic_configs import TopicSettings, effective
 from storage.compaction.cleaner import CleanerSettings
 from storage.directories import LogDirectories, LogDirectory
-from storage.errors import DiskFailedError, StorageError
+from storage.errors import DiskFailedError, LogClosedError, StorageError
 from storage.file_budget import FileBudget
 from storage.flusher import GroupFlusher
 from storage.log import OpenedLog, PartitionLog
@@ -53,36 +59,6 @@ DEFAULT_SCRUB: Final = ScrubSettings()
 """How sealed segments are checked unless told otherwise."""
 
 logger = logging.getLogger(__name__)
-
-
-class _Slot:
-    """A partition that has a replica here: being opened, open, or failed to open."""
-
-    __slots__ = ("_opening", "directory", "is_removed", "problem", "replica")
-
-    def __init__(self) -> None:
-        self.replica: HostedReplica | None = None
-        self.directory: LogDirectory | None = None
-        self.problem: StorageError | None = None
-        self.is_removed = False
-        # Only while it is being opened: an event takes more memory than all the rest of an idle partition's slot.
-        self._opening: asyncio.Event | None = asyncio.Event()
-
-    @property
-    def is_opening(self) -> bool:
-        """True until the log is open, or is known not to open."""
-        return self._opening is not None
-
-    async def wait_opened(self) -> None:
-        """Wait until the log is open, or is known not to open."""
-        if self._opening is not None:
-            await self._opening.wait()
-
-    def end_opening(self) -> None:
-        """Wake all who wait."""
-        if self._opening is not None:
-            self._opening.set()
-            self._opening = None
 
 
 class ReplicaHost:
@@ -101,6 +77,8 @@ class ReplicaHost:
         retention: makes old data go.
         cleaning: compacts the logs whose topics ask for it.
         scrubbing: checks what was written long ago.
+        moves: moves logs between the directories.
+        on_offline: told the ids of all log directories that have failed, whenever one does.
     """
 
     def __init__(
@@ -115,20 +93,21 @@ class ReplicaHost:
         scrub: ScrubSettings = DEFAULT_SCRUB,
     ) -> None:
         self._directories = directories
-        self._set_asides = {
-            directory: SetAside(directory.disk, directory.partitions_path, now_ms) for directory in directories
-        }
+        self._care = DirectoryCare(directories, now_ms=now_ms, on_failure=self.note_disk_failure)
         self._files = FileBudget(MAX_OPEN_LOG_FILES)
+        self._now_ms = now_ms
         self._node_id = node_id
         self._observer = observer
         self._flusher = GroupFlusher(FLUSH_THREADS)
         self.retention = RetentionTask(self._fronts, interval_ms=retention_check_ms, now_ms=now_ms)
         self.cleaning = LogCleaning(self._replicas, settings=cleaner)
         self.scrubbing = LogScrubbing(self._replicas, settings=scrub)
-        self._slots: dict[bytes, dict[int, _Slot]] = {}
+        self.moves = ReplicaMoves(self)
+        self._slots: dict[bytes, dict[int, ReplicaSlot]] = {}
         self._open_limit = asyncio.Semaphore(LOG_OPEN_TASKS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: set[LogDirectory] = set()
+        self.on_offline: Callable[[tuple[bytes, ...]], None] | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -146,9 +125,7 @@ class ReplicaHost:
             known.update(
                 _directory_name(topic.topic_id, partition) for partition in self._slots.get(topic.topic_id, {})
             )
-        for set_aside in self._set_asides.values():
-            for name in await asyncio.to_thread(set_aside.take_unknown, known):
-                self._directories.forget(name)
+        await self._care.take_unknown(known)
         await self.wait_idle()
         self.retention.start().add_done_callback(self._note_fault)
         self.cleaning.start()
@@ -159,17 +136,17 @@ class ReplicaHost:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def stop(self) -> None:
-        """Close every log clean. Idempotent."""
-        await asyncio.gather(self.retention.stop(), self.cleaning.stop(), self.scrubbing.stop())
+    async def stop(self) -> bool:
+        """Close every log; True if all were closed clean. Idempotent."""
+        await asyncio.gather(self.retention.stop(), self.cleaning.stop(), self.scrubbing.stop(), self.moves.stop())
         for slot in list(self._all_slots()):
             slot.is_removed = True
         await self.wait_idle()
         replicas = list(self._replicas())
         self._slots.clear()
-        for replica in replicas:
-            await replica.close(STOPPING)
+        are_clean = [await replica.close(STOPPING) for replica in replicas]
         await asyncio.to_thread(self._flusher.close)
+        return all(are_clean) and not self._failed
 
     @property
     def directories(self) -> LogDirectories:
@@ -191,6 +168,11 @@ class ReplicaHost:
             if topic is not None
             for partition in topic.partitions
         )
+
+    def replicas_in(self, directory: LogDirectory) -> list[HostedReplica]:
+        """Return the open replicas in a log directory, by topic and partition."""
+        found = [slot.replica for slot in self._all_slots() if slot.replica and slot.directory is directory]
+        return sorted(found, key=lambda replica: (replica.topic, replica.partition))
 
     def find(self, topic_id: bytes, partition: int) -> HostedReplica | None:
         """Return the open replica, or None."""
@@ -228,7 +210,7 @@ class ReplicaHost:
             leader_id=broker.broker_id, leader_epoch=image.leader_epoch, host=broker.host, port=broker.port
         )
 
-    def _all_slots(self) -> Iterator[_Slot]:
+    def _all_slots(self) -> Iterator[ReplicaSlot]:
         for slots in self._slots.values():
             yield from slots.values()
 
@@ -257,7 +239,7 @@ class ReplicaHost:
                     self._remove(topic.topic_id, image.partition, slots.pop(image.partition))
                 continue
             if slot is None:
-                slot = slots[image.partition] = _Slot()
+                slot = slots[image.partition] = ReplicaSlot()
                 self._spawn(self._open(topic.topic, topic.topic_id, image.partition, slot, settings))
             elif slot.replica is not None:
                 self._update(slot.replica, image, settings)
@@ -268,7 +250,9 @@ class ReplicaHost:
         replica.apply_settings(settings)
         replica.set_leadership(leader_id=image.leader_id, leader_epoch=image.leader_epoch)
 
-    async def _open(self, topic: str, topic_id: bytes, partition: int, slot: _Slot, settings: TopicSettings) -> None:
+    async def _open(
+        self, topic: str, topic_id: bytes, partition: int, slot: ReplicaSlot, settings: TopicSettings
+    ) -> None:
         async with self._open_limit:
             if slot.is_removed:
                 slot.end_opening()
@@ -284,12 +268,11 @@ class ReplicaHost:
                 return
         self._report(topic, partition, opened)
         replica = self._make_replica(topic, topic_id, partition, directory, opened.log, settings)
+        slot.replica, slot.directory = replica, directory
         if slot.is_removed:
             await replica.close(STOPPING)
             slot.end_opening()
             return
-        slot.replica = replica
-        slot.directory = directory
         if directory in self._failed:
             replica.fail(f"the log directory failed: {directory.failure}")
         # The metadata may have moved while the log was being opened.
@@ -304,15 +287,41 @@ class ReplicaHost:
         directory = self._directories.place(name, now_ms=monotonic_ms())
         if directory.failure is not None:
             raise DiskFailedError(directory.path, f"the log directory failed before: {directory.failure}")
-        opened = PartitionLog.open(
+        return directory, self._open_at(identity, directory, f"{directory.partitions_path}/{name}", settings)
+
+    def _open_at(
+        self, identity: PartitionIdentity, directory: LogDirectory, path: str, settings: TopicSettings
+    ) -> OpenedLog:
+        return PartitionLog.open(
             directory.disk,
-            f"{directory.partitions_path}/{name}",
+            path,
             settings=log_settings(settings),
             now_ms=wall_ms(),
             identity=identity,
             files=self._files,
         )
-        return directory, opened
+
+    def open_moved(self, identity: PartitionIdentity, directory: LogDirectory, path: str) -> PartitionLog:
+        """Open the log of a replica that was moved to another directory. Runs in a thread."""
+        replica = self.find(*identity)
+        if replica is None:
+            raise LogClosedError(path)
+        return self._open_at(identity, directory, path, replica.settings).log
+
+    def move(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
+        """Begin to move the log of a replica to another log directory; `moves` tells how it goes.
+
+        Raises:
+            RefusedError: there is no such replica or directory here, or it cannot be moved now.
+        """
+        slot = self._slots.get(topic_id, {}).get(partition)
+        if slot is None:
+            raise refused(ErrorCode.UNKNOWN_TOPIC, f"partition {partition} of this topic has no replica on this broker")
+        target = self._directories.by_id(directory_id)
+        if target is None:
+            message = f"this broker has no log directory {directory_id.hex()}: name one of its own"
+            raise refused(ErrorCode.INVALID_REQUEST, message)
+        self.moves.start(slot, target)
 
     def _make_replica(
         self,
@@ -353,12 +362,13 @@ class ReplicaHost:
             opened.report,
         )
 
-    def _remove(self, topic_id: bytes, partition: int, slot: _Slot) -> None:
+    def _remove(self, topic_id: bytes, partition: int, slot: ReplicaSlot) -> None:
         slot.is_removed = True
         self._spawn(self._close_and_set_aside(topic_id, partition, slot))
 
-    async def _close_and_set_aside(self, topic_id: bytes, partition: int, slot: _Slot) -> None:
+    async def _close_and_set_aside(self, topic_id: bytes, partition: int, slot: ReplicaSlot) -> None:
         await slot.wait_opened()
+        await self.moves.end(slot)
         if slot.replica is not None:
             await slot.replica.close("the topic was deleted")
         name = _directory_name(topic_id, partition)
@@ -366,13 +376,11 @@ class ReplicaHost:
         if directory is None:
             return
         try:
-            await asyncio.to_thread(self._set_asides[directory].take, name, is_known=True)
+            await self._care.take(directory, name)
         except StorageError as error:
             # It will be found unknown at the next start and set aside then.
             logger.error("directory of a removed partition not set aside: %s: %s", name, error)
             self._note_failure_at(name, error)
-        else:
-            self._directories.forget(name)
 
     def _note_failure_at(self, name: str, error: StorageError) -> None:
         """Take up an error of a partition's directory, if it is one that ends more than this partition."""
@@ -390,31 +398,23 @@ class ReplicaHost:
         for slot in list(self._all_slots()):
             if slot.replica is not None and slot.directory is directory:
                 slot.replica.fail(f"the log directory failed: {error}")
+        if self.on_offline is not None:
+            self.on_offline(self._directories.failed_ids)
         is_fatal = directory is self._directories.first or len(self._failed) == len(self._directories)
         if is_fatal and not self.failed.done():
             self.failed.set_result(error)
 
     async def delete_due(self) -> int:
         """Delete what was set aside long enough ago; return how many directories were deleted."""
-        deleted = 0
-        for directory, set_aside in self._set_asides.items():
-            try:
-                deleted += await asyncio.to_thread(set_aside.delete_due)
-            except StorageError as error:
-                logger.error("set-aside directory not deleted: %s: %s", directory, error)
-        return deleted
+        return await self._care.delete_due()
+
+    async def expire_producers(self, expiration_ms: int) -> int:
+        """Let every log forget the producers that were idle for longer; return how many."""
+        return await expire_producers(self._replicas(), now_ms=self._now_ms(), expiration_ms=expiration_ms)
 
     async def tend_space(self) -> None:
         """Look how much room each directory has, and do what its ballast needs."""
-        for directory in self._directories:
-            if directory.failure is not None:
-                continue
-            try:
-                await asyncio.to_thread(directory.space.tend, monotonic_ms())
-            except DiskFailedError as error:
-                self.note_disk_failure(directory, error)
-            except StorageError as error:
-                logger.error("ballast of a log directory: %s: %s", directory, error)
+        await self._care.tend_space()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

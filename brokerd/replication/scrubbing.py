@@ -19,7 +19,7 @@ from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.log_calls import LogCaller, call_list
 from storage.log import PartitionLog
 from storage.scrub import RateLimit, ScrubStopped, ScrubWork
-from storage.scrub_owner import LogScrub
+from storage.scrub_owner import LogScrub, ScrubOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class LogScrubbing:
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
         self._rate = RateLimit(settings.bytes_per_s, now_ms=monotonic_ms, wait_ms=self._wait)
-        # What each log remembers of its checks; only logs with sealed segments are here.
-        self._scrubs: dict[str, LogScrub] = {}
+        # What each log remembers of its checks, and where it lies; only logs with sealed segments are here.
+        self._scrubs: dict[str, tuple[str, LogScrub]] = {}
         # A daemon: nothing is lost when the process ends in the middle of a check.
         self._thread = threading.Thread(target=self._run, name="lograft-scrub", daemon=True)
 
@@ -117,14 +117,24 @@ class LogScrubbing:
         if log.segment_count == 1:
             # Nothing is sealed; most logs are like this, and cost no memory here.
             return None
-        scrub = self._scrubs.get(name)
-        if scrub is None:
-            scrub = self._scrubs[name] = log.new_scrub()
+        directory, scrub = self._scrubs.get(name, (None, None))
+        if scrub is None or directory != log.directory:
+            # New, or moved to another log directory.
+            scrub = log.new_scrub()
+            self._scrubs[name] = log.directory, scrub
         return scrub.begin(flushed_offset=log.flushed_offset, now_ms=wall_ms(), interval_ms=self._settings.interval_ms)
 
     def _end(self, target: LogCaller, work: ScrubWork) -> None:
-        scrub = self._scrubs[target.name]
-        outcome = target.call(lambda log, _: scrub.end(work, flushed_offset=log.flushed_offset, now_ms=wall_ms()))
+        directory, scrub = self._scrubs[target.name]
+
+        def end(log: PartitionLog, _high_watermark: int) -> ScrubOutcome | None:
+            is_there = log.directory == directory
+            return scrub.end(work, flushed_offset=log.flushed_offset, now_ms=wall_ms()) if is_there else None
+
+        outcome = target.call(end)
+        if outcome is None:
+            # The log was moved meanwhile: the work says nothing about where it is now.
+            return
         for damaged in outcome.damaged:
             logger.error(
                 "log=%s action=quarantine base_offset=%d end_offset=%d",

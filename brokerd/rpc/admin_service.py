@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdminService on a broker: passes every request on to the active controller and its answer back.
+"""AdminService on a broker: passes requests on to the active controller, answers those about its own log directories.
 
 Owns the read-your-writes of a change: it answers once this broker has applied it, so that the client's next question to
 the same broker sees it. Must not understand more of a request than that.
@@ -18,7 +18,8 @@ from lograft.wire.status import DETAILS_KEY, RichStatus
 from brokerd.limits import FORWARD_WAIT_MS
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.rpc.calls import ServicerContext, left_ms, raw_unary
+from brokerd.rpc.calls import ServicerContext, left_ms, raw_unary, unary
+from brokerd.rpc.log_directory_calls import LogDirectoryCalls
 
 SERVICE: Final = "lograft.v1.AdminService"
 
@@ -37,13 +38,17 @@ CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
 class AdminService:
     """The service of one broker."""
 
-    def __init__(self, calls: ControllerCalls, observer: MetadataObserver) -> None:
+    def __init__(self, calls: ControllerCalls, observer: MetadataObserver, log_directories: LogDirectoryCalls) -> None:
         self._calls = calls
         self._observer = observer
+        self._log_directories = log_directories
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server needs."""
         methods = {name: raw_unary(self._behaviour(name)) for name in (*READ_METHODS, *CHANGE_METHODS)}
+        own = self._log_directories
+        methods["DescribeLogDirectories"] = unary(admin_pb2.DescribeLogDirectoriesRequest, own.describe)
+        methods["MoveReplica"] = unary(admin_pb2.MoveReplicaRequest, own.move)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _behaviour(self, name: str) -> Callable[[bytes, ServicerContext], Coroutine[None, None, bytes]]:

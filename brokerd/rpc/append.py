@@ -28,6 +28,7 @@ from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.limits import APPEND_WAIT_MS, BIND_WAIT_MS
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.rpc.batch_check import is_stored_anew
 from brokerd.rpc.calls import CallFailedError, ServicerContext, check_cluster, left_ms, was_forwarded
 from brokerd.rpc.forward import Forwarder
 from brokerd.rpc.identities import check_identity
@@ -132,7 +133,10 @@ class AppendCalls:
         if len(batch) > replica.max_message_bytes:
             message = f"the records make a batch of {len(batch)} bytes, the topic takes {replica.max_message_bytes}"
             raise refused(ErrorCode.MESSAGE_TOO_LARGE, message)
-        appended = replica.append(memoryview(batch), read_header(batch))
+        stored = memoryview(batch)
+        if is_stored_anew(stored, replica.settings):
+            stored = await self._store_anew(stored, replica)
+        appended = replica.append(stored, read_header(stored))
         durability = await self._wait_for_ack(replica, appended.next_offset, level, context)
         return log_pb2.AppendedRange(
             partition=part.partition,
@@ -141,6 +145,14 @@ class AppendCalls:
             durability=log_pb2.Durability.ValueType(durability),
             duplicate=appended.duplicate,
         )
+
+    async def _store_anew(self, batch: memoryview, replica: HostedReplica) -> memoryview:
+        """Give a batch in the codec of its topic."""
+        checks, max_bytes = self._parts.thread_checks, replica.max_message_bytes
+        stored, checked = await checks.check_and_store(batch, replica.settings, max_bytes=max_bytes)
+        if isinstance(checked, BatchError):
+            raise refused(checked.code, str(checked)) from checked
+        return stored
 
     async def _wait_for_ack(
         self, replica: HostedReplica, next_offset: int, level: AckLevel, context: ServicerContext

@@ -17,6 +17,7 @@ def broker_message(broker: BrokerImage) -> metadata_pb2.Broker:
         rack=broker.rack or "",
         fenced=not broker.can_lead,
         broker_epoch=broker.broker_epoch,
+        offline_log_directory_ids=broker.offline_log_directory_ids,
     )
 
 

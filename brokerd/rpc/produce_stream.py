@@ -50,7 +50,7 @@ from brokerd.produce.events import (
 )
 from brokerd.produce.session import ProduceSession
 from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.rpc.batch_check import Checked, check, is_costly
+from brokerd.rpc.batch_check import Checked, check, is_costly, is_stored_anew
 from brokerd.rpc.calls import ServicerContext, check_cluster, undecodable
 from brokerd.rpc.identities import check_identity
 from brokerd.rpc.parts import BrokerParts
@@ -146,10 +146,11 @@ class ProduceStream:
                 raise undecodable() from None
             if type(request) is ProduceFrame:
                 body = memoryview(request.body)
-                if is_costly(body):
+                binding = self._bindings.get(request.route)
+                if is_costly(body) or (binding is not None and is_stored_anew(body, binding.replica.settings)):
                     await self._on_costly_batch(request, body)
                 else:
-                    self._on_batch(request, body, None)
+                    self._on_batch(request, body, body, None)
             else:
                 await self._on_request(request)
 
@@ -210,18 +211,20 @@ class ProduceStream:
 
     async def _on_costly_batch(self, frame: ProduceFrame, body: memoryview) -> None:
         binding = self._bindings.get(frame.route)
-        checked: Checked | None = None
+        stored, checked = body, None
         if binding is not None and len(body) <= binding.max_batch_bytes:
-            checked = await self._parts.thread_checks.check(body, max_bytes=binding.max_batch_bytes)
-        self._on_batch(frame, body, checked)
+            checks, settings = self._parts.thread_checks, binding.replica.settings
+            stored, checked = await checks.check_and_store(body, settings, max_bytes=binding.max_batch_bytes)
+        self._on_batch(frame, body, stored, checked)
 
-    def _on_batch(self, frame: ProduceFrame, body: memoryview, checked: Checked | None) -> None:
+    def _on_batch(self, frame: ProduceFrame, body: memoryview, stored: memoryview, checked: Checked | None) -> None:
+        """Take a batch that came as `body` and is stored as `stored`; `checked` None: the two are one, not checked yet."""
         session = self._session
         for effect in session.step(
             BatchReceived(route=frame.route, batch_number=frame.batch_number, size_bytes=len(body))
         ):
             if type(effect) is AppendBatch:
-                self._append(effect, body, checked)
+                self._append(effect, stored, checked)
             else:
                 self._carry_out(effect)
         if session.has_answers:

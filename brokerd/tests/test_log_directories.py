@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from lograft.v1 import log_pb2
+from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.log_directories import OpenedDirectories, open_log_directories
@@ -185,6 +186,10 @@ async def start(tmp_path: Path, *, min_free_bytes: int = 0, more: tuple[str, ...
     return server
 
 
+async def cluster_of(client: Client) -> metadata_pb2.GetClusterResponse:
+    return await client.metadata.GetCluster(metadata_pb2.GetClusterRequest(), timeout=WAIT_S)
+
+
 async def values_of(client: Client, partition: int) -> list[bytes]:
     return [record.value for record in (await client.read("t", partition)).records]
 
@@ -211,6 +216,16 @@ async def test_broker_with_a_failed_disk_goes_on_with_the_others(tmp_path: Path)
                     await client.append("t", [b"after"], partition=partition)
                     assert await values_of(client, partition) == [b"before", b"after"]
             assert server.is_serving
+            async with asyncio.timeout(WAIT_S):
+                shown: list[bytes] = []
+                while not shown:
+                    shown = list((await cluster_of(client)).brokers[0].offline_log_directory_ids)
+            assert shown == [second.directory_id]
+            described = await client.admin.DescribeLogDirectories(
+                admin_pb2.DescribeLogDirectoriesRequest(), timeout=WAIT_S
+            )
+            assert described.directories[1].state == admin_pb2.LOG_DIRECTORY_STATE_FAILED
+            assert "fsync failed" in described.directories[1].problem
             await client.create_topic("u", 2)
             for partition in range(2):
                 await client.append("u", [b"x"], partition=partition)

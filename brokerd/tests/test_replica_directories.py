@@ -14,7 +14,7 @@ from brokerd.partition.events import Durability
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, Listener, acked, append
 from metaquorum.controller.records import PartitionRecord, RemoveTopicRecord
 from storage.directories import LogDirectory
-from storage.errors import DiskFailedError, DuplicatePartitionError
+from storage.errors import DiskFailedError, DiskSpaceLowError, DuplicatePartitionError
 from storage.testing.sim_disk import Refusal, SimDisk
 
 
@@ -149,6 +149,7 @@ async def test_tight_directory_refuses_appends_and_serves_reads(host: Host) -> N
     host.create_topic()
     replica = await host.replica()
     assert append(replica, [b"a"]) == 1
+    replica.check_room(10**9)
     host.disk.capacity_bytes = host.disk.used_bytes() + 1_000_000
     host.host.directories.first.space.look(0)
     with pytest.raises(RefusedError) as caught:
@@ -159,6 +160,8 @@ async def test_tight_directory_refuses_appends_and_serves_reads(host: Host) -> N
     assert "/data" not in failure.message
     assert replica.log_end_offset == 1
     assert replica.read(0, 100, end_offset=1).next_offset == 1
+    with pytest.raises(DiskSpaceLowError):
+        replica.check_room(10**9)
     host.disk.capacity_bytes = None
     host.host.directories.first.space.look(0)
     assert append(replica, [b"b"]) == 2

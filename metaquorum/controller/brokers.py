@@ -8,6 +8,7 @@ Source: Kafka's ClusterControlManager and BrokerHeartbeatManager (KIP-631, KIP-8
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from lograft.wire.codes import ErrorCode
@@ -54,7 +55,9 @@ def register(
     """Decide about a registration.
 
     The same incarnation keeps its epoch. Another incarnation is refused while the registered one is unfenced and in
-    session (unless it said that it leaves); otherwise it takes the broker id over and starts fenced.
+    session (unless it said that it leaves); otherwise it takes the broker id over and starts fenced. One that cannot prove a
+    clean stop of the registration that it replaces is *unclean*: it may lack records, and stays fenced until it has left the
+    in-sync replicas (`elections`).
     """
     refusal = _registration_problem(image, settings, command)
     if refusal is not None:
@@ -68,18 +71,22 @@ def register(
             f"broker {command.broker_id} is registered by another live process at {present.host}:{present.port}; "
             "stop that one, or use another node id",
         )
-    record = _broker_record(command, broker_epoch=None, fenced=True)
+    unclean = present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch)
+    record = _broker_record(command, broker_epoch=None, fenced=True, unclean=unclean)
     return Decision(
         response=BrokerRegistered(broker_epoch=None),
         records=(record,),
         heard=Heard(broker_id=command.broker_id, broker_epoch=None, metadata_offset=0),
-        # The process that is replaced may have led partitions.
-        then=SweepPartitions() if present is not None and present.can_lead else None,
+        # The process that is replaced may have led partitions, or lost records that it was known to have.
+        then=SweepPartitions() if unclean or (present is not None and present.can_lead) else None,
     )
 
 
 def _register_again(present: BrokerImage, command: RegisterBroker) -> Decision:
-    record = _broker_record(command, broker_epoch=present.broker_epoch, fenced=present.fenced)
+    record = replace(
+        _broker_record(command, broker_epoch=present.broker_epoch, fenced=present.fenced, unclean=present.unclean),
+        offline_log_directory_ids=present.offline_log_directory_ids,
+    )
     same = (record.host, record.port, record.rack) == (present.host, present.port, present.rack)
     unchanged = same and record.log_directory_ids == present.log_directory_ids and not present.in_controlled_shutdown
     return Decision(
@@ -90,7 +97,7 @@ def _register_again(present: BrokerImage, command: RegisterBroker) -> Decision:
     )
 
 
-def _broker_record(command: RegisterBroker, *, broker_epoch: int | None, fenced: bool) -> BrokerRecord:
+def _broker_record(command: RegisterBroker, *, broker_epoch: int | None, fenced: bool, unclean: bool) -> BrokerRecord:
     return BrokerRecord(
         broker_id=command.broker_id,
         incarnation_id=command.incarnation_id,
@@ -100,6 +107,7 @@ def _broker_record(command: RegisterBroker, *, broker_epoch: int | None, fenced:
         rack=command.rack,
         fenced=fenced,
         log_directory_ids=command.log_directory_ids,
+        unclean=unclean,
     )
 
 
@@ -159,8 +167,17 @@ def heartbeat(image: AppendedImage, sessions: Sessions, command: Heartbeat) -> D
             then=None if change is None else SweepPartitions(),
         )
 
+    offline = tuple(sorted(set(command.offline_log_directory_ids) & set(broker.log_directory_ids)))
+    if offline != broker.offline_log_directory_ids:
+        # Alone in its decision: the next heartbeat says the rest again.
+        failed = BrokerChangeRecord(
+            broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, offline_log_directory_ids=offline
+        )
+        response = HeartbeatAnswered(fenced=broker.fenced, caught_up=caught_up, should_shutdown=False)
+        return Decision(response=response, records=(failed,), heard=heard)
     if broker.fenced:
-        if command.want_shutdown or command.want_fence or not caught_up or broker.in_controlled_shutdown:
+        leaves = command.want_shutdown or broker.in_controlled_shutdown
+        if leaves or command.want_fence or not caught_up or broker.unclean:
             return answer(fenced=True, stop=command.want_shutdown)
         return answer(fenced=False, change=_change(broker, fenced=False))
     if command.want_shutdown or broker.in_controlled_shutdown:

@@ -34,6 +34,7 @@ class RegisterBroker:
         log_directory_ids: ids of its log directories, 16 bytes each.
         min_feature_level: lowest feature level that it can run at, inclusive.
         max_feature_level: highest feature level that it can run at, inclusive.
+        clean_stop_epoch: epoch of the registration under which it last stopped in an orderly way; None: not known.
     """
 
     broker_id: int
@@ -44,6 +45,7 @@ class RegisterBroker:
     log_directory_ids: tuple[bytes, ...] = ()
     min_feature_level: int = 1
     max_feature_level: int = 1
+    clean_stop_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class Heartbeat:
         metadata_offset: offset (exclusive) up to which it has applied the metadata.
         want_fence: True when it asks to stay or become fenced.
         want_shutdown: True when it asks to leave in an orderly way.
+        offline_log_directory_ids: those of its log directories that have failed; others are passed over.
     """
 
     broker_id: int
@@ -63,6 +66,7 @@ class Heartbeat:
     metadata_offset: int
     want_fence: bool = False
     want_shutdown: bool = False
+    offline_log_directory_ids: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +88,12 @@ class SweepPartitions:
 
     Attributes:
         after_topic: name of the last topic that was looked at; None starts over.
+        unclean: epochs of the brokers, ascending, that were unclean when the sweep started over: at its end they have left
+            all in-sync replicas where they may lack records. Set by the first slice.
     """
 
     after_topic: str | None = None
+    unclean: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

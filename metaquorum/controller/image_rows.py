@@ -182,6 +182,8 @@ def _broker_row(broker: BrokerImage, *, second: bool) -> MetadataRecord | None:
         rack=broker.rack,
         fenced=broker.fenced,
         log_directory_ids=broker.log_directory_ids,
+        unclean=broker.unclean,
+        offline_log_directory_ids=broker.offline_log_directory_ids,
     )
 
 

@@ -26,6 +26,9 @@ class BrokerRecord:
         rack: rack, or None.
         fenced: True while it may not lead.
         log_directory_ids: ids of its log directories, 16 bytes each.
+        unclean: True after a stop that was not orderly, until the broker has left the in-sync replicas where it may lack
+            records; it stays fenced so long.
+        offline_log_directory_ids: those of its log directories that have failed, ascending.
     """
 
     broker_id: int
@@ -36,6 +39,8 @@ class BrokerRecord:
     rack: str | None
     fenced: bool
     log_directory_ids: tuple[bytes, ...] = ()
+    unclean: bool = False
+    offline_log_directory_ids: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,8 @@ class BrokerChangeRecord:
     broker_epoch: int
     fenced: bool | None = None
     in_controlled_shutdown: bool | None = None
+    unclean: bool | None = None
+    offline_log_directory_ids: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,18 +188,22 @@ def _register_broker(tables: ImageTables, record: BrokerRecord, offset: int) -> 
             fenced=record.fenced,
             in_controlled_shutdown=False,
             log_directory_ids=record.log_directory_ids,
+            unclean=record.unclean,
+            offline_log_directory_ids=record.offline_log_directory_ids,
         )
     )
 
 
 def _change_broker(tables: ImageTables, record: BrokerChangeRecord) -> None:
     broker = _known_broker(tables, record.broker_id, record.broker_epoch)
-    shutdown = record.in_controlled_shutdown
+    shutdown, offline = record.in_controlled_shutdown, record.offline_log_directory_ids
     tables.put_broker(
         replace(
             broker,
             fenced=broker.fenced if record.fenced is None else record.fenced,
             in_controlled_shutdown=broker.in_controlled_shutdown if shutdown is None else shutdown,
+            unclean=broker.unclean if record.unclean is None else record.unclean,
+            offline_log_directory_ids=broker.offline_log_directory_ids if offline is None else offline,
         )
     )
 

@@ -24,6 +24,8 @@ class BrokerImage:
         fenced: True while the broker may not lead.
         in_controlled_shutdown: True while the broker leaves in an orderly way.
         log_directory_ids: ids of its log directories, 16 bytes each.
+        unclean: see `BrokerRecord`.
+        offline_log_directory_ids: those of its log directories that have failed, ascending.
     """
 
     broker_id: int
@@ -35,6 +37,8 @@ class BrokerImage:
     fenced: bool
     in_controlled_shutdown: bool
     log_directory_ids: tuple[bytes, ...]
+    unclean: bool
+    offline_log_directory_ids: tuple[bytes, ...] = ()
 
     @property
     def can_lead(self) -> bool:

@@ -14,7 +14,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, MAX_BATCH_BYTES
+from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, MAX_BATCH_BYTES, MAX_ZSTD_LEVEL
 
 
 class FlushPolicy(Enum):
@@ -49,6 +49,17 @@ class CleanupPolicy(Enum):
         return self is not CleanupPolicy.DELETE
 
 
+class CompressionType(Enum):
+    """How batches are stored."""
+
+    PRODUCER = "producer"
+    """As they came."""
+    NONE = "none"
+    """Not compressed."""
+    ZSTD = "zstd"
+    """In zstd, at whatever level the producer chose, or by the broker."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
     """Effective settings of one topic.
@@ -69,6 +80,8 @@ class TopicSettings:
         min_cleanable_dirty_ratio: share of bytes not compacted yet above which a partition is compacted, 0 to 1.
         timestamp_after_max_ms: how far after the broker's clock a record's timestamp may lie.
         delete_retention_ms: how long a null value (a tombstone) stays after its first compaction.
+        compression_type: how batches are stored.
+        zstd_level: level at which the broker compresses where the producer did not.
     """
 
     segment_bytes: int
@@ -86,6 +99,8 @@ class TopicSettings:
     min_cleanable_dirty_ratio: float
     delete_retention_ms: int
     timestamp_after_max_ms: int
+    compression_type: CompressionType
+    zstd_level: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +240,19 @@ _DEFINITIONS: Final = (
         meaning="share of bytes not compacted yet above which a partition is compacted, 0 to 1",
     ),
     ConfigDefinition(
+        name="compression.type",
+        default=CompressionType.PRODUCER.value,
+        choices=tuple(kind.value for kind in CompressionType),
+        meaning="how batches are stored: as the producer compressed them (producer), or in this codec, by the broker if need be",
+    ),
+    ConfigDefinition(
+        name="compression.zstd.level",
+        default="1",
+        minimum=1,
+        maximum=MAX_ZSTD_LEVEL,
+        meaning="level at which the broker compresses under compression.type=zstd; batches that are zstd already stay as they are",
+    ),
+    ConfigDefinition(
         name="message.timestamp.after.max.ms",
         default=str(3600 * 1000),
         minimum=0,
@@ -280,6 +308,8 @@ def effective(configs: Mapping[str, str]) -> TopicSettings:
         min_cleanable_dirty_ratio=float(value("min.cleanable.dirty.ratio")),
         delete_retention_ms=int(value("delete.retention.ms")),
         timestamp_after_max_ms=int(value("message.timestamp.after.max.ms")),
+        compression_type=CompressionType(value("compression.type")),
+        zstd_level=int(value("compression.zstd.level")),
     )
 
 

@@ -133,6 +133,24 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             self._check(request.cluster_id)
             return codec.to_quorum(self._node.status(), cluster_id=self._node.cluster_id)
 
+    async def DescribeLogDirectories(
+        self, request: admin_pb2.DescribeLogDirectoriesRequest, context: ServicerContext
+    ) -> admin_pb2.DescribeLogDirectoriesResponse:
+        """Refuse: log directories belong to a broker."""
+        async with answering(context):
+            raise _only_a_broker()
+
+    async def MoveReplica(
+        self, request: admin_pb2.MoveReplicaRequest, context: ServicerContext
+    ) -> admin_pb2.MoveReplicaResponse:
+        """Refuse: replicas belong to a broker."""
+        async with answering(context):
+            raise _only_a_broker()
+
     def _check(self, cluster_id: str) -> None:
         check_cluster(cluster_id, self._node.cluster_id, required=False)
         self._host.require_active()
+
+
+def _only_a_broker() -> CommandError:
+    return CommandError(ErrorCode.INVALID_REQUEST, "log directories belong to a broker: ask it at its own address")

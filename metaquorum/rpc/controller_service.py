@@ -76,6 +76,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
                 log_directory_ids=tuple(request.log_directory_ids),
                 min_feature_level=level.min_level,
                 max_feature_level=level.max_level,
+                clean_stop_epoch=request.clean_stop_epoch if request.HasField("clean_stop_epoch") else None,
             )
             outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
             response = outcome.response
@@ -140,6 +141,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             metadata_offset=request.metadata_offset,
             want_fence=request.want_fence,
             want_shutdown=request.want_shutdown,
+            offline_log_directory_ids=tuple(request.offline_log_directory_ids),
         )
         outcome = await self._host.submit(command, timeout_ms=HEARTBEAT_WAIT_MS)
         answer = outcome.response

@@ -94,14 +94,7 @@ def _to_message(record: MetadataRecord) -> pb.MetadataRecord:
         case BrokerRecord():
             return pb.MetadataRecord(broker=_broker_message(record))
         case BrokerChangeRecord():
-            return pb.MetadataRecord(
-                broker_change=pb.BrokerChangeRecord(
-                    broker_id=record.broker_id,
-                    broker_epoch=record.broker_epoch,
-                    fenced=record.fenced,
-                    in_controlled_shutdown=record.in_controlled_shutdown,
-                )
-            )
+            return pb.MetadataRecord(broker_change=_broker_change_message(record))
         case RemoveBrokerRecord():
             return pb.MetadataRecord(
                 remove_broker=pb.RemoveBrokerRecord(broker_id=record.broker_id, broker_epoch=record.broker_epoch)
@@ -133,6 +126,20 @@ def _broker_message(record: BrokerRecord) -> pb.BrokerRecord:
         rack=record.rack or "",
         fenced=record.fenced,
         log_directory_ids=record.log_directory_ids,
+        unclean=record.unclean,
+        offline_log_directory_ids=record.offline_log_directory_ids,
+    )
+
+
+def _broker_change_message(record: BrokerChangeRecord) -> pb.BrokerChangeRecord:
+    offline = record.offline_log_directory_ids
+    return pb.BrokerChangeRecord(
+        broker_id=record.broker_id,
+        broker_epoch=record.broker_epoch,
+        fenced=record.fenced,
+        in_controlled_shutdown=record.in_controlled_shutdown,
+        unclean=record.unclean,
+        offline_log_directories=None if offline is None else pb.DirectoryIdList(directory_ids=offline),
     )
 
 
@@ -156,16 +163,21 @@ def _read_broker(message: pb.BrokerRecord) -> BrokerRecord:
         rack=message.rack or None,
         fenced=message.fenced,
         log_directory_ids=tuple(message.log_directory_ids),
+        unclean=message.unclean,
+        offline_log_directory_ids=tuple(message.offline_log_directory_ids),
     )
 
 
 def _read_broker_change(message: pb.BrokerChangeRecord) -> BrokerChangeRecord:
     leaving = message.in_controlled_shutdown if message.HasField("in_controlled_shutdown") else None
+    has_offline, offline = message.HasField("offline_log_directories"), message.offline_log_directories
     return BrokerChangeRecord(
         broker_id=message.broker_id,
         broker_epoch=message.broker_epoch,
         fenced=message.fenced if message.HasField("fenced") else None,
         in_controlled_shutdown=leaving,
+        unclean=message.unclean if message.HasField("unclean") else None,
+        offline_log_directory_ids=tuple(offline.directory_ids) if has_offline else None,
     )
 
 

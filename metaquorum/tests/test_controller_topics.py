@@ -12,7 +12,7 @@ from metaquorum.controller.commands import DeleteTopic, TopicCreated, TopicDelet
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.placement import place
 from metaquorum.controller.records import ConfigRecord, ConfigResource, TopicRecord
-from metaquorum.controller.topic_configs import TOPIC_CONFIGS, CleanupPolicy, FlushPolicy
+from metaquorum.controller.topic_configs import TOPIC_CONFIGS, CleanupPolicy, CompressionType, FlushPolicy
 from metaquorum.tests.controller_world import World, create_topic, register, topic_id, view
 
 
@@ -171,6 +171,10 @@ def test_create_topic_without_a_usable_broker_is_refused() -> None:
         ({"max.message.bytes": str(MAX_BATCH_BYTES + 1)}, "max.message.bytes"),
         ({"flush.policy": "ACK"}, "flush.policy must be one of ack, interval, none"),
         ({"flush.policy": ""}, "flush.policy"),
+        ({"compression.type": "gzip"}, "compression.type must be one of producer, none, zstd"),
+        ({"compression.type": "ZSTD"}, "compression.type"),
+        ({"compression.zstd.level": "20"}, "compression.zstd.level must be an integer from 1 to 19"),
+        ({"compression.zstd.level": "0"}, "compression.zstd.level"),
         ({"segment.ms": "5", "flush.interval.ms": "x"}, "flush.interval.ms"),
     ],
 )
@@ -210,6 +214,17 @@ def test_old_data_goes_after_a_week_unless_the_topic_says_otherwise() -> None:
         (True, True),
     ]
     assert changed.cleanup_policy is CleanupPolicy.COMPACT
+
+
+def test_batches_are_stored_as_produced_unless_the_topic_names_a_codec() -> None:
+    """The default, and every value of `compression.type` with its level."""
+    defaults = topic_configs.effective({})
+    assert (defaults.compression_type, defaults.zstd_level) == (CompressionType.PRODUCER, 1)
+    for value in ("producer", "none", "zstd"):
+        configs = {"compression.type": value, "compression.zstd.level": "19"}
+        assert topic_configs.problem(configs) is None
+        changed = topic_configs.effective(configs)
+        assert (changed.compression_type.value, changed.zstd_level) == (value, 19)
 
 
 def test_create_topic_beyond_the_cluster_limits_is_refused() -> None:

@@ -165,6 +165,16 @@ async def test_quorum_is_described(cluster: QuorumCluster) -> None:
     )
 
 
+async def test_log_directories_are_a_matter_of_brokers(cluster: QuorumCluster) -> None:
+    """A voter has none, and says whom to ask."""
+    admin = cluster.admin(1)
+    for call in (
+        admin.DescribeLogDirectories(admin_pb2.DescribeLogDirectoriesRequest()),
+        admin.MoveReplica(admin_pb2.MoveReplicaRequest()),
+    ):
+        await refused(call, ErrorCode.INVALID_REQUEST)
+
+
 async def test_broker_registers_beats_and_gets_producer_ids(cluster: QuorumCluster) -> None:
     """A broker's whole conversation with the controller over real gRPC."""
     broker = BrokerStub(cluster, 7)

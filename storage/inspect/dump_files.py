@@ -119,6 +119,9 @@ def _snapshot(name: str, content: bytes) -> Iterator[Section]:
         rows += [(*aborted, "aborted") for aborted in transactions.aborted]
         columns = ("producer_id", "first_offset", "last_offset", "state")
         yield Section(kind="transaction", title="transactions", columns=columns, rows=rows)
+    if transactions.coordinators:
+        columns = ("producer_id", "coordinator_epoch")
+        yield Section(kind="coordinator", title="coordinators", columns=columns, rows=list(transactions.coordinators))
 
 
 def _seal(name: str, content: bytes) -> Iterator[Section]:

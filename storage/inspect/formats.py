@@ -37,6 +37,8 @@ _PRODUCED = struct.Struct(">iqi")
 _OPEN = struct.Struct(">qq")
 _ABORTED = struct.Struct(">qqq")
 _TRANSACTIONS = struct.Struct(">qii")
+_COORDINATOR_COUNT = struct.Struct(">i")
+_COORDINATOR = struct.Struct(">qi")
 _VERSION = 1
 _SNAPSHOT_VERSION = 2
 
@@ -97,12 +99,20 @@ class AbortedTransaction(NamedTuple):
     last_offset: int
 
 
+class CoordinatorEpoch(NamedTuple):
+    """Largest epoch of a coordinator that ended a transaction of a producer."""
+
+    producer_id: int
+    coordinator_epoch: int
+
+
 class TransactionsView(NamedTuple):
     """The transactions of a snapshot; `next_offset` is the offset after the newest transactional batch."""
 
     next_offset: int
     still_open: tuple[OpenTransaction, ...]
     aborted: tuple[AbortedTransaction, ...]
+    coordinators: tuple[CoordinatorEpoch, ...] = ()
 
 
 NO_TRANSACTIONS = TransactionsView(0, (), ())
@@ -241,7 +251,14 @@ def _parse_transactions(content: bytes, position: int) -> tuple[TransactionsView
     for _ in range(aborted_count):
         aborted.append(AbortedTransaction._make(_ABORTED.unpack_from(content, position)))
         position += _ABORTED.size
-    return TransactionsView(next_offset, tuple(still_open), tuple(aborted)), position
+    coordinators: list[CoordinatorEpoch] = []
+    if position < len(content):
+        (coordinator_count,) = _COORDINATOR_COUNT.unpack_from(content, position)
+        position += _COORDINATOR_COUNT.size
+        for _ in range(coordinator_count):
+            coordinators.append(CoordinatorEpoch._make(_COORDINATOR.unpack_from(content, position)))
+            position += _COORDINATOR.size
+    return TransactionsView(next_offset, tuple(still_open), tuple(aborted), tuple(coordinators)), position
 
 
 def parse_recovery_point(content: bytes) -> list[SlotView]:

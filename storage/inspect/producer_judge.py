@@ -51,7 +51,8 @@ class ProducerReplay:
         window = self._windows.get(header.producer_id)
         if window is None or window.producer_epoch != header.producer_epoch:
             window = self._windows[header.producer_id] = _Window(header.producer_epoch)
-        if header.base_sequence >= 0:
+        # The end of a transaction has its coordinator's epoch there.
+        if header.base_sequence >= 0 and not header.is_control:
             window.batches.append(WindowBatch(header.base_sequence, header.base_offset, header.last_offset_delta))
 
     def opaque(self, base_offset: int, end_offset: int) -> None:
@@ -112,4 +113,7 @@ def _transactions_fault(transactions: TransactionsView, offset: int) -> str | No
     ends = [aborted.last_offset for aborted in transactions.aborted]
     if ends != sorted(set(ends)) or any(end >= transactions.next_offset for end in ends):
         return "the aborted transactions do not ascend, or end behind the newest transactional batch"
+    ids = [coordinator.producer_id for coordinator in transactions.coordinators]
+    if ids != sorted(set(ids)) or any(coordinator.coordinator_epoch < 0 for coordinator in transactions.coordinators):
+        return "the coordinators do not ascend by producer, or one has no epoch"
     return None

@@ -1,17 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acceptance behaviours of Kafka's log layer, each named after the test that it is drawn from."""
+"""Acceptance behaviours of Kafka's log layer, each named after the test that it is drawn from.
+
+6, 12 and 13 are behaviours of compaction and stand with its tests: `compaction/test_survivors`, `test_pass` and
+`test_transaction_ends`; the second half of 10 is in `brokerd.tests.test_cleaning`, 11 over gRPC in `test_compression_type`.
+"""
 
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import replace
 
 import pytest
-from lograft.wire.header import iter_batches, stamp
+from lograft.wire.batch import Codec, RecordBatch, check_batch, encode_batch
+from lograft.wire.codes import ErrorCode
+from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
+from lograft.wire.header import TRANSACTIONAL_BIT, iter_batches, read_header, stamp
+from lograft.wire.limits import MAX_BATCH_BYTES
 
-from storage.errors import OffsetOutOfRangeError, OutOfOrderOffsetError, OutOfOrderSequenceError, ProducerFencedError
+from storage.errors import (
+    CoordinatorFencedError,
+    OffsetOutOfRangeError,
+    OutOfOrderOffsetError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+)
 from storage.log import Appended, PartitionLog, TimestampAndOffset
-from storage.testing.builders import SMALL, ProducerStamp, append, make_batch, open_log, read_values
+from storage.recompression import recompress
+from storage.testing.builders import SMALL, ProducerStamp, append, make_batch, open_log, read_all, read_values
 from storage.testing.sim_disk import Crash, SimDisk
 from storage.types import EpochEnd
 
@@ -39,6 +55,33 @@ def test_2_old_producer_epoch(log: PartitionLog) -> None:
     with pytest.raises(ProducerFencedError):
         append(log, [b"b"], producer=ProducerStamp(producer_id=1, producer_epoch=0, base_sequence=1))
     assert log.log_end_offset == 1
+
+
+def test_2_zombie_coordinator_fenced(disk: SimDisk, log: PartitionLog) -> None:
+    """After a marker of coordinator epoch 2, one of coordinator epoch 1 is refused, now and after a restart.
+
+    UnifiedLogTest.testZombieCoordinatorFenced.
+    """
+    _end_transaction(log, coordinator_epoch=1)
+    _end_transaction(log, coordinator_epoch=2)
+    for _ in range(2):
+        with pytest.raises(CoordinatorFencedError) as caught:
+            _end_transaction(log, coordinator_epoch=1)
+        assert caught.value.code is ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        assert log.log_end_offset == 2
+        log.close()
+        log = open_log(disk, "/data/log").log
+    _end_transaction(log, coordinator_epoch=2)
+    assert log.log_end_offset == 3
+
+
+def _end_transaction(log: PartitionLog, *, coordinator_epoch: int) -> None:
+    """Append the marker that commits a transaction; the coordinator's epoch stands where data has its sequence."""
+    batch = make_batch([b""], producer=ProducerStamp(producer_id=1, base_sequence=coordinator_epoch), control=True)
+    (attributes,) = struct.unpack_from(">h", batch, 21)
+    struct.pack_into(">h", batch, 21, attributes | TRANSACTIONAL_BIT)
+    _restamp_crc(batch)
+    log.append_as_leader(batch, read_header(batch), leader_epoch=0, now_ms=0)
 
 
 def test_3_time_based_log_roll_during_append(disk: SimDisk) -> None:
@@ -209,6 +252,84 @@ def test_9_unclean_stop_scans_from_the_recovery_point(disk: SimDisk, log: Partit
     assert opened.log.log_end_offset == sequence
     again = append(opened.log, [b"x"], producer=ProducerStamp(producer_id=1, base_sequence=sequence - 1))
     assert again == Appended(sequence - 1, sequence, True)
+
+
+def test_10_control_records_not_allowed_from_clients() -> None:
+    """A control batch is refused unless it comes from inside; timestamps in the future are in `brokerd.tests.test_cleaning`.
+
+    LogValidatorTest.testControlRecordsNotAllowedFromClients.
+    """
+    batch = make_batch([b"end"], control=True)
+    with pytest.raises(InvalidBatchError, match="control") as caught:
+        check_batch(batch, max_bytes=MAX_BATCH_BYTES)
+    assert caught.value.code is ErrorCode.INVALID_BATCH
+    assert check_batch(batch, max_bytes=MAX_BATCH_BYTES, allow_control=True).is_control
+
+
+def test_11_different_codec_causes_recompression(log: PartitionLog) -> None:
+    """A batch in another codec than the topic's is stored in the topic's; everything else of it is as it was.
+
+    LogValidatorTest.testDifferentCodecCausesRecompression; the codecs here are none and zstd.
+    """
+    for came, kept in ((Codec.ZSTD, Codec.NONE), (Codec.NONE, Codec.ZSTD)):
+        batch = _full_batch(came, base_sequence=log.log_end_offset)
+        header = read_header(batch)
+        stored = recompress(batch, header, kept, zstd_level=3)
+        checked = check_batch(stored, max_bytes=MAX_BATCH_BYTES)
+        assert (header.codec, checked.codec) == (came, kept)
+        assert checked == header._replace(
+            attributes=checked.attributes, batch_length=len(stored) - 12, crc=checked.crc
+        ), "only codec, length and CRC may differ"
+        before, after = RecordBatch(batch), RecordBatch(stored)
+        assert list(after.records()) == list(before.records())
+        log.append_as_leader(stored, checked, leader_epoch=0, now_ms=0)
+    assert [batch.header.codec for batch in read_all(log)] == [Codec.NONE, Codec.ZSTD]
+    assert read_values(log) == 2 * FULL_VALUES
+
+
+def test_11_different_level_does_not_cause_recompression() -> None:
+    """A batch that has the topic's codec stays byte for byte, whatever its level. LogValidatorTest.testDifferentLevel..."""
+    sent = {}
+    for level in (1, 9, 19):
+        plain = _full_batch(Codec.NONE)
+        sent[level] = recompress(plain, read_header(plain), Codec.ZSTD, zstd_level=level)
+    assert len({bytes(batch) for batch in sent.values()}) > 1, "levels give other bytes"
+    for batch in (*sent.values(), _full_batch(Codec.ZSTD)):
+        assert recompress(batch, read_header(batch), Codec.ZSTD, zstd_level=3) is batch
+    plain = _full_batch(Codec.NONE)
+    assert recompress(plain, read_header(plain), Codec.NONE, zstd_level=3) is plain
+
+
+FULL_VALUES = [b"value-%03d" % number * 5 if number % 7 else None for number in range(200)]
+
+
+def _full_batch(codec: Codec, base_sequence: int = 0) -> bytearray:
+    """A batch with everything that a record can have."""
+    count = len(FULL_VALUES)
+    return encode_batch(
+        FULL_VALUES,
+        keys=[b"key-%d" % number if number % 3 else None for number in range(count)],
+        timestamps_ms=[5_000 + number % 11 for number in range(count)],
+        headers=[[("name", b"%d" % number), ("none", None)] for number in range(count)],
+        codec=codec,
+        producer_id=4,
+        producer_epoch=2,
+        base_sequence=base_sequence,
+    )
+
+
+def test_11_recompression_keeps_the_limit_of_the_topic() -> None:
+    """What is too large in the topic's codec is refused, and no more than the limit is inflated for that."""
+    batch = encode_batch([bytes(100_000)], timestamps_ms=1, codec=Codec.ZSTD)
+    header = read_header(batch)
+    for max_bytes in (1_024, 100_000, 100_061):
+        with pytest.raises(BatchTooLargeError, match=r"compression\.type=none"):
+            recompress(batch, header, Codec.NONE, zstd_level=1, max_bytes=max_bytes)
+    inflated = recompress(batch, header, Codec.NONE, zstd_level=1)
+    assert recompress(batch, header, Codec.NONE, zstd_level=1, max_bytes=len(inflated)) == inflated
+    noise = encode_batch([random.Random(1).randbytes(1_000)], timestamps_ms=1)
+    with pytest.raises(BatchTooLargeError, match=r"compression\.type=zstd"):
+        recompress(noise, read_header(noise), Codec.ZSTD, zstd_level=1, max_bytes=len(noise))
 
 
 EPOCH_BATCHES = ((0, 2), (3, 6), (4, 5), (7, 1), (9, 3))

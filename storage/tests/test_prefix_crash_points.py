@@ -22,7 +22,7 @@ from storage.log_start import LogStartFile
 from storage.names import LOG_START_FILE
 from storage.testing.builders import SMALL, open_log
 from storage.testing.sim_disk import Crash, SimDisk, SimFile
-from storage.tests.test_crash_points import DIRECTORY, Run, crash_everywhere
+from storage.tests.test_crash_points import DIRECTORY, POINT_EVERY, Run, crash_everywhere
 
 SIZED = replace(SMALL, retention_bytes=500, file_delete_delay_ms=0)
 
@@ -102,8 +102,8 @@ SCENARIOS: dict[Callable[[Run], None], LogSettings] = {
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_every_crash_point_reopens_to_a_legal_log(scenario: Callable[[Run], None]) -> None:
-    """All lost, all kept, torn at sectors, a prefix: before every call of the scenario and after its end."""
-    assert crash_everywhere(scenario, SCENARIOS[scenario]) > 150
+    """All lost, all kept, torn at sectors, a prefix: before some calls and after the end; `make crash` takes all of them."""
+    assert crash_everywhere(scenario, SCENARIOS[scenario], point_every=POINT_EVERY) > 20
 
 
 def _in_memory(file: LogStartFile, offset: int) -> None:
@@ -137,7 +137,7 @@ def test_forgotten_steps_are_found(mutant: str, monkeypatch: pytest.MonkeyPatch)
     owner, name, replacement, scenario = MUTANTS[mutant]
     monkeypatch.setattr(owner, name, replacement)
     with pytest.raises((AssertionError, StorageError, BatchError)):
-        crash_everywhere(scenario, SCENARIOS[scenario])
+        crash_everywhere(scenario, SCENARIOS[scenario], point_every=3)
 
 
 def test_a_log_start_that_a_dead_process_left_in_the_page_cache_is_synced_before_segments_go() -> None:

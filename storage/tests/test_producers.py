@@ -132,6 +132,19 @@ def test_idle_producers_expire_by_the_clock_of_the_log() -> None:
     assert [producer_id for producer_id, _ in restored.states()] == [2]
 
 
+def test_producer_that_was_active_after_the_snapshot_is_not_idle() -> None:
+    """A crash brings back an old time together with newer batches: they must not make a busy producer look idle."""
+    producers = ProducerWindows()
+    producers.update(header(0), 0, now_ms=1_000)
+    restored = decode_snapshot(encode_snapshot(producers))
+    assert restored is not None
+    restored.update(header(1), 1)
+    assert restored.expire(90_000, 500) == 0
+    assert restored.check(header(1)) == ProducedBatch(1, 1, 0)
+    assert restored.expire(90_500, 500) == 0
+    assert restored.expire(90_501, 500) == 1
+
+
 def test_snapshot_round_trip() -> None:
     """A snapshot holds epochs, times of the last append and whole windows of all producers."""
     producers = windows(20)
@@ -155,13 +168,19 @@ def test_damaged_snapshot_is_not_used() -> None:
         assert decode_snapshot(bytes(flipped)) is None
 
 
-@pytest.mark.parametrize("batch_count", [0, 17])
+@pytest.mark.parametrize("batch_count", [-1, 17])
 def test_snapshot_with_an_impossible_batch_count_is_not_used(batch_count: int) -> None:
     """Even with a matching checksum, counts are checked."""
     from lograft.wire.checksum import crc32c
 
-    body = b"\0\0\0\1" + bytes(10) + batch_count.to_bytes(2, "big") + bytes(8) + bytes(16 * batch_count)
-    assert decode_snapshot(b"\0\1" + crc32c(body).to_bytes(4, "big") + body) is None
+    body = (
+        b"\0\0\0\1"
+        + bytes(10)
+        + batch_count.to_bytes(2, "big", signed=True)
+        + bytes(8)
+        + bytes(16 * max(0, batch_count))
+    )
+    assert decode_snapshot(b"\0\2" + crc32c(body).to_bytes(4, "big") + body) is None
 
 
 def snapshots(disk: SimDisk, offsets: list[int] | None = None) -> ProducerSnapshots:

@@ -198,3 +198,33 @@ def test_ballast_that_finds_no_room_is_tried_again() -> None:
     assert not disk.exists("/data/ballast")
     assert guard.tend(0) is BallastMove.TAKE
     assert disk.exists("/data/ballast")
+
+
+def test_work_that_nobody_waits_for_asks_for_room_first() -> None:
+    """A move leaves the directory free; compaction, which frees space later, may use what lies between the limits."""
+    disk = MeasuredDisk(capacity_bytes=10_000)
+    guard = SpaceGuard(disk, "/data", LIMITS)
+    hard_bytes = LIMITS.hard_bytes
+    spare_bytes = 1_000 - LIMITS.ballast_bytes
+    disk.fill_to(1_000)
+    guard.check_room(spare_bytes - 800, now_ms=0)
+    with pytest.raises(DiskSpaceLowError, match="201 bytes were not begun to be written") as caught:
+        guard.check_room(201, now_ms=0)
+    assert (caught.value.free_bytes, caught.value.needed_bytes, caught.value.size_bytes) == (1_000, 800, 201)
+    guard.check_room(spare_bytes - hard_bytes, now_ms=0, is_freeing=True)
+    with pytest.raises(DiskSpaceLowError):
+        guard.check_room(spare_bytes - hard_bytes + 1, now_ms=0, is_freeing=True)
+    disk.fill_to(700)
+    with pytest.raises(DiskSpaceLowError):
+        guard.check_room(0, now_ms=0)
+    guard.check_room(100, now_ms=0, is_freeing=True)
+    disk.fill_to(hard_bytes - 1)
+    with pytest.raises(DiskSpaceLowError):
+        guard.check_room(0, now_ms=0, is_freeing=True)
+
+
+def test_disk_that_does_not_tell_bars_nobody() -> None:
+    """Before the first answer there is nothing to judge by."""
+    disk = MeasuredDisk(capacity_bytes=10_000)
+    disk.is_mute = True
+    SpaceGuard(disk, "/data", LIMITS).check_room(10**9, now_ms=0)

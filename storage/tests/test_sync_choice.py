@@ -9,6 +9,7 @@ from storage.sync_choice import EXCESS_HALF_LIFE_S, FREE_EXCESS_S, SyncChoice
 
 
 def test_groups_share_a_sync_as_long_as_it_costs_what_theirs_would() -> None:
+    """14 ms for 1,000 groups is no excess."""
     choice = SyncChoice(4)
     assert choice.is_shared(1, now_s=0.0)
     choice.note_apart(0.001)
@@ -18,6 +19,7 @@ def test_groups_share_a_sync_as_long_as_it_costs_what_theirs_would() -> None:
 
 
 def test_after_a_sync_that_wrote_the_data_of_others_files_are_synced_apart_for_a_while() -> None:
+    """The estimate fades by half in `EXCESS_HALF_LIFE_S`."""
     choice = SyncChoice(4)
     choice.note_shared(0.4, 10, now_s=0.0)
     excess_s = choice.excess_s(0.0)
@@ -48,6 +50,7 @@ def test_what_one_file_takes_is_measured() -> None:
 
 
 def test_where_the_system_cannot_files_are_always_synced_apart() -> None:
+    """Never asked for again."""
     choice = SyncChoice(4)
     choice.note_impossible()
     assert not choice.is_shared(1, now_s=0.0)

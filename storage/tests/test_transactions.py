@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lograft.wire.checksum import crc32c
 from lograft.wire.header import ABORT_BIT, CONTROL_BIT, TRANSACTIONAL_BIT, read_header
 
-from storage.errors import ProducerFencedError
+from storage.errors import CoordinatorFencedError, ProducerFencedError
 from storage.log import PartitionLog
 from storage.producer_snapshots import decode_snapshot, encode_snapshot
 from storage.producers import ProducerWindows
@@ -36,9 +36,9 @@ def send(log: PartitionLog, producer_id: int, sequence: int, *, epoch: int = 0, 
     return log.append_as_leader(batch, read_header(batch), leader_epoch=0, now_ms=1).base_offset
 
 
-def end(log: PartitionLog, producer_id: int, *, abort: bool, epoch: int = 0) -> int:
+def end(log: PartitionLog, producer_id: int, *, abort: bool, epoch: int = 0, coordinator_epoch: int = -1) -> int:
     """Append the end of a transaction; returns its offset."""
-    stamp = ProducerStamp(producer_id=producer_id, producer_epoch=epoch, base_sequence=-1)
+    stamp = ProducerStamp(producer_id=producer_id, producer_epoch=epoch, base_sequence=coordinator_epoch)
     batch = transactional(make_batch([b"end"], producer=stamp, control=True), CONTROL_BIT | (ABORT_BIT if abort else 0))
     return log.append_as_leader(batch, read_header(batch), leader_epoch=0, now_ms=1).base_offset
 
@@ -149,6 +149,98 @@ def test_end_with_a_higher_epoch_fences_the_older_ones(disk: SimDisk) -> None:
         send(log, 1, 2, epoch=3)
     send(log, 1, 0, epoch=4)
     end(log, 1, abort=False, epoch=4)
+
+
+@pytest.mark.parametrize("how", ["clean", *Crash, "no snapshot", "truncated"])
+def test_replaced_coordinator_stays_fenced_after_a_restart(disk: SimDisk, how: Crash | str) -> None:
+    """Its epoch comes back from the snapshot, and from headers alone; an end without an epoch is older than any with one."""
+    log = open_log(disk, "/data/log").log
+    send(log, 1, 0)
+    end(log, 1, abort=False, coordinator_epoch=2)
+    send(log, 1, 2)
+    log.flush()
+    if isinstance(how, Crash):
+        disk.crash(how, random.Random(3))
+    elif how == "truncated":
+        send(log, 1, 4)
+        end(log, 1, abort=False, coordinator_epoch=9)
+        log.truncate_suffix(5)
+        log.close()
+    else:
+        log.close()
+    if how == "no snapshot":
+        for name in disk.list_directory("/data/log"):
+            if name.endswith(".snapshot"):
+                disk.remove(f"/data/log/{name}")
+    log = open_log(disk, "/data/log").log
+    before = state(log), log.log_end_offset
+    for old_epoch in (1, 0, -1):
+        with pytest.raises(CoordinatorFencedError) as caught:
+            end(log, 1, abort=True, coordinator_epoch=old_epoch)
+        assert (caught.value.current_epoch, caught.value.coordinator_epoch) == (2, old_epoch)
+        assert (state(log), log.log_end_offset) == before
+    end(log, 1, abort=True, coordinator_epoch=2)
+    # A coordinator is fenced for the producers that its successor took over, not for others.
+    send(log, 2, 0)
+    end(log, 2, abort=False, coordinator_epoch=1)
+    end(log, 1, abort=False, coordinator_epoch=3)
+    with pytest.raises(CoordinatorFencedError):
+        end(log, 1, abort=False, coordinator_epoch=2)
+
+
+def test_end_of_a_transaction_is_no_batch_of_the_window(disk: SimDisk) -> None:
+    """What stands in place of its sequence is a coordinator epoch: the producer's sequences go on as if it were not there."""
+    log = open_log(disk, "/data/log").log
+    first = send(log, 1, 0)
+    marker = end(log, 1, abort=False, coordinator_epoch=7)
+    assert send(log, 1, 0) == first
+    assert send(log, 1, 2) == marker + 1
+    (_, producer), *_ = log.producers.states()
+    assert [batch.base_offset for batch in producer.batches()] == [first, marker + 1]
+
+
+def test_first_end_of_a_known_producer_is_taken() -> None:
+    """In a log that has no transactions yet there is nobody to be fenced by."""
+    producers = ProducerWindows()
+    producers.update(read_header(make_batch([b"v"], producer=ProducerStamp(producer_id=1))), 0, now_ms=1)
+    stamp = ProducerStamp(producer_id=1, base_sequence=0)
+    marker = transactional(make_batch([b"end"], producer=stamp, control=True), CONTROL_BIT)
+    assert producers.check(read_header(marker)) is None
+    assert not producers.has_transactions
+
+
+def test_forgotten_producer_takes_its_coordinator_along() -> None:
+    """Else there would be a coordinator for each producer that ever was."""
+    producers = ProducerWindows()
+    for producer_id in range(3):
+        stamp = ProducerStamp(producer_id=producer_id, base_sequence=4)
+        batch = transactional(make_batch([b"end"], producer=stamp, control=True), CONTROL_BIT)
+        producers.update(read_header(batch), producer_id, now_ms=1 + producer_id)
+    assert producers.transactions.coordinator_epochs() == [(0, 4), (1, 4), (2, 4)]
+    assert producers.expire(12, 10) == 1
+    assert producers.transactions.coordinator_epochs() == [(1, 4), (2, 4)]
+    assert producers.evict_idlest(1) == 1
+    assert len(producers.transactions.coordinator_epochs()) == 1
+
+
+def test_snapshot_without_coordinators_is_what_it_was() -> None:
+    """The part is there only if one is known, so that logs without transactions pay nothing; cut, the file is not used."""
+    producers = ProducerWindows()
+    stamp = ProducerStamp(producer_id=1, base_sequence=-1)
+    marker = transactional(make_batch([b"end"], producer=stamp, control=True), CONTROL_BIT)
+    producers.update(read_header(marker), 0)
+    without = encode_snapshot(producers)
+    producers.transactions.note_coordinator(1, 6)
+    content = encode_snapshot(producers)
+    assert len(content) == len(without) + 4 + 12
+    restored = decode_snapshot(content)
+    assert restored is not None
+    assert restored.transactions.coordinator_epoch(1) == 6
+    older = decode_snapshot(without)
+    assert older is not None
+    assert older.transactions.coordinator_epoch(1) == -1
+    cut = content[6:-5]
+    assert decode_snapshot(content[:2] + crc32c(cut).to_bytes(4, "big") + cut) is None
 
 
 def test_producer_in_a_transaction_is_not_forgotten() -> None:

@@ -44,6 +44,74 @@ CONFIG_SOURCE_TOPIC: ConfigSource.ValueType  # 2
 """Set for the topic."""
 Global___ConfigSource: _TypeAlias = ConfigSource  # noqa: Y015
 
+class _LogDirectoryState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LogDirectoryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogDirectoryState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOG_DIRECTORY_STATE_UNSPECIFIED: _LogDirectoryState.ValueType  # 0
+    """Not known."""
+    LOG_DIRECTORY_STATE_FREE: _LogDirectoryState.ValueType  # 1
+    """Everything is written."""
+    LOG_DIRECTORY_STATE_TIGHT: _LogDirectoryState.ValueType  # 2
+    """Below the soft limit: appends of clients are refused; reads, deletes and retention go on."""
+    LOG_DIRECTORY_STATE_FULL: _LogDirectoryState.ValueType  # 3
+    """Below the hard limit: nothing that grows is written."""
+    LOG_DIRECTORY_STATE_FAILED: _LogDirectoryState.ValueType  # 4
+    """The disk failed: the partitions in it are not served until the broker is restarted with a repaired disk."""
+
+class LogDirectoryState(_LogDirectoryState, metaclass=_LogDirectoryStateEnumTypeWrapper):
+    """How much room a log directory has, or that it has failed."""
+
+LOG_DIRECTORY_STATE_UNSPECIFIED: LogDirectoryState.ValueType  # 0
+"""Not known."""
+LOG_DIRECTORY_STATE_FREE: LogDirectoryState.ValueType  # 1
+"""Everything is written."""
+LOG_DIRECTORY_STATE_TIGHT: LogDirectoryState.ValueType  # 2
+"""Below the soft limit: appends of clients are refused; reads, deletes and retention go on."""
+LOG_DIRECTORY_STATE_FULL: LogDirectoryState.ValueType  # 3
+"""Below the hard limit: nothing that grows is written."""
+LOG_DIRECTORY_STATE_FAILED: LogDirectoryState.ValueType  # 4
+"""The disk failed: the partitions in it are not served until the broker is restarted with a repaired disk."""
+Global___LogDirectoryState: _TypeAlias = LogDirectoryState  # noqa: Y015
+
+class _ReplicaMoveState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReplicaMoveStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaMoveState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPLICA_MOVE_STATE_UNSPECIFIED: _ReplicaMoveState.ValueType  # 0
+    """Not known."""
+    REPLICA_MOVE_STATE_WAITING: _ReplicaMoveState.ValueType  # 1
+    """It waits for others."""
+    REPLICA_MOVE_STATE_COPYING: _ReplicaMoveState.ValueType  # 2
+    """The log is being copied; it is used all the while."""
+    REPLICA_MOVE_STATE_SWITCHING: _ReplicaMoveState.ValueType  # 3
+    """The copy is taking the place of the log; appends are refused for a moment."""
+    REPLICA_MOVE_STATE_DONE: _ReplicaMoveState.ValueType  # 4
+    """The replica is in the target."""
+    REPLICA_MOVE_STATE_FAILED: _ReplicaMoveState.ValueType  # 5
+    """The replica is where it was; `problem` says why."""
+
+class ReplicaMoveState(_ReplicaMoveState, metaclass=_ReplicaMoveStateEnumTypeWrapper):
+    """How far a move is."""
+
+REPLICA_MOVE_STATE_UNSPECIFIED: ReplicaMoveState.ValueType  # 0
+"""Not known."""
+REPLICA_MOVE_STATE_WAITING: ReplicaMoveState.ValueType  # 1
+"""It waits for others."""
+REPLICA_MOVE_STATE_COPYING: ReplicaMoveState.ValueType  # 2
+"""The log is being copied; it is used all the while."""
+REPLICA_MOVE_STATE_SWITCHING: ReplicaMoveState.ValueType  # 3
+"""The copy is taking the place of the log; appends are refused for a moment."""
+REPLICA_MOVE_STATE_DONE: ReplicaMoveState.ValueType  # 4
+"""The replica is in the target."""
+REPLICA_MOVE_STATE_FAILED: ReplicaMoveState.ValueType  # 5
+"""The replica is where it was; `problem` says why."""
+Global___ReplicaMoveState: _TypeAlias = ReplicaMoveState  # noqa: Y015
+
 @_typing.final
 class CreateTopicRequest(_message.Message):
     """Asks for a new topic."""
@@ -513,3 +581,240 @@ class DescribeQuorumResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___DescribeQuorumResponse: _TypeAlias = DescribeQuorumResponse  # noqa: Y015
+
+@_typing.final
+class DescribeLogDirectoriesRequest(_message.Message):
+    """Asks for the log directories of one broker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    WITH_REPLICAS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    with_replicas: _builtins.bool
+    """True: also say which replicas are in each of them."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        with_replicas: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "with_replicas", b"with_replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeLogDirectoriesRequest: _TypeAlias = DescribeLogDirectoriesRequest  # noqa: Y015
+
+@_typing.final
+class ReplicaName(_message.Message):
+    """A replica of a broker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaName: _TypeAlias = ReplicaName  # noqa: Y015
+
+@_typing.final
+class LogDirectory(_message.Message):
+    """A log directory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    REPLICA_COUNT_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    directory_id: _builtins.bytes
+    """Id, 16 bytes; stays with the directory for its life."""
+    path: _builtins.str
+    """Path on the broker's machine."""
+    state: Global___LogDirectoryState.ValueType
+    """Room, or failure."""
+    free_bytes: _builtins.int
+    """Bytes that were free at the last look; absent: not known."""
+    replica_count: _builtins.int
+    """Number of replicas in it."""
+    problem: _builtins.str
+    """Why it failed; empty: it has not."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaName]:
+        """The replicas, if they were asked for; by topic and partition."""
+
+    def __init__(
+        self,
+        *,
+        directory_id: _builtins.bytes = ...,
+        path: _builtins.str = ...,
+        state: Global___LogDirectoryState.ValueType = ...,
+        free_bytes: _builtins.int | None = ...,
+        replica_count: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___ReplicaName] | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_bytes", b"_free_bytes", "free_bytes", b"free_bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_bytes", b"_free_bytes", "directory_id", b"directory_id", "free_bytes", b"free_bytes", "path", b"path", "problem", b"problem", "replica_count", b"replica_count", "replicas", b"replicas", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__free_bytes: _TypeAlias = _typing.Literal["free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__free_bytes: _TypeAlias = _typing.Literal["_free_bytes", b"_free_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__free_bytes) -> _WhichOneofReturnType__free_bytes | None: ...
+
+Global___LogDirectory: _TypeAlias = LogDirectory  # noqa: Y015
+
+@_typing.final
+class ReplicaMove(_message.Message):
+    """A move of a replica between two log directories of a broker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    SOURCE_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    TARGET_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    COPIED_BYTES_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    source_directory_id: _builtins.bytes
+    """Directory that it was in, 16 bytes."""
+    target_directory_id: _builtins.bytes
+    """Directory that it goes to, 16 bytes."""
+    state: Global___ReplicaMoveState.ValueType
+    """How far it is."""
+    size_bytes: _builtins.int
+    """Bytes of the log when the move began."""
+    copied_bytes: _builtins.int
+    """Bytes copied so far; more than `size_bytes` when the log has grown."""
+    problem: _builtins.str
+    """Why it failed; empty: it has not."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        source_directory_id: _builtins.bytes = ...,
+        target_directory_id: _builtins.bytes = ...,
+        state: Global___ReplicaMoveState.ValueType = ...,
+        size_bytes: _builtins.int = ...,
+        copied_bytes: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_bytes", b"copied_bytes", "partition", b"partition", "problem", b"problem", "size_bytes", b"size_bytes", "source_directory_id", b"source_directory_id", "state", b"state", "target_directory_id", b"target_directory_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaMove: _TypeAlias = ReplicaMove  # noqa: Y015
+
+@_typing.final
+class DescribeLogDirectoriesResponse(_message.Message):
+    """The log directories of one broker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    DIRECTORIES_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """Node id of the broker."""
+    @_builtins.property
+    def directories(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogDirectory]:
+        """Directories; the first holds the metadata too."""
+
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaMove]:
+        """Moves that wait or are under way, then the last ones that have ended."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        directories: _abc.Iterable[Global___LogDirectory] | None = ...,
+        moves: _abc.Iterable[Global___ReplicaMove] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "directories", b"directories", "moves", b"moves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeLogDirectoriesResponse: _TypeAlias = DescribeLogDirectoriesResponse  # noqa: Y015
+
+@_typing.final
+class MoveReplicaRequest(_message.Message):
+    """Asks for a move."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    directory_id: _builtins.bytes
+    """Id of the log directory that the replica is to be in, 16 bytes."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        directory_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "directory_id", b"directory_id", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveReplicaRequest: _TypeAlias = MoveReplicaRequest  # noqa: Y015
+
+@_typing.final
+class MoveReplicaResponse(_message.Message):
+    """The move has begun, or the replica is there already."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveReplicaResponse: _TypeAlias = MoveReplicaResponse  # noqa: Y015

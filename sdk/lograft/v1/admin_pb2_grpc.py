@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller. Every change answers
-    with the metadata offset at which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
+    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
+    which it is visible.
     """
 
     def __init__(self, channel):
@@ -61,11 +62,22 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeQuorumRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeQuorumResponse.FromString,
                 _registered_method=True)
+        self.DescribeLogDirectories = channel.unary_unary(
+                '/lograft.v1.AdminService/DescribeLogDirectories',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeLogDirectoriesRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeLogDirectoriesResponse.FromString,
+                _registered_method=True)
+        self.MoveReplica = channel.unary_unary(
+                '/lograft.v1.AdminService/MoveReplica',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller. Every change answers
-    with the metadata offset at which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
+    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
+    which it is visible.
     """
 
     def CreateTopic(self, request, context):
@@ -103,6 +115,21 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeLogDirectories(self, request, context):
+        """Describes the log directories of the broker that is asked, and the moves between them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveReplica(self, request, context):
+        """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
+        DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -131,6 +158,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeQuorumRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeQuorumResponse.SerializeToString,
             ),
+            'DescribeLogDirectories': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeLogDirectories,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeLogDirectoriesRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeLogDirectoriesResponse.SerializeToString,
+            ),
+            'MoveReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveReplica,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'lograft.v1.AdminService', rpc_method_handlers)
@@ -140,8 +177,9 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller. Every change answers
-    with the metadata offset at which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
+    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
+    which it is visible.
     """
 
     @staticmethod
@@ -269,6 +307,60 @@ class AdminService(object):
             '/lograft.v1.AdminService/DescribeQuorum',
             lograft_dot_v1_dot_admin__pb2.DescribeQuorumRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.DescribeQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeLogDirectories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/DescribeLogDirectories',
+            lograft_dot_v1_dot_admin__pb2.DescribeLogDirectoriesRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.DescribeLogDirectoriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/MoveReplica',
+            lograft_dot_v1_dot_admin__pb2.MoveReplicaRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.MoveReplicaResponse.FromString,
             options,
             channel_credentials,
             insecure,

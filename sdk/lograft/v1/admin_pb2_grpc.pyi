@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller. Every change answers
-    with the metadata offset at which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
+    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
+    which it is visible.
     """
 
     @_typing.overload
@@ -45,11 +46,18 @@ class AdminServiceStub:
     """Describes a topic with its configs."""
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]
     """Describes the metadata quorum."""
+    DescribeLogDirectories: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]
+    """Describes the log directories of the broker that is asked, and the moves between them."""
+    MoveReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MoveReplicaRequest, _admin_pb2.MoveReplicaResponse]
+    """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
+    DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller. Every change answers
-    with the metadata offset at which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
+    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
+    which it is visible.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -63,10 +71,17 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Describes a topic with its configs."""
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     """Describes the metadata quorum."""
+    DescribeLogDirectories: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]  # type: ignore[assignment]
+    """Describes the log directories of the broker that is asked, and the moves between them."""
+    MoveReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.MoveReplicaRequest, _admin_pb2.MoveReplicaResponse]  # type: ignore[assignment]
+    """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
+    DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller. Every change answers
-    with the metadata offset at which it is visible.
+    """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
+    about log directories, which are about the broker that is asked. Every change of metadata answers with the metadata offset at
+    which it is visible.
     """
 
     @_abc_1.abstractmethod
@@ -108,5 +123,23 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeQuorumResponse, _abc.Awaitable[_admin_pb2.DescribeQuorumResponse]]:
         """Describes the metadata quorum."""
+
+    @_abc_1.abstractmethod
+    def DescribeLogDirectories(
+        self,
+        request: _admin_pb2.DescribeLogDirectoriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeLogDirectoriesResponse, _abc.Awaitable[_admin_pb2.DescribeLogDirectoriesResponse]]:
+        """Describes the log directories of the broker that is asked, and the moves between them."""
+
+    @_abc_1.abstractmethod
+    def MoveReplica(
+        self,
+        request: _admin_pb2.MoveReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.MoveReplicaResponse, _abc.Awaitable[_admin_pb2.MoveReplicaResponse]]:
+        """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
+        DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -97,6 +97,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """There are too few usable brokers to place the replicas."""
     ERROR_CODE_LIMIT_EXCEEDED: _ErrorCode.ValueType  # 36
     """A limit on the number of topics or partitions would be passed."""
+    ERROR_CODE_TRANSACTION_COORDINATOR_FENCED: _ErrorCode.ValueType  # 37
+    """The end of a transaction came from a coordinator that was replaced by one with a higher epoch."""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Every reason for which Lograft refuses or fails. The name without its prefix is the `reason` of google.rpc.ErrorInfo
@@ -177,6 +179,8 @@ ERROR_CODE_NOT_ENOUGH_BROKERS: ErrorCode.ValueType  # 35
 """There are too few usable brokers to place the replicas."""
 ERROR_CODE_LIMIT_EXCEEDED: ErrorCode.ValueType  # 36
 """A limit on the number of topics or partitions would be passed."""
+ERROR_CODE_TRANSACTION_COORDINATOR_FENCED: ErrorCode.ValueType  # 37
+"""The end of a transaction came from a coordinator that was replaced by one with a higher epoch."""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 @_typing.final

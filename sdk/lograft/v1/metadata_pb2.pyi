@@ -31,6 +31,7 @@ class Broker(_message.Message):
     RACK_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    OFFLINE_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """Node id."""
     host: _builtins.str
@@ -43,6 +44,10 @@ class Broker(_message.Message):
     """True while the broker may not lead: it is starting, stopping, or its heartbeats are missed."""
     broker_epoch: _builtins.int
     """Epoch of its registration."""
+    @_builtins.property
+    def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Ids of its log directories that have failed, 16 bytes each: it does not serve the partitions in them."""
+
     def __init__(
         self,
         *,
@@ -52,10 +57,11 @@ class Broker(_message.Message):
         rack: _builtins.str = ...,
         fenced: _builtins.bool = ...,
         broker_epoch: _builtins.int = ...,
+        offline_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "port", b"port", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,6 +57,7 @@ class ErrorCode(enum.IntEnum):
     METADATA_NOT_REACHED = 34
     NOT_ENOUGH_BROKERS = 35
     LIMIT_EXCEEDED = 36
+    TRANSACTION_COORDINATOR_FENCED = 37
 
     @property
     def retriable(self) -> bool:

@@ -56,9 +56,17 @@ class _ThreadCompressor(threading.local):
 _thread = _ThreadCompressor()
 
 
-def compress(data: BytesLike) -> bytes:
-    """Compress bytes into one zstd frame that states its content size."""
-    return _thread.compressor.compress(data)
+def compress(data: BytesLike, level: int = ZSTD_LEVEL) -> bytes:
+    """Compress bytes into one zstd frame that states its content size.
+
+    Args:
+        data: the bytes.
+        level: 1 to `limits.MAX_ZSTD_LEVEL`, inclusive.
+    """
+    if level == ZSTD_LEVEL:
+        return _thread.compressor.compress(data)
+    # Not kept: the context of a high level takes tens of megabytes.
+    return zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True).compress(data)
 
 
 def inflate(frame: BytesLike, max_bytes: int) -> bytes:

@@ -9,13 +9,14 @@ Big-endian; field for field the layout of Kafka's RecordBatch v2. `magic` is 16 
     12     4    int32  leader_epoch        base_offset and this one lie outside the CRC: the leader stamps them in place
     16     1    int8   magic               16
     17     4    uint32 crc                 CRC-32C of bytes 21 to the end
-    21     2    int16  attributes          bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete
-    horizon; others 0 23     4    int32  last_offset_delta
+    21     2    int16  attributes          bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon,
+                                           7 abort; others 0
+    23     4    int32  last_offset_delta
     27     8    int64  base_timestamp_ms
     35     8    int64  max_timestamp_ms
     43     8    int64  producer_id         -1: none
     51     2    int16  producer_epoch      -1: none
-    53     4    int32  base_sequence       -1: none; wraps from 2**31 - 1 to 0
+    53     4    int32  base_sequence       -1: none; wraps from 2**31 - 1 to 0; in the end of a transaction: coordinator epoch
     57     4    int32  record_count        0: a filler, which covers offsets that compaction emptied (`filler.py`)
     61     ...         payload             lograft.v1.Records, as it is or as one zstd frame
 
@@ -54,6 +55,7 @@ ABORT_BIT = 0x80
 """Set in the control batch that ends a transaction without effect, beside the control and transactional bits; not in Kafka,
 which says it in the payload: here headers alone must tell which records count."""
 
+_TRANSACTION_END = TRANSACTIONAL_BIT | CONTROL_BIT
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qii")
 _BASE_OFFSET = struct.Struct(">q")
@@ -122,6 +124,14 @@ class BatchHeader(NamedTuple):
     def is_abort(self) -> bool:
         """True for the control batch that ends a transaction without effect."""
         return bool(self.attributes & ABORT_BIT)
+
+    @property
+    def coordinator_epoch(self) -> int:
+        """Epoch of the coordinator that wrote this end of a transaction; -1: not known, or the batch is no such end.
+
+        It stands where other batches have their sequence, so that headers alone tell it; the end of a transaction has none.
+        """
+        return self.base_sequence if self.attributes & _TRANSACTION_END == _TRANSACTION_END else -1
 
     @property
     def is_filler(self) -> bool:

@@ -36,6 +36,9 @@ Such payloads go through the generated parser, which may take twenty times their
 MAX_ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 """Largest window of a zstd frame without a content size (RFC 8878 section 3.1.1.1.2 recommends support up to 8 MB)."""
 
+MAX_ZSTD_LEVEL = 19
+"""The highest zstd level, inclusive; those above it use windows over `MAX_ZSTD_WINDOW_BYTES`."""
+
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 """Largest timestamp of a record: the last millisecond of the year 9999. The smallest is 0 (1970-01-01 UTC).
 

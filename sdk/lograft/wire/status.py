@@ -57,6 +57,7 @@ STATUS_CODES: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.DATA_LOSS: grpc.StatusCode.DATA_LOSS,
     ErrorCode.OUT_OF_ORDER_SEQUENCE: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.PRODUCER_FENCED: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorCode.TRANSACTION_COORDINATOR_FENCED: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.OUTCOME_UNKNOWN: grpc.StatusCode.UNKNOWN,
     ErrorCode.TIMED_OUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     ErrorCode.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -25,6 +25,7 @@ def _look_up(buffers: TopicBuffers, key: bytes) -> int:
 
 
 def test_a_key_gets_the_same_partition_as_in_bulk_whether_it_is_kept_or_not() -> None:
+    """One rule for keys, looked up or computed."""
     buffers = _topic(7)
     keys = [b"%d" % index for index in range(500)] * 2
     assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 7, keyless=-1)
@@ -32,6 +33,7 @@ def test_a_key_gets_the_same_partition_as_in_bulk_whether_it_is_kept_or_not() ->
 
 
 def test_a_bounded_number_of_keys_is_kept_and_the_others_are_found_all_the_same() -> None:
+    """The first keys stay; a stream of ever new keys costs no more memory."""
     buffers = _topic(3)
     keys = [b"%d" % index for index in range(MAX_KEPT_KEYS + 100)]
     assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 3, keyless=-1)
@@ -40,6 +42,7 @@ def test_a_bounded_number_of_keys_is_kept_and_the_others_are_found_all_the_same(
 
 
 def test_long_keys_are_not_kept() -> None:
+    """The bytes of the kept keys are bounded too."""
     buffers = _topic(3)
     keys = [bytes(MAX_KEPT_KEY_BYTES), bytes(MAX_KEPT_KEY_BYTES + 1)]
     assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 3, keyless=-1)
@@ -47,6 +50,7 @@ def test_long_keys_are_not_kept() -> None:
 
 
 def test_keys_go_by_the_new_count_after_partitions_were_added() -> None:
+    """What was kept before does not count any more."""
     buffers = _topic(3)
     keys = [b"%d" % index for index in range(100)]
     for key in keys:

@@ -21,7 +21,7 @@ from storage.tests.inspect.logs import (
     segment_path,
     segments,
 )
-from storage.tests.inspect.test_formats import IDLE, PRODUCER, TRANSACTIONS, snapshot
+from storage.tests.inspect.test_formats import COORDINATORS, IDLE, PRODUCER, TRANSACTIONS, snapshot
 
 
 @pytest.fixture
@@ -228,3 +228,6 @@ def test_dump_of_a_snapshot_with_transactions(tmp_path: Path) -> None:
     found = rows("dump", path)
     assert [row["base_offset"] for row in found if row["type"] == "window_batch"] == [40, None]
     assert [row["state"] for row in found if row["type"] == "transaction"] == ["open", "aborted"]
+    path.write_bytes(snapshot(b"\0\0\0\1" + PRODUCER + TRANSACTIONS + COORDINATORS))
+    coordinators = [row for row in rows("dump", path) if row["type"] == "coordinator"]
+    assert [(row["producer_id"], row["coordinator_epoch"]) for row in coordinators] == [(7, 2), (9, 3)]

@@ -14,6 +14,7 @@ from storage.epochs import EpochStart
 from storage.inspect.formats import (
     NO_TRANSACTIONS,
     AbortedTransaction,
+    CoordinatorEpoch,
     MalformedError,
     OpenTransaction,
     TransactionsView,
@@ -65,6 +66,7 @@ def snapshot(body: bytes, *, version: int = 2) -> bytes:
 PRODUCER = struct.pack(">qhhq", 7, 1, 1, 55) + struct.pack(">iqi", 3, 40, 2)
 IDLE = struct.pack(">qhhq", 9, 2, 0, 0)
 TRANSACTIONS = struct.pack(">qiiqqqqq", 60, 1, 1, 7, 50, 9, 10, 20)
+COORDINATORS = struct.pack(">iqiqi", 2, 7, 2, 9, 3)
 
 
 def test_indexes_are_read() -> None:
@@ -101,6 +103,8 @@ def test_snapshots_are_read() -> None:
     assert first.batches == (WindowBatch(3, 40, 2),)
     assert second.batches == ()
     assert found.transactions == TransactionsView(60, (OpenTransaction(7, 50),), (AbortedTransaction(9, 10, 20),))
+    known = parse_snapshot(snapshot(struct.pack(">i", 1) + PRODUCER + TRANSACTIONS + COORDINATORS)).transactions
+    assert known == found.transactions._replace(coordinators=(CoordinatorEpoch(7, 2), CoordinatorEpoch(9, 3)))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,8 @@ def test_snapshots_are_read() -> None:
         (snapshot(struct.pack(">i", 0))[:-1] + b"\1", "CRC"),
         (snapshot(struct.pack(">i", 1) + PRODUCER[:-1]), "ends inside"),
         (snapshot(struct.pack(">i", 1) + PRODUCER + TRANSACTIONS[:-1]), "ends inside"),
-        (snapshot(struct.pack(">i", 1) + PRODUCER + TRANSACTIONS + b"x"), "1 bytes follow"),
+        (snapshot(struct.pack(">i", 1) + PRODUCER + TRANSACTIONS + b"x"), "ends inside"),
+        (snapshot(struct.pack(">i", 1) + PRODUCER + TRANSACTIONS + COORDINATORS + b"x"), "1 bytes follow"),
         (snapshot(struct.pack(">i", 2) + IDLE + PRODUCER), "do not ascend"),
         (snapshot(struct.pack(">i", 2) + IDLE + IDLE), "do not ascend"),
         (snapshot(struct.pack(">i", 1) + struct.pack(">qhhq", 9, 2, 17, 0)), "17 batches"),

@@ -12,6 +12,7 @@ from storage.inspect.findings import LogReport
 from storage.inspect.formats import (
     NO_TRANSACTIONS,
     AbortedTransaction,
+    CoordinatorEpoch,
     OpenTransaction,
     SnapshotFile,
     TransactionsView,
@@ -120,6 +121,14 @@ def test_end_of_a_transaction_fences_older_epochs() -> None:
     assert replay.contradiction(entry(producer_epoch=2), 3) is None
 
 
+def test_coordinator_epoch_is_no_sequence() -> None:
+    """The end of a transaction has it where data has its sequence, and is no batch of the window."""
+    replay = ProducerReplay(0)
+    replay.batch(produced(0, 0))
+    replay.batch(produced(1, 7)._replace(attributes=CONTROL_BIT | TRANSACTIONAL_BIT))
+    assert replay.contradiction(entry((0, 0, 0)), 2) is None
+
+
 @pytest.mark.parametrize(
     ("transactions", "word"),
     [
@@ -127,6 +136,8 @@ def test_end_of_a_transaction_fences_older_epochs() -> None:
         (TransactionsView(9, (OpenTransaction(1, 9),), ()), "open transaction"),
         (TransactionsView(9, (), (AbortedTransaction(1, 1, 5), AbortedTransaction(1, 2, 4))), "do not ascend"),
         (TransactionsView(9, (), (AbortedTransaction(1, 1, 9),)), "do not ascend"),
+        (TransactionsView(9, (), (), (CoordinatorEpoch(2, 0), CoordinatorEpoch(1, 0))), "coordinators"),
+        (TransactionsView(9, (), (), (CoordinatorEpoch(2, -1),)), "coordinators"),
     ],
 )
 def test_impossible_transactions_of_a_snapshot(transactions: TransactionsView, word: str) -> None:

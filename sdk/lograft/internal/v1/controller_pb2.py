@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$lograft/internal/v1/controller.proto\x12\x13lograft.internal.v1\"\xd5\x01\n\x15RegisterBrokerRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x03 \x01(\x0c\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x12\x0c\n\x04rack\x18\x06 \x01(\t\x12\x19\n\x11log_directory_ids\x18\x07 \x03(\x0c\x12\x38\n\rfeature_level\x18\x08 \x01(\x0b\x32!.lograft.internal.v1.FeatureRange\"4\n\x0c\x46\x65\x61tureRange\x12\x11\n\tmin_level\x18\x01 \x01(\x05\x12\x11\n\tmax_level\x18\x02 \x01(\x05\"i\n\x16RegisterBrokerResponse\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\x03\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\x05\x12\x1a\n\x12session_timeout_ms\x18\x03 \x01(\x05\"\x93\x01\n\x10HeartbeatRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x17\n\x0fmetadata_offset\x18\x04 \x01(\x03\x12\x12\n\nwant_fence\x18\x05 \x01(\x08\x12\x15\n\rwant_shutdown\x18\x06 \x01(\x08\"O\n\x11HeartbeatResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\x11\n\tcaught_up\x18\x02 \x01(\x08\x12\x17\n\x0fshould_shutdown\x18\x03 \x01(\x08\"Y\n\x1a\x41llocateProducerIdsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\"G\n\x1b\x41llocateProducerIdsResponse\x12\x19\n\x11\x66irst_producer_id\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x32\xd8\x02\n\x11\x43ontrollerService\x12i\n\x0eRegisterBroker\x12*.lograft.internal.v1.RegisterBrokerRequest\x1a+.lograft.internal.v1.RegisterBrokerResponse\x12^\n\tHeartbeat\x12%.lograft.internal.v1.HeartbeatRequest\x1a&.lograft.internal.v1.HeartbeatResponse(\x01\x30\x01\x12x\n\x13\x41llocateProducerIds\x12/.lograft.internal.v1.AllocateProducerIdsRequest\x1a\x30.lograft.internal.v1.AllocateProducerIdsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$lograft/internal/v1/controller.proto\x12\x13lograft.internal.v1\"\x89\x02\n\x15RegisterBrokerRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x03 \x01(\x0c\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x12\x0c\n\x04rack\x18\x06 \x01(\t\x12\x19\n\x11log_directory_ids\x18\x07 \x03(\x0c\x12\x38\n\rfeature_level\x18\x08 \x01(\x0b\x32!.lograft.internal.v1.FeatureRange\x12\x1d\n\x10\x63lean_stop_epoch\x18\t \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_clean_stop_epoch\"4\n\x0c\x46\x65\x61tureRange\x12\x11\n\tmin_level\x18\x01 \x01(\x05\x12\x11\n\tmax_level\x18\x02 \x01(\x05\"i\n\x16RegisterBrokerResponse\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\x03\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\x05\x12\x1a\n\x12session_timeout_ms\x18\x03 \x01(\x05\"\xb6\x01\n\x10HeartbeatRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x17\n\x0fmetadata_offset\x18\x04 \x01(\x03\x12\x12\n\nwant_fence\x18\x05 \x01(\x08\x12\x15\n\rwant_shutdown\x18\x06 \x01(\x08\x12!\n\x19offline_log_directory_ids\x18\x07 \x03(\x0c\"O\n\x11HeartbeatResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\x11\n\tcaught_up\x18\x02 \x01(\x08\x12\x17\n\x0fshould_shutdown\x18\x03 \x01(\x08\"Y\n\x1a\x41llocateProducerIdsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\"G\n\x1b\x41llocateProducerIdsResponse\x12\x19\n\x11\x66irst_producer_id\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\x32\xd8\x02\n\x11\x43ontrollerService\x12i\n\x0eRegisterBroker\x12*.lograft.internal.v1.RegisterBrokerRequest\x1a+.lograft.internal.v1.RegisterBrokerResponse\x12^\n\tHeartbeat\x12%.lograft.internal.v1.HeartbeatRequest\x1a&.lograft.internal.v1.HeartbeatResponse(\x01\x30\x01\x12x\n\x13\x41llocateProducerIds\x12/.lograft.internal.v1.AllocateProducerIdsRequest\x1a\x30.lograft.internal.v1.AllocateProducerIdsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,19 +32,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lograft.internal.v1.control
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REGISTERBROKERREQUEST']._serialized_start=62
-  _globals['_REGISTERBROKERREQUEST']._serialized_end=275
-  _globals['_FEATURERANGE']._serialized_start=277
-  _globals['_FEATURERANGE']._serialized_end=329
-  _globals['_REGISTERBROKERRESPONSE']._serialized_start=331
-  _globals['_REGISTERBROKERRESPONSE']._serialized_end=436
-  _globals['_HEARTBEATREQUEST']._serialized_start=439
-  _globals['_HEARTBEATREQUEST']._serialized_end=586
-  _globals['_HEARTBEATRESPONSE']._serialized_start=588
-  _globals['_HEARTBEATRESPONSE']._serialized_end=667
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=669
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=758
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=760
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=831
-  _globals['_CONTROLLERSERVICE']._serialized_start=834
-  _globals['_CONTROLLERSERVICE']._serialized_end=1178
+  _globals['_REGISTERBROKERREQUEST']._serialized_end=327
+  _globals['_FEATURERANGE']._serialized_start=329
+  _globals['_FEATURERANGE']._serialized_end=381
+  _globals['_REGISTERBROKERRESPONSE']._serialized_start=383
+  _globals['_REGISTERBROKERRESPONSE']._serialized_end=488
+  _globals['_HEARTBEATREQUEST']._serialized_start=491
+  _globals['_HEARTBEATREQUEST']._serialized_end=673
+  _globals['_HEARTBEATRESPONSE']._serialized_start=675
+  _globals['_HEARTBEATRESPONSE']._serialized_end=754
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=756
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=845
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=847
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=918
+  _globals['_CONTROLLERSERVICE']._serialized_start=921
+  _globals['_CONTROLLERSERVICE']._serialized_end=1265
 # @@protoc_insertion_point(module_scope)

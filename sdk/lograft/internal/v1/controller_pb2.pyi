@@ -32,6 +32,7 @@ class RegisterBrokerRequest(_message.Message):
     RACK_FIELD_NUMBER: _builtins.int
     LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    CLEAN_STOP_EPOCH_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     broker_id: _builtins.int
@@ -44,6 +45,10 @@ class RegisterBrokerRequest(_message.Message):
     """TCP port that clients use."""
     rack: _builtins.str
     """Rack; empty: none."""
+    clean_stop_epoch: _builtins.int
+    """Epoch of the registration under which the broker last stopped in an orderly way, with all its logs flushed and closed;
+    absent: it does not know. Compared with the epoch of the registration that is replaced.
+    """
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of the log directories, 16 bytes each."""
@@ -63,12 +68,15 @@ class RegisterBrokerRequest(_message.Message):
         rack: _builtins.str = ...,
         log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         feature_level: Global___FeatureRange | None = ...,
+        clean_stop_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["feature_level", b"feature_level"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clean_stop_epoch", b"_clean_stop_epoch", "clean_stop_epoch", b"clean_stop_epoch", "feature_level", b"feature_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "cluster_id", b"cluster_id", "feature_level", b"feature_level", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "port", b"port", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clean_stop_epoch", b"_clean_stop_epoch", "broker_id", b"broker_id", "clean_stop_epoch", b"clean_stop_epoch", "cluster_id", b"cluster_id", "feature_level", b"feature_level", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "port", b"port", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__clean_stop_epoch: _TypeAlias = _typing.Literal["clean_stop_epoch"]  # noqa: Y015
+    _WhichOneofArgType__clean_stop_epoch: _TypeAlias = _typing.Literal["_clean_stop_epoch", b"_clean_stop_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clean_stop_epoch) -> _WhichOneofReturnType__clean_stop_epoch | None: ...
 
 Global___RegisterBrokerRequest: _TypeAlias = RegisterBrokerRequest  # noqa: Y015
 
@@ -140,6 +148,7 @@ class HeartbeatRequest(_message.Message):
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     WANT_FENCE_FIELD_NUMBER: _builtins.int
     WANT_SHUTDOWN_FIELD_NUMBER: _builtins.int
+    OFFLINE_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     broker_id: _builtins.int
@@ -152,6 +161,10 @@ class HeartbeatRequest(_message.Message):
     """True: the broker asks to stay fenced or to be fenced."""
     want_shutdown: _builtins.bool
     """True: the broker asks to shut down in an orderly way."""
+    @_builtins.property
+    def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Ids of its log directories that have failed since it started, 16 bytes each."""
+
     def __init__(
         self,
         *,
@@ -161,10 +174,11 @@ class HeartbeatRequest(_message.Message):
         metadata_offset: _builtins.int = ...,
         want_fence: _builtins.bool = ...,
         want_shutdown: _builtins.bool = ...,
+        offline_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "metadata_offset", b"metadata_offset", "want_fence", b"want_fence", "want_shutdown", b"want_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "metadata_offset", b"metadata_offset", "offline_log_directory_ids", b"offline_log_directory_ids", "want_fence", b"want_fence", "want_shutdown", b"want_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -261,6 +261,8 @@ class BrokerRecord(_message.Message):
     RACK_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
     LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    UNCLEAN_FIELD_NUMBER: _builtins.int
+    OFFLINE_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """Node id."""
     incarnation_id: _builtins.bytes
@@ -275,9 +277,15 @@ class BrokerRecord(_message.Message):
     """Rack; empty: none."""
     fenced: _builtins.bool
     """True while it may not lead."""
+    unclean: _builtins.bool
+    """True after a stop that was not orderly, until the broker has left the in-sync replicas where it may lack records."""
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories, 16 bytes each."""
+
+    @_builtins.property
+    def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Ids of its log directories that have failed, 16 bytes each, ascending."""
 
     def __init__(
         self,
@@ -290,10 +298,12 @@ class BrokerRecord(_message.Message):
         rack: _builtins.str = ...,
         fenced: _builtins.bool = ...,
         log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        unclean: _builtins.bool = ...,
+        offline_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "port", b"port", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,6 +319,8 @@ class BrokerChangeRecord(_message.Message):
     BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
     IN_CONTROLLED_SHUTDOWN_FIELD_NUMBER: _builtins.int
+    UNCLEAN_FIELD_NUMBER: _builtins.int
+    OFFLINE_LOG_DIRECTORIES_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """Node id."""
     broker_epoch: _builtins.int
@@ -317,6 +329,12 @@ class BrokerChangeRecord(_message.Message):
     """New state; absent: unchanged."""
     in_controlled_shutdown: _builtins.bool
     """True while it is leaving in an orderly way; absent: unchanged."""
+    unclean: _builtins.bool
+    """New state of `BrokerRecord.unclean`; absent: unchanged."""
+    @_builtins.property
+    def offline_log_directories(self) -> Global___DirectoryIdList:
+        """All of its log directories that have failed; absent: unchanged."""
+
     def __init__(
         self,
         *,
@@ -324,21 +342,51 @@ class BrokerChangeRecord(_message.Message):
         broker_epoch: _builtins.int = ...,
         fenced: _builtins.bool | None = ...,
         in_controlled_shutdown: _builtins.bool | None = ...,
+        unclean: _builtins.bool | None = ...,
+        offline_log_directories: Global___DirectoryIdList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fenced", b"_fenced", "_in_controlled_shutdown", b"_in_controlled_shutdown", "fenced", b"fenced", "in_controlled_shutdown", b"in_controlled_shutdown"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fenced", b"_fenced", "_in_controlled_shutdown", b"_in_controlled_shutdown", "_unclean", b"_unclean", "fenced", b"fenced", "in_controlled_shutdown", b"in_controlled_shutdown", "offline_log_directories", b"offline_log_directories", "unclean", b"unclean"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fenced", b"_fenced", "_in_controlled_shutdown", b"_in_controlled_shutdown", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "in_controlled_shutdown", b"in_controlled_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fenced", b"_fenced", "_in_controlled_shutdown", b"_in_controlled_shutdown", "_unclean", b"_unclean", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "in_controlled_shutdown", b"in_controlled_shutdown", "offline_log_directories", b"offline_log_directories", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fenced: _TypeAlias = _typing.Literal["fenced"]  # noqa: Y015
     _WhichOneofArgType__fenced: _TypeAlias = _typing.Literal["_fenced", b"_fenced"]  # noqa: Y015
     _WhichOneofReturnType__in_controlled_shutdown: _TypeAlias = _typing.Literal["in_controlled_shutdown"]  # noqa: Y015
     _WhichOneofArgType__in_controlled_shutdown: _TypeAlias = _typing.Literal["_in_controlled_shutdown", b"_in_controlled_shutdown"]  # noqa: Y015
+    _WhichOneofReturnType__unclean: _TypeAlias = _typing.Literal["unclean"]  # noqa: Y015
+    _WhichOneofArgType__unclean: _TypeAlias = _typing.Literal["_unclean", b"_unclean"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fenced) -> _WhichOneofReturnType__fenced | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__in_controlled_shutdown) -> _WhichOneofReturnType__in_controlled_shutdown | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unclean) -> _WhichOneofReturnType__unclean | None: ...
 
 Global___BrokerChangeRecord: _TypeAlias = BrokerChangeRecord  # noqa: Y015
+
+@_typing.final
+class DirectoryIdList(_message.Message):
+    """A list of log directories."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Their ids, 16 bytes each, ascending."""
+
+    def __init__(
+        self,
+        *,
+        directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory_ids", b"directory_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DirectoryIdList: _TypeAlias = DirectoryIdList  # noqa: Y015
 
 @_typing.final
 class RemoveBrokerRecord(_message.Message):

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done again and again for each log directory: room, ballast, and what was set aside.
+
+One directory's trouble does not stop the care for the others. Must not decide what a failed directory ends: the host does.
+Source: docs/storage.md section 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from brokerd.clock import monotonic_ms
+from brokerd.replication.set_aside import SetAside
+from storage.directories import LogDirectories, LogDirectory
+from storage.errors import DiskFailedError, StorageError
+
+logger = logging.getLogger(__name__)
+
+
+class DirectoryCare:
+    """See the module docstring.
+
+    Args:
+        directories: the log directories.
+        now_ms: wall clock, in milliseconds.
+        on_failure: told of a directory that failed.
+    """
+
+    def __init__(
+        self,
+        directories: LogDirectories,
+        *,
+        now_ms: Callable[[], int],
+        on_failure: Callable[[LogDirectory, DiskFailedError], None],
+    ) -> None:
+        self._directories = directories
+        self._on_failure = on_failure
+        self._set_asides = {
+            directory: SetAside(directory.disk, directory.partitions_path, now_ms) for directory in directories
+        }
+
+    async def take_unknown(self, known: set[str]) -> None:
+        """Set aside every partition directory that is not in `known`.
+
+        Raises:
+            StorageError: one could not be renamed.
+        """
+        for set_aside in self._set_asides.values():
+            for name in await asyncio.to_thread(set_aside.take_unknown, known):
+                self._directories.forget(name)
+
+    async def take(self, directory: LogDirectory, name: str) -> None:
+        """Set the directory of a removed partition aside.
+
+        Raises:
+            StorageError: it could not be renamed.
+        """
+        await asyncio.to_thread(self._set_asides[directory].take, name, is_known=True)
+        self._directories.forget(name)
+
+    async def delete_due(self) -> int:
+        """Delete what was set aside long enough ago; return how many directories were deleted."""
+        deleted = 0
+        for directory, set_aside in self._set_asides.items():
+            try:
+                deleted += await asyncio.to_thread(set_aside.delete_due)
+            except StorageError as error:
+                logger.error("set-aside directory not deleted: %s: %s", directory, error)
+        return deleted
+
+    async def tend_space(self) -> None:
+        """Look how much room each directory has, and do what its ballast needs."""
+        for directory in self._directories:
+            if directory.failure is not None:
+                continue
+            try:
+                await asyncio.to_thread(directory.space.tend, monotonic_ms())
+            except DiskFailedError as error:
+                self._on_failure(directory, error)
+            except StorageError as error:
+                logger.error("ballast of a log directory: %s: %s", directory, error)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls about log directories on a real broker with two of them: what they show, and a move under load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from lograft.v1 import admin_pb2
+from lograft.wire.codes import ErrorCode
+from lograft.wire.status import parse_rpc_error
+
+from brokerd.tests.support import WAIT_S, Client, connected, refusal
+from brokerd.tests.test_log_directories import start
+
+VALUE_BYTES = 2_000
+"""Enough for a few segments in a hundred records."""
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    """A client of a broker with two log directories."""
+    server = await start(tmp_path, more=("second",))
+    try:
+        async with connected(server) as connection:
+            yield connection
+    finally:
+        await server.stop()
+
+
+async def describe(client: Client) -> admin_pb2.DescribeLogDirectoriesResponse:
+    request = admin_pb2.DescribeLogDirectoriesRequest(with_replicas=True)
+    return await client.admin.DescribeLogDirectories(request, timeout=WAIT_S)
+
+
+async def move(client: Client, directory_id: bytes, *, topic: str = "t", cluster_id: str = "") -> None:
+    request = admin_pb2.MoveReplicaRequest(cluster_id=cluster_id, topic=topic, partition=0, directory_id=directory_id)
+    await client.admin.MoveReplica(request, timeout=WAIT_S)
+
+
+async def append(client: Client, number: int) -> bool:
+    """Append one record; False if it came in the switch."""
+    try:
+        await client.append("t", [b"%d" % number + bytes(VALUE_BYTES)], partition=0)
+    except grpc.aio.AioRpcError as error:
+        if parse_rpc_error(error).code is not ErrorCode.LEADER_NOT_AVAILABLE:
+            raise
+        return False
+    return True
+
+
+async def values(client: Client, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        found += [record.value for record in (await client.read("t", 0, len(found))).records]
+    return found
+
+
+async def test_replica_is_moved_while_it_is_written(client: Client) -> None:
+    """Every acknowledged record is in the new place, in order, and the old place is empty."""
+    await client.create_topic("t", 1, segment_bytes="65536")
+    count = 0
+    while count < 100:
+        count += await append(client, count)
+    before = await describe(client)
+    assert before.broker_id == 1
+    assert [directory.state for directory in before.directories] == [admin_pb2.LOG_DIRECTORY_STATE_FREE] * 2
+    assert not before.moves
+    source, target = sorted(before.directories, key=lambda directory: -directory.replica_count)
+    assert [(name.topic, name.partition) for name in source.replicas] == [("t", 0)]
+    await move(client, target.directory_id)
+    await move(client, target.directory_id)
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            count += await append(client, count)
+            after = await describe(client)
+            if after.moves[0].state >= admin_pb2.REPLICA_MOVE_STATE_DONE:
+                break
+    count += await append(client, count)
+    (done,) = after.moves
+    assert (done.topic, done.partition, done.problem) == ("t", 0, "")
+    assert done.state == admin_pb2.REPLICA_MOVE_STATE_DONE
+    assert (done.source_directory_id, done.target_directory_id) == (source.directory_id, target.directory_id)
+    assert done.copied_bytes >= done.size_bytes > 100 * VALUE_BYTES
+    assert {directory.path: directory.replica_count for directory in after.directories} == {
+        source.path: 0,
+        target.path: 1,
+    }
+    assert await values(client, count) == [b"%d" % number + bytes(VALUE_BYTES) for number in range(count)]
+
+
+async def test_moves_of_what_is_not_there_are_refused(client: Client) -> None:
+    """Unknown topic, directory and cluster, and an id that is none."""
+    await client.create_topic("t", 1)
+    directory_id = (await describe(client)).directories[0].directory_id
+    assert (await refusal(move(client, directory_id, topic="u"))).code is ErrorCode.UNKNOWN_TOPIC
+    assert (await refusal(move(client, bytes(16)))).code is ErrorCode.INVALID_REQUEST
+    assert (await refusal(move(client, b"short"))).code is ErrorCode.INVALID_REQUEST
+    assert (await refusal(move(client, directory_id, cluster_id="other"))).code is ErrorCode.WRONG_CLUSTER
