@@ -13,7 +13,7 @@ INPUT ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum kill-broker fuzz crash corrupt bench clean
+        kill-quorum kill-broker fuzz crash corrupt realdisk bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ crash: $(INSTALLED) ## Log engine: crash at every call of the disk, RUNS=n runs 
 
 corrupt: $(INSTALLED) ## Log engine: N=n random damages to real directories; never wrong bytes, never a silent gap
 	$(BIN)/python -m integration_tests.storage_faults.corrupt --cases $(N)
+
+realdisk: $(INSTALLED) ## Log engine: a full tmpfs, a failing fsync, and kill -9 in a loop under load, ROUNDS=n times
+	$(BIN)/python -m integration_tests.storage_faults.real_disk $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS))
 
 bench: $(INSTALLED) ## Throughput and latency beside their ceilings; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.run

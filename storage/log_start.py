@@ -14,7 +14,7 @@ Source: docs/storage.md section 3.
 
 from __future__ import annotations
 
-from .checkpoints import replace_file
+from .checkpoints import parent_of, replace_file
 from .env import SECTOR_BYTES, Disk
 from .errors import FileMissingError
 from .names import LOG_START_FILE
@@ -62,7 +62,7 @@ class LogStartFile:
         return loaded
 
     def sync(self) -> None:
-        """Put what was read on stable storage.
+        """Put what was read, and its name, on stable storage.
 
         A process that died before the sync left it in the page cache only; recovery removes segments because of it.
 
@@ -76,6 +76,8 @@ class LogStartFile:
             file.sync()
         finally:
             file.close()
+        # The first form was renamed into place: nothing says that the process lived to sync that.
+        self._disk.sync_directory(parent_of(self._path))
 
     def write_synced(self, offset: int) -> None:
         """Put a log start on stable storage, in both slots.

@@ -55,6 +55,7 @@ class Rebuilt:
         end: where the batches end.
         cut: True if the judge ended the segment there.
         damaged: damaged ranges that were not known before.
+        widened: known ranges, and where each begins now: the batches before it end earlier than they did (first byte, inclusive).
         read_bytes: bytes read.
     """
 
@@ -62,6 +63,7 @@ class Rebuilt:
     end: Boundary
     cut: bool
     damaged: tuple[DamagedRange, ...]
+    widened: tuple[tuple[DamagedRange, int], ...]
     read_bytes: int
 
 
@@ -76,6 +78,7 @@ class SegmentRebuild:
         self._size_bytes = size_bytes
         self._damaged = list(known)
         self._found: list[DamagedRange] = []
+        self._widened: list[tuple[DamagedRange, int]] = []
         self._plan = plan
         self._index = SegmentIndex(base_offset)
         self._at = Boundary(base_offset, 0)
@@ -88,6 +91,9 @@ class SegmentRebuild:
         while not cut:
             known = next((d for d in self._damaged if d.base_offset >= self._at.offset), None)
             if known is not None and known.base_offset == self._at.offset:
+                if self._at.position < known.position:
+                    # The bytes between are nobody's: no reader shall walk into them.
+                    self._widened.append((known, self._at.position))
                 self._at = Boundary(known.end_offset, min(known.end_position, self._size_bytes))
                 continue
             end = self._end_of_span(known)
@@ -106,6 +112,7 @@ class SegmentRebuild:
             end=self._at,
             cut=cut,
             damaged=tuple(self._found),
+            widened=tuple(self._widened),
             read_bytes=self._read_bytes,
         )
 

@@ -232,6 +232,7 @@ def _verify(chunks: _ChunkReader, task: ScrubTask, differing: frozenset[int]) ->
         required_end=task.end_offset,
         size_bytes=chunks.size,
         known=task.known,
+        keeps_end=True,
     ):
         if isinstance(piece, BadBytes):
             found.append(_found(chunks, task, *piece.start, *piece.end))

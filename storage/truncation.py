@@ -46,7 +46,9 @@ def truncate_suffix(
     # A clean mark would stand again once the file has its old size, before that is synced.
     has_clean_mark = point is not None and point.clean_end is not None
     if end.offset < flushed_offset or has_clean_mark:
-        parts.recovery_point.write_synced(RecoveryPoint(flushed_offset=min(end.offset, flushed_offset)))
+        # Never up: what a removal of the front only calls flushed, below the log start, was not synced.
+        known_offset = flushed_offset if point is None else min(flushed_offset, point.flushed_offset)
+        parts.recovery_point.write_synced(RecoveryPoint(flushed_offset=min(end.offset, known_offset)))
     dropped: list[Segment] = []
     while segments.active.base_offset > end.offset:
         dropped.append(segments.pop())

@@ -19,14 +19,27 @@ from pathlib import Path
 
 from integration_tests.storage_faults.damage import DAMAGES, INDEX_DAMAGES
 from integration_tests.storage_faults.examine import Examination
-from integration_tests.storage_faults.templates import Template, build
-from storage.names import INDEX_SUFFIX, LOG_SUFFIX, RECOVERY_POINT_FILE, TIME_INDEX_SUFFIX
+from integration_tests.storage_faults.templates import PLAN, Kind, Template, build
+from storage.names import (
+    CLEANER_FILE,
+    DAMAGE_FILE,
+    EPOCH_FILE,
+    INDEX_SUFFIX,
+    LOG_START_FILE,
+    LOG_SUFFIX,
+    RECOVERY_POINT_FILE,
+    SEAL_SUFFIX,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+)
 from storage.testing.mutants import Mutant, applied
 
-TEMPLATES = 12
 DEFAULT_CASES = 10_000
 PROBLEMS_SHOWN = 20
-
+LOG_SUFFIXES = (LOG_SUFFIX, SWAP_SUFFIX)
+"""Files that hold batches: half of all damage."""
+SMALL_FILES = (RECOVERY_POINT_FILE, LOG_START_FILE, EPOCH_FILE, CLEANER_FILE, DAMAGE_FILE)
+"""Files of which there is one: with the seals, a quarter of all damage."""
 
 MUTANT_FIRST_SEED = 5_000
 MUTANT_CASES = 1_500
@@ -47,8 +60,9 @@ def damage_copy(template: Template, path: Path, rng: random.Random) -> dict[str,
     done: dict[str, str] = {}
     for _ in range(rng.choice((1, 1, 1, 2))):
         files = [file for file in sorted(path.iterdir()) if file.stat().st_size > 0]
-        logs = [file for file in files if file.suffix == LOG_SUFFIX]
-        file = rng.choice(logs if rng.randrange(2) else files)
+        logs = [file for file in files if file.suffix in LOG_SUFFIXES]
+        beside = [file for file in files if file.suffix == SEAL_SUFFIX or file.name in SMALL_FILES]
+        file = rng.choice(rng.choice((logs, logs, files, beside)))
         # A whole older recovery point is a lost write of the one file that says what was flushed: nothing can tell.
         older = template.older / file.name
         older_content = older.read_bytes() if older.exists() and file.name != RECOVERY_POINT_FILE else b""
@@ -57,7 +71,7 @@ def damage_copy(template: Template, path: Path, rng: random.Random) -> dict[str,
         changed = damage(rng, content, older_content)
         if changed != content:
             file.write_bytes(changed)
-            done[file.name] = damage.__name__
+            done[file.name] = f"{done[file.name]}, {damage.__name__}" if file.name in done else damage.__name__
     return done
 
 
@@ -80,7 +94,7 @@ def run_case(templates: list[Template], root: Path, seed: int, into: CorruptionR
 
 def build_templates(root: Path) -> list[Template]:
     """Write all templates below an existing empty directory."""
-    return [build(root, number) for number in range(TEMPLATES)]
+    return [build(root, number) for number in range(len(PLAN))]
 
 
 def run(
@@ -97,8 +111,10 @@ def run(
 
 def find(mutant: Mutant, root: Path, templates: list[Template]) -> str | None:
     """Return what the corruption run says about a mutant, None if it finds nothing."""
+    # Their faults show in plain logs, and sooner.
+    plain = [template for template in templates if template.kind is Kind.PLAIN]
     with applied(mutant):
-        done = run(root, templates, first_seed=MUTANT_FIRST_SEED, cases=MUTANT_CASES, stop_at_problem=True)
+        done = run(root, plain, first_seed=MUTANT_FIRST_SEED, cases=MUTANT_CASES, stop_at_problem=True)
     return f"seed {done.problems[0][0]}, {done.problems[0][1]}: {done.problems[0][2]}" if done.problems else None
 
 

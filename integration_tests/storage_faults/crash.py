@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make crash`: every crash point of every scenario, the long model run, and the mutants that these proofs must find.
+"""`make crash`: every crash point of every operation and scenario, the long model run, and the mutants that these proofs must find.
 
-Prints the points of each operation, then runs and seconds of the model, then one line for each mutant and its finder. Ends with 1
-if a crash left an illegal log, a run broke a law, or a mutant was not found.
+Prints a table operation / points / crashes / crashes of the openings that followed, the points of the scenarios, then runs and
+seconds of the model, then one line for each mutant and its finder. Ends with 1 if a crash left an illegal log, a run broke a law, or a
+mutant was not found.
 """
 
 from __future__ import annotations
@@ -15,24 +16,33 @@ from collections import Counter
 from pathlib import Path
 
 from integration_tests.storage_faults import corrupt
+from integration_tests.storage_faults.directory_operations import DIRECTORY_OPERATIONS
+from integration_tests.storage_faults.enumeration import IllegalStateError, crash_operation
+from integration_tests.storage_faults.operations import OPERATIONS
 from storage.testing import model_run, mutants
 from storage.testing.crash_points import SCENARIOS, IllegalLogError, crash_everywhere
 from storage.testing.mutants import MUTANTS, Finder
 
 SEEDS = 4
 RECOVERY_EVERY = 10
+OPERATION_SEEDS = 2
+OPERATION_RECOVERY_EVERY = 7
+"""The opening after every so many crashes of a named operation is crashed too."""
+ALL_OPERATIONS = (*OPERATIONS, *DIRECTORY_OPERATIONS)
 RUNS = 1_000
 STEPS = 200
 
 
-def enumerate_points(*, seeds: int, recovery_every: int) -> bool:
+def enumerate_points(*, seeds: int, recovery_every: int, point_every: int = 1) -> bool:
     """Crash everywhere and print the points of each operation; True if all logs were legal."""
     points: Counter[str] = Counter()
     crashes = 0
     started_s = time.monotonic()
     for scenario, settings in SCENARIOS.items():
         try:
-            enumerated = crash_everywhere(scenario, settings, seeds=seeds, recovery_every=recovery_every)
+            enumerated = crash_everywhere(
+                scenario, settings, seeds=seeds, recovery_every=recovery_every, point_every=point_every
+            )
         except IllegalLogError as error:
             print(f"crash points: ILLEGAL in {scenario.__name__}: {error}")
             return False
@@ -46,6 +56,29 @@ def enumerate_points(*, seeds: int, recovery_every: int) -> bool:
     seconds = time.monotonic() - started_s
     print(f"crash points: {points.total()} points, {crashes} crashes, {seconds:.1f} s: all legal")
     return True
+
+
+def enumerate_operations(*, seeds: int, recovery_every: int, point_every: int = 1) -> bool:
+    """Crash every named operation everywhere and print the table; True if all was legal."""
+    totals = [0, 0, 0]
+    is_legal = True
+    started_s = time.monotonic()
+    print(f"{'operation':30} {'points':>7} {'crashes':>8} {'openings crashed':>17}  legal")
+    for operation in ALL_OPERATIONS:
+        try:
+            counted = crash_operation(operation, seeds=seeds, recovery_every=recovery_every, point_every=point_every)
+        except IllegalStateError as error:
+            print(f"{operation.name:30} {'':34}  ILLEGAL: {error}", flush=True)
+            is_legal = False
+            continue
+        counts = (counted.points, counted.crashes, counted.second_crashes)
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
+        print(f"{operation.name:30} {counts[0]:7d} {counts[1]:8d} {counts[2]:17d}  all", flush=True)
+    seconds = time.monotonic() - started_s
+    print(
+        f"{'all':30} {totals[0]:7d} {totals[1]:8d} {totals[2]:17d}  {'all' if is_legal else 'NOT ALL'}, {seconds:.1f} s"
+    )
+    return is_legal
 
 
 def run_model(*, runs: int, steps: int) -> bool:
@@ -72,7 +105,7 @@ def find_mutants(root: Path) -> bool:
 
 
 def main() -> int:
-    """Run all three and print; 1 if one failed."""
+    """Run all of them and print; 1 if one failed."""
     parser = argparse.ArgumentParser(description="crash points, model and mutants of the log engine")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="crashes of each random kind at each point")
     parser.add_argument("--recovery-every", type=int, default=RECOVERY_EVERY, help="crash the recovery of every n-th")
@@ -80,7 +113,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS)
     arguments = parser.parse_args()
     logging.disable(logging.ERROR)
-    legal = enumerate_points(seeds=arguments.seeds, recovery_every=arguments.recovery_every)
+    legal = enumerate_operations(seeds=OPERATION_SEEDS, recovery_every=OPERATION_RECOVERY_EVERY)
+    legal &= enumerate_points(seeds=arguments.seeds, recovery_every=arguments.recovery_every)
     clean = run_model(runs=arguments.runs, steps=arguments.steps)
     with tempfile.TemporaryDirectory(prefix="lograft-mutants-") as root:
         found = find_mutants(Path(root))

@@ -10,8 +10,9 @@ Laws
     5. Damage of a cache loses nothing and makes no look-up wrong: neither by time, nor epochs, nor idempotence windows.
     6. The log goes on: appends, flushes and opens again say the same about what was there before.
 
-Counted apart, because no CRC can tell: the four bytes of a leader epoch, a whole older batch at its own offset (a lost write; only
-law 1 and 2 hold in such a log), and what stood above the recovery point when the process ended.
+Counted apart, because no CRC can tell: the four bytes of a leader epoch, the eight of a base offset where the batch before is
+damaged too, a whole older batch at its own offset (a lost write; only law 1 and 2 hold in these logs), what stood above the recovery
+point when the process ended, and a log start that went back with its file.
 Source: docs/storage.md sections 2 and 9; docs/storage_format.md section 6.
 """
 
@@ -24,18 +25,23 @@ from pathlib import Path
 
 from lograft.wire.batch import encode_batch, read_header
 
+from integration_tests.storage_faults.scrubbing import scrub_all
 from integration_tests.storage_faults.templates import NOW_MS, Placed, Template, open_log
 from storage.checkpoints import read_lines
 from storage.env_posix import PosixDisk
 from storage.errors import CorruptLogError, DataLossError, StorageError
 from storage.log import Appended, PartitionLog, TimestampAndOffset
-from storage.names import EPOCH_FILE, RECOVERY_POINT_FILE
+from storage.names import EPOCH_FILE, LOG_START_FILE, LOG_SUFFIX, RECOVERY_POINT_FILE, SWAP_SUFFIX
 from storage.recovery_point import decode_slots
 
 EPOCH_START, EPOCH_END = 12, 16
 """Bytes of a batch header that hold the leader epoch."""
 OLDER = "an older whole batch in its place"
+OFFSET_BYTES = 8
+"""First bytes of a batch, that hold its base offset."""
 EPOCH_LOST = "leader epoch not as written"
+OFFSET_LOST = "base offset not as written, beside damage"
+START_LOST = "log start went back: its file is damaged, or an older one"
 SEGMENTS_OVERLAP = "the next one starts at"
 """What the log says when it refuses segments that overlap."""
 LOOK_UPS = 5
@@ -74,7 +80,10 @@ class Examination:
         self._damaged_files = damaged_files
         self._rng = rng
         self._by_offset = {placed.batch.header.base_offset: placed for placed in template.placed}
-        self._contents = {file.name: file.read_bytes() for file in path.glob("*.log")}
+        self._contents = {file.name: file.read_bytes() for file in path.glob(f"*{LOG_SUFFIX}")}
+        # What a finished swap puts in the place of its originals.
+        for file in path.glob(f"*{SWAP_SUFFIX}"):
+            self._contents[file.name.partition("-")[0] + LOG_SUFFIX] = file.read_bytes()
         self._touched = {offset for offset, placed in self._by_offset.items() if self._is_touched(placed)}
         self._promised_end = self._promise()
         epochs = read_lines(PosixDisk(), str(path / EPOCH_FILE))
@@ -91,7 +100,7 @@ class Examination:
 
         Without its recovery point a log that is damaged too promises only what is below the last segment.
         """
-        flushed_offset = self._template.model.flushed_offset
+        flushed_offset = self._template.flushed_offset
         if RECOVERY_POINT_FILE not in self._damaged_files or not self._touched:
             return flushed_offset
         path = self._path / RECOVERY_POINT_FILE
@@ -122,12 +131,14 @@ class Examination:
         log = open_log(self._path)
         if self._rng.randrange(2):
             self._try_look_ups(log)
+        if self._rng.randrange(2):
+            scrub_all(log, now_ms=NOW_MS)
         seen = self._read_all(log)
         self._compare(log, seen)
-        if self.result.counts[OLDER]:
+        if self.result.counts[OLDER] or self.result.counts[OFFSET_LOST]:
             return
         self._check_look_ups(log, seen)
-        if not seen.lost and log.log_end_offset >= self._template.model.end_offset:
+        if not seen.lost and log.log_end_offset >= self._template.end_offset:
             self._check_epochs(log, seen)
             self._check_windows(log)
         self._live_on(log, seen)
@@ -150,10 +161,11 @@ class Examination:
             at = 0
             while at < len(chunk.data):
                 header = read_header(chunk.data, at)
-                if header.base_offset != position or header.next_offset <= position:
+                is_first = position == log.log_start_offset and header.base_offset <= position
+                if (header.base_offset != position and not is_first) or header.next_offset <= position:
                     self._broken(f"a read at {position} returns {header}")
                     return seen
-                seen.served[position] = chunk.data[at : at + header.size_bytes]
+                seen.served[header.base_offset] = chunk.data[at : at + header.size_bytes]
                 at += header.size_bytes
                 position = header.next_offset
             if at != len(chunk.data) or chunk.next_offset != position or not chunk.data:
@@ -163,25 +175,28 @@ class Examination:
 
     def _compare(self, log: PartitionLog, seen: _Seen) -> None:
         """Compare what was served and what was reported as lost with what was written."""
-        model, counts = self._template.model, self.result.counts
-        if log.log_start_offset != model.start_offset:
-            self._broken(f"the log starts at {log.log_start_offset}")
+        template, counts = self._template, self.result.counts
+        if log.log_start_offset != template.start_offset:
+            if LOG_START_FILE in self._damaged_files and log.log_start_offset < template.start_offset:
+                counts[START_LOST] += 1
+            else:
+                self._broken(f"the log starts at {log.log_start_offset}, not at {template.start_offset}")
         if log.log_end_offset < self._promised_end:
             self._broken(f"[{log.log_end_offset}, {self._promised_end}) was flushed and is gone, unreported")
-        end_offset = max([model.end_offset, *(offset + 1 for offset in self._added)])
-        if log.log_end_offset > end_offset:
-            self._broken(f"the log ends at {log.log_end_offset}, only {end_offset} was written")
         for offset, data in seen.served.items():
             self._compare_batch(offset, data)
-        if counts[OLDER]:
+        end_offset = max([template.end_offset, *(offset + 1 for offset in self._added)])
+        if log.log_end_offset > end_offset and not counts[OFFSET_LOST]:
+            self._broken(f"the log ends at {log.log_end_offset}, only {end_offset} was written")
+        if counts[OLDER] or counts[OFFSET_LOST]:
             # Where it ends the log goes on with what does not fit: what is lost there no CRC can tell.
             return
         for offset, placed in self._by_offset.items():
-            if offset in seen.served:
+            if offset in seen.served or placed.batch.header.next_offset <= log.log_start_offset:
                 continue
             if offset >= log.log_end_offset:
                 counts["cut above the recovery point"] += 1
-            elif not any(start <= offset < end for start, end in seen.lost):
+            elif not any(start <= max(offset, log.log_start_offset) < end for start, end in seen.lost):
                 self._broken(f"offset {offset} is neither served nor reported as lost")
             else:
                 self._judge_loss(placed, seen)
@@ -196,8 +211,19 @@ class Examination:
             counts[EPOCH_LOST] += 1
         elif data in self._template.older_batches:
             counts[OLDER] += 1
+        elif self._has_moved_beside_damage(data):
+            counts[OFFSET_LOST] += 1
         else:
             self._broken(f"wrong bytes are served at {offset}: {read_header(data)}")
+
+    def _has_moved_beside_damage(self, data: bytes) -> bool:
+        """Tell whether a batch is served at another offset because its own, and what stands before it, changed."""
+        body = _without_epoch(data)[OFFSET_BYTES:]
+        for offset in self._touched:
+            if _without_epoch(self._by_offset[offset].batch.data)[OFFSET_BYTES:] == body:
+                before = max((each for each in self._by_offset if each < offset), default=None)
+                return before is None or before in self._touched or self._is_known_loss(before)
+        return False
 
     def _judge_loss(self, placed: Placed, seen: _Seen) -> None:
         header = placed.batch.header
@@ -206,23 +232,38 @@ class Examination:
             self.result.counts["lost batches"] += 1
         elif header.base_offset >= self._promised_end:
             self.result.counts["lost above the recovery point"] += 1
-        elif behind is None or header.next_offset in self._touched or self._is_known_loss(header.next_offset):
+        elif (
+            behind is None
+            or header.next_offset in self._touched
+            or self._is_known_loss(header.next_offset)
+            or self._has_garbage_behind(placed)
+        ):
             self.result.counts["intact batches lost with the one behind"] += 1
-        elif self._is_behind_misplaced(header.base_offset, seen):
-            self.result.counts["intact batches lost behind a misplaced one"] += 1
+        elif self._is_beside_misplaced(placed, seen):
+            self.result.counts["intact batches lost beside a misplaced one"] += 1
         else:
             self._broken(f"[{header.base_offset}, {header.next_offset}) is whole and reported as lost")
 
-    def _is_behind_misplaced(self, offset: int, seen: _Seen) -> bool:
-        """Tell whether the batch before is served although its place holds something else: a moved sector has it."""
-        before = max((each for each in self._by_offset if each < offset), default=None)
-        return before is not None and before in self._touched and before in seen.served
+    def _has_garbage_behind(self, placed: Placed) -> bool:
+        """Tell whether a batch is the last one of its file, and the file goes on all the same."""
+        is_last = all(
+            other.position <= placed.position
+            for other in self._by_offset.values()
+            if other.file_name == placed.file_name
+        )
+        return is_last and len(self._contents.get(placed.file_name, b"")) > placed.end_position
+
+    def _is_beside_misplaced(self, placed: Placed, seen: _Seen) -> bool:
+        """Tell whether a batch of the same file is served although its place holds something else: a moved sector has it."""
+        return any(
+            offset in seen.served and self._by_offset[offset].file_name == placed.file_name for offset in self._touched
+        )
 
     def _is_known_loss(self, offset: int) -> bool:
         return any(start <= offset < end for start, end in self._template.known_lost)
 
     def _draw_look_ups(self, log: PartitionLog) -> list[tuple[int, int]]:
-        newest_ms = max(max(placed.batch.timestamps_ms) for placed in self._template.placed)
+        newest_ms = max(max(placed.batch.timestamps_ms, default=0) for placed in self._template.placed)
         return [
             (self._rng.randint(900, newest_ms + 5), self._rng.choice((log.log_end_offset, log.log_end_offset // 2)))
             for _ in range(LOOK_UPS)
@@ -236,19 +277,21 @@ class Examination:
     def _check_look_ups(self, log: PartitionLog, seen: _Seen) -> None:
         for timestamp_ms, end_offset in self._draw_look_ups(log):
             found = log.find_timestamp(timestamp_ms, end_offset=end_offset)
-            expected = self._first_served(seen, timestamp_ms, end_offset)
+            expected = self._first_served(log, seen, timestamp_ms, end_offset)
             if found != expected:
                 self._broken(f"look-up of {timestamp_ms} below {end_offset} finds {found}, not {expected}")
 
-    def _first_served(self, seen: _Seen, timestamp_ms: int, end_offset: int) -> TimestampAndOffset | None:
+    def _first_served(
+        self, log: PartitionLog, seen: _Seen, timestamp_ms: int, end_offset: int
+    ) -> TimestampAndOffset | None:
         """Return the first record so late of all batches that were served."""
         for offset in sorted(seen.served):
             placed = self._by_offset.get(offset)
             if placed is None or placed.batch.header.is_control:
                 continue
-            for delta, record_ms in enumerate(placed.batch.timestamps_ms):
-                if record_ms >= timestamp_ms and offset + delta < end_offset:
-                    return TimestampAndOffset(record_ms, offset + delta)
+            for record in placed.batch.records:
+                if record.timestamp_ms >= timestamp_ms and log.log_start_offset <= record.offset < end_offset:
+                    return TimestampAndOffset(record.timestamp_ms, record.offset)
         return None
 
     def _check_epochs(self, log: PartitionLog, seen: _Seen) -> None:
@@ -264,22 +307,21 @@ class Examination:
         ):
             return
         for offset, placed in self._by_offset.items():
-            if log.epoch_at(offset) != placed.batch.header.leader_epoch:
-                self._broken(
-                    f"offset {offset} has epoch {log.epoch_at(offset)}, not {placed.batch.header.leader_epoch}"
-                )
+            epoch = placed.batch.header.leader_epoch
+            asked = max(offset, self._template.start_offset)
+            if asked < placed.batch.header.next_offset and log.epoch_at(asked) != epoch:
+                self._broken(f"offset {asked} has epoch {log.epoch_at(asked)}, not {epoch}")
                 return
 
     def _check_windows(self, log: PartitionLog) -> None:
         """Nothing was lost: every batch of every window is known when it is sent again."""
         epoch = log.last_epoch or 0
-        for producer_id, window in self._template.model.windows().items():
-            for header in window.batches:
-                data = self._by_offset[header.base_offset].batch.data
-                appended = log.append_as_leader(data, header, leader_epoch=epoch, now_ms=NOW_MS)
-                if appended != Appended(header.base_offset, header.next_offset, True):
-                    self._broken(f"producer {producer_id} sends {header.base_sequence} again: {appended}")
-                    return
+        for batch in self._template.windows:
+            header = batch.header
+            appended = log.append_as_leader(batch.data, header, leader_epoch=epoch, now_ms=NOW_MS)
+            if appended != Appended(header.base_offset, header.next_offset, True):
+                self._broken(f"producer {header.producer_id} sends {header.base_sequence} again: {appended}")
+                return
 
     def _live_on(self, log: PartitionLog, seen: _Seen) -> None:
         """Append, flush, stop in one way or the other, open: the same is served, the same is lost."""

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker said, and what its log must hold after it was ended: the oracle of the proofs with real processes. Pure."""
+"""What a worker said, and what its list must hold after it was ended: the oracle of the proofs with real processes. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+REMOVED = -1
+"""Stands for the generation of a record below the log start."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -11,18 +14,26 @@ class Ledger:
     """Everything that one log was told, over all its workers.
 
     Attributes:
-        generations: the generation of the record at each offset.
+        generations: the generation of the record at each offset, from offset 0 on; `REMOVED` below the log start.
         flushed_offset: acknowledged as flushed, exclusive.
+        start_offset: the log start that was answered last, inclusive.
+        starting_offset: the highest log start that a removal without an answer may have brought; else `start_offset`.
         announced: records of an append that was not answered.
         truncating_to: where a truncation that was not answered cuts; None if there is none.
         lines: how many lines were taken in.
+        removals: answers that moved the log start.
+        problems: what the worker itself found wrong.
     """
 
     generations: list[int] = field(default_factory=list[int])
     flushed_offset: int = 0
+    start_offset: int = 0
+    starting_offset: int = 0
     announced: int = 0
     truncating_to: int | None = None
     lines: int = 0
+    removals: int = 0
+    problems: list[str] = field(default_factory=list[str])
 
     def take(self, line: str, generation: int) -> None:
         """Take in one line of a worker of a generation; the last one may be cut in its middle and is then passed over."""
@@ -40,8 +51,20 @@ class Ledger:
                 self._take_end(int(number), generation)
             case "flushed":
                 self.flushed_offset = int(number)
+            case "delete" | "retain":
+                self.starting_offset = max(self.start_offset, int(number))
+            case "start":
+                self._take_start(int(number))
+            case "problem":
+                self.problems.append(number)
             case _:
                 pass
+
+    def _take_start(self, start_offset: int) -> None:
+        if not self.start_offset <= start_offset <= self.starting_offset:
+            self.problems.append(f"log start {start_offset}, not in {self.start_offset} to {self.starting_offset}")
+        self.removals += start_offset > self.start_offset
+        self.start_offset = self.starting_offset = start_offset
 
     def _take_end(self, end_offset: int, generation: int) -> None:
         if self.truncating_to is not None:
@@ -51,31 +74,39 @@ class Ledger:
         self.generations += [generation] * (end_offset - len(self.generations))
         self.announced, self.truncating_to = 0, None
 
-    def compare(self, values: list[bytes], generation: int, batch_records_max: int) -> list[str]:
+    def compare(
+        self, values: list[bytes], generation: int, batch_records_max: int, *, start_offset: int = 0
+    ) -> list[str]:
         """Return what is wrong with the values that a log holds after its worker was killed: nothing may be missing.
 
         Args:
-            values: all of them, from offset 0 on.
+            values: all of them, from the log start on.
             generation: of the worker that was killed.
             batch_records_max: records of the largest batch: so far below its target a truncation may cut.
+            start_offset: the log start that was found (inclusive).
         """
         history = self.generations + [generation] * self.announced
         least = len(self.generations)
+        end_offset = start_offset + len(values)
         if self.truncating_to is not None:
             least = max(0, self.truncating_to - batch_records_max)
-        problems: list[str] = []
-        if len(values) < max(least, self.flushed_offset - (batch_records_max if self.truncating_to is not None else 0)):
-            problems.append(f"{len(values)} records are left of {least}, {self.flushed_offset} were flushed")
-        if len(values) not in (len(self.generations), len(history)) and self.truncating_to is None:
-            problems.append(f"{len(values)} records: neither {len(self.generations)} nor {len(history)}")
-        for offset, value in enumerate(values[: len(history)]):
+        problems = list(self.problems)
+        if not self.start_offset <= start_offset <= self.starting_offset:
+            problems.append(f"the log starts at {start_offset}, not in {self.start_offset} to {self.starting_offset}")
+        if end_offset < max(least, self.flushed_offset - (batch_records_max if self.truncating_to is not None else 0)):
+            problems.append(f"the log ends at {end_offset}, not {least}; {self.flushed_offset} were flushed")
+        if end_offset not in (len(self.generations), len(history)) and self.truncating_to is None:
+            problems.append(f"the log ends at {end_offset}: neither {len(self.generations)} nor {len(history)}")
+        for offset, value in enumerate(values[: max(0, len(history) - start_offset)], start_offset):
             if not value.startswith(b"%d/%d/" % (history[offset], offset)):
                 problems.append(f"offset {offset} holds {value[:30]!r}, not generation {history[offset]}")
                 break
         return problems
 
-    def settle(self, values: list[bytes]) -> None:
+    def settle(self, values: list[bytes], *, start_offset: int = 0) -> None:
         """Begin anew with what a reopened log holds: it is all flushed."""
-        self.generations = [int(value.partition(b"/")[0]) for value in values]
-        self.flushed_offset = len(values)
+        self.generations = [REMOVED] * start_offset + [int(value.partition(b"/")[0]) for value in values]
+        self.flushed_offset = len(self.generations)
+        self.start_offset = self.starting_offset = start_offset
         self.announced, self.truncating_to = 0, None
+        self.problems = []

@@ -1,119 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real devices and real processes: a disk that fills up, an fsync that fails, and kill -9 in a loop.
+"""`make realdisk ROUNDS=n`: real devices and real processes: a disk that fills up, an fsync that fails, and kill -9 in a loop.
 
     python -m integration_tests.storage_faults.real_disk --rounds 200
 
-A kill keeps the page cache, so it proves nothing about fsync (the simulated disk does); it proves that no step of the engine, ended
-anywhere, leaves files that the next open cannot read, and that every answer was true.
+Needs no root but for the full disk, which says NOT RUN where it cannot mount. The loop stands in `kill_loop`.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
-from lograft.wire.batch import encode_batch, read_batches, read_header
+from lograft.wire.batch import encode_batch, read_header
 
 from integration_tests.storage_faults import worker
+from integration_tests.storage_faults.kill_loop import END_S, kill_loop, read_values, start_worker
 from integration_tests.storage_faults.ledger import Ledger
 from storage.env_posix import PosixDisk
 from storage.errors import DiskFullError
 from storage.log import LogSettings, PartitionLog
 
-ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_ROUNDS = 200
-ROUNDS_PER_LOG = 20
-"""After so many kills a new log begins, so that reading all of it stays short."""
-LINES_BEFORE_KILL_MAX = 400
-EXTRA_S_MAX = 0.02
-"""The kill comes up to so many seconds after the chosen line."""
-END_S = 60.0
 TMPFS_BYTES = 2 * 1024 * 1024
 FILLER_BYTES = 256 * 1024
 FSYNC_THAT_FAILS = 9
 STRACE = "/usr/bin/strace"
+TRACED = "fdatasync,fsync,syncfs,pwritev,pwrite64,rename,renameat,unlink,unlinkat"
+"""Calls that change something: none of them may come after the failure."""
 MOUNT_SETTINGS = LogSettings(segment_bytes=100_000, index_interval_bytes=1_000)
-
-
-def read_values(log: PartitionLog) -> list[bytes]:
-    """Return all values of a log."""
-    values: list[bytes] = []
-    position = log.log_start_offset
-    while position < log.log_end_offset:
-        chunk = log.read(position, 1_000_000)
-        values += [value or b"" for batch in read_batches(chunk.data) for value in batch.values()]
-        position = chunk.next_offset
-    return values
-
-
-def start_worker(directory: Path, seed: int, generation: int, *prefix: str) -> subprocess.Popen[str]:
-    """Start a worker, behind another command if one is given."""
-    command = [*prefix, sys.executable, "-m", worker.__name__, str(directory), str(seed), str(generation)]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/sdk"}
-    )
-
-
-@dataclass(slots=True, kw_only=True)
-class Kills:
-    """What a kill loop came to."""
-
-    rounds: int = 0
-    lines: int = 0
-    torn_tails: int = 0
-    problems: tuple[str, ...] = ()
-
-
-def kill_loop(root: Path, rounds: int, *, seed: int = 0) -> Kills:
-    """End a worker with SIGKILL so many times, each time at another place; open its log and compare it with the ledger."""
-    done = Kills()
-    ledger = Ledger()
-    for number in range(rounds):
-        if number % ROUNDS_PER_LOG == 0:
-            ledger = Ledger()
-        directory = root / f"killed-{number // ROUNDS_PER_LOG}"
-        rng = random.Random(f"{seed}/{number}")
-        _kill_one(directory, number, ledger, rng)
-        opened = PartitionLog.open(PosixDisk(), str(directory), settings=worker.SETTINGS, now_ms=0)
-        values = read_values(opened.log)
-        problems = ledger.compare(values, number, worker.RECORDS_MAX)
-        if opened.report.damaged:
-            problems.append(f"a kill was taken for damage: {opened.report.damaged}")
-        opened.log.close(clean=rng.randrange(2) == 0)
-        done.rounds += 1
-        done.lines += ledger.lines
-        done.torn_tails += opened.report.cut_offset is not None
-        done.problems += tuple(f"round {number}, seed {seed}: {problem}" for problem in problems)
-        ledger.settle(values)
-        ledger.lines = 0
-    return done
-
-
-def _kill_one(directory: Path, number: int, ledger: Ledger, rng: random.Random) -> None:
-    """Let one worker write for a while, kill it, and take in everything that it said."""
-    process = start_worker(directory, rng.randrange(2**31), number)
-    assert process.stdout is not None, "its output is a pipe"
-    with process.stdout as output:
-        for line in itertools.islice(output, rng.randint(1, LINES_BEFORE_KILL_MAX)):
-            ledger.take(line, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(rng.random() * EXTRA_S_MAX)
-        process.kill()
-        for line in output:
-            ledger.take(line, number)
-    code = process.wait(END_S)
-    assert code == -9, f"the worker ended by itself with {code}"
 
 
 def failing_fsync(root: Path, *, seed: int = 0) -> list[str]:
@@ -127,7 +49,7 @@ def failing_fsync(root: Path, *, seed: int = 0) -> list[str]:
         "-o",
         str(trace),
         "-e",
-        "trace=fdatasync,fsync,syncfs,pwritev,pwrite64",
+        f"trace={TRACED}",
         "-e",
         inject,
     )
@@ -147,14 +69,15 @@ def failing_fsync(root: Path, *, seed: int = 0) -> list[str]:
     if not failed or len(failed) > 1:
         problems.append(f"{len(failed)} calls failed")
     problems += [f"after the failed fsync: {call}" for call in calls[failed[0] + 1 :] if "exited" not in call]
-    opened = PartitionLog.open(PosixDisk(), str(directory), settings=worker.SETTINGS, now_ms=0)
-    problems += ledger.compare(read_values(opened.log), 0, worker.RECORDS_MAX)
-    opened.log.close()
+    path = str(directory / worker.LIST_DIRECTORY)
+    log = PartitionLog.open(PosixDisk(), path, settings=worker.settings_of(0), now_ms=worker.now_ms_of(1)).log
+    problems += ledger.compare(read_values(log), 0, worker.RECORDS_MAX, start_offset=log.log_start_offset)
+    log.close()
     return problems
 
 
 @contextmanager
-def small_disk(root: Path) -> Iterator[tuple[Path, str] | None]:
+def small_disk(root: Path) -> Generator[tuple[Path, str] | None]:
     """Mount a tmpfs of TMPFS_BYTES; gives its path and what it is, or None where mounting is not permitted."""
     path = root / "small"
     path.mkdir()
@@ -218,7 +141,7 @@ def main() -> int:
         root = Path(name)
         with small_disk(root) as mounted:
             if mounted is None:
-                print("full disk: not run, this machine lets nobody mount a tmpfs")
+                print("full disk: NOT RUN, this machine lets nobody mount a tmpfs")
             else:
                 refused, found = fill_up(mounted[0], seed=arguments.seed)
                 print(f"full disk: {mounted[1]}, {refused} calls found no space: {found or 'as it must'}")
@@ -228,12 +151,13 @@ def main() -> int:
             print(f"failing fsync: fdatasync number {FSYNC_THAT_FAILS} gives EIO: {found or 'as it must'}")
             problems += found
         else:
-            print("failing fsync: not run, there is no strace")
+            print("failing fsync: NOT RUN, there is no strace")
         started_s = time.monotonic()
         kills = kill_loop(root, arguments.rounds, seed=arguments.seed)
         print(
-            f"kill -9: {kills.rounds} rounds, {kills.lines} lines of ledger, {kills.torn_tails} torn tails, "
-            f"{time.monotonic() - started_s:.1f} s: {kills.problems or 'nothing lost'}"
+            f"kill -9: {kills.rounds} rounds, {kills.lines} lines of ledger, {kills.removals} removals at the front, "
+            f"{kills.passes} compaction passes; kills left {kills.torn_tails} torn tails, {kills.swaps} swaps to complete, "
+            f"{kills.deleted} times renamed files; {time.monotonic() - started_s:.1f} s: {kills.problems or 'nothing lost'}"
         )
         problems += kills.problems
     return int(bool(problems))

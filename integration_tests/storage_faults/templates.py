@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log directories on a real file system whose every byte is known: what the corruption run makes its copies from.
 
-Each template is a log after one kind of stop, beside an older state of the same directory (before a truncation and other
-appends at the same offsets), from which stale sectors are taken.
+Each template is a log of one kind (plain, with removals at the front, compacted, in the middle of a swap) after one kind of stop,
+beside an older state of the same directory (before a truncation and other appends at the same offsets, before removals and
+compaction), from which stale sectors are taken.
 """
 
 from __future__ import annotations
@@ -10,25 +11,51 @@ from __future__ import annotations
 import random
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 
 from lograft.wire.batch import check_batch, iter_batches, read_header
 from lograft.wire.limits import MAX_BATCH_BYTES
 
+from integration_tests.storage_faults.passes import compact_once
+from integration_tests.storage_faults.scrubbing import scrub_all
 from storage.env_posix import PosixDisk
 from storage.errors import DataLossError
 from storage.log import LogSettings, PartitionIdentity, PartitionLog
+from storage.names import SWAP_SUFFIX
 from storage.testing.log_appends import draw_batch, draw_epoch
 from storage.testing.log_model import LogModel, ModelBatch
 
 SETTINGS = LogSettings(segment_bytes=6_000, index_interval_bytes=400, segment_ms=10**15)
+COMPACTED = replace(SETTINGS, compact=True, min_cleanable_dirty_ratio=0.0)
 IDENTITY = PartitionIdentity(topic_id=bytes(range(16)), partition=3)
 NOW_MS = 5_000
+PASS_MS = 10**13
+"""The clock of a compaction pass: later than every timestamp."""
 BATCHES_BEFORE = 25
 BATCHES_AFTER = 25
 UNFLUSHED_BATCHES = 6
 STOPS = ("clean", "killed", "killed with an unflushed group", "killed with known damage")
+
+
+class Kind(Enum):
+    """What a template holds beside its batches."""
+
+    PLAIN = "plain"
+    REMOVED = "with a log start, renamed files, seals"
+    COMPACTED = "compacted, with fillers, a log start, seals"
+    SWAPPING = "in the middle of a swap"
+
+
+PLAN = (
+    *((Kind.PLAIN, stop) for stop in (*STOPS, *STOPS)),
+    *((Kind.REMOVED, stop) for stop in STOPS),
+    *((Kind.COMPACTED, stop) for stop in STOPS),
+    (Kind.SWAPPING, "killed"),
+    (Kind.SWAPPING, "killed with an unflushed group"),
+)
+"""Kind and stop of every template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +77,28 @@ class Template:
     """One stopped log.
 
     Attributes:
-        name: how it stopped, and its number.
+        name: its number, its kind, and how it stopped.
+        kind: what it holds.
         path: its directory.
         older: an older state of the directory.
-        model: its batches, and how far they are flushed.
-        placed: its batches with their places, ascending.
-        older_batches: bytes of batches of the older state that were truncated later.
+        start_offset: its log start (inclusive).
+        end_offset: its log end (exclusive).
+        flushed_offset: what was acknowledged as flushed (exclusive).
+        placed: its batches with their places after an opening, ascending; the first may lie below the log start.
+        windows: batches of idempotence windows as they were sent, those from the log start on: each is known when sent again.
+        older_batches: bytes of batches of the older state that are gone.
         known_lost: damaged ranges from before, (first offset, end offset).
     """
 
     name: str
+    kind: Kind
     path: Path
     older: Path
-    model: LogModel
+    start_offset: int
+    end_offset: int
+    flushed_offset: int
     placed: tuple[Placed, ...]
+    windows: tuple[ModelBatch, ...]
     older_batches: frozenset[bytes]
     known_lost: tuple[tuple[int, int], ...]
 
@@ -88,9 +123,11 @@ def append_drawn(log: PartitionLog, model: LogModel, rng: random.Random, count: 
 def build(root: Path, number: int) -> Template:
     """Write one template below `root`."""
     rng = random.Random(f"template {number}")
-    stop = STOPS[number % len(STOPS)]
+    kind, stop = PLAN[number]
     path, older, model = root / f"template-{number}", root / f"older-{number}", LogModel()
-    log = open_log(path)
+    disk = _CopyingDisk(root / f"swapping-{number}") if kind is Kind.SWAPPING else PosixDisk()
+    settings = COMPACTED if kind in (Kind.COMPACTED, Kind.SWAPPING) else SETTINGS
+    log = PartitionLog.open(disk, str(path), settings=settings, now_ms=NOW_MS, identity=IDENTITY).log
     append_drawn(log, model, rng, BATCHES_BEFORE)
     log.flush()
     shutil.copytree(path, older)
@@ -101,27 +138,82 @@ def build(root: Path, number: int) -> Template:
     for _ in range(5):
         append_drawn(log, model, rng, BATCHES_AFTER // 5)
         log.flush()
-    model.flushed_offset = model.end_offset
+    flushed_offset = model.end_offset
     if stop == "killed with an unflushed group":
         append_drawn(log, model, rng, UNFLUSHED_BATCHES)
+    _make(kind, log, rng)
+    start_offset = log.log_start_offset
     log.close(clean=stop == "clean")
-    placed = _place(path)
+    if isinstance(disk, _CopyingDisk):
+        path = disk.copy
+    placed = _place_recovered(path, root / "recovered") if kind is Kind.SWAPPING else _place(path)
     known_lost: tuple[tuple[int, int], ...] = ()
     if stop == "killed with known damage":
-        victim = placed[len(placed) // 3]
+        readable = [each for each in placed if each.batch.header.base_offset >= start_offset]
+        victim = readable[len(readable) // 3]
         _flip(path / victim.file_name, victim.end_position - 1)
         known_lost = ((victim.batch.header.base_offset, victim.batch.header.next_offset),)
         _find_damage(path, known_lost[0])
-    assert [each.batch.data for each in placed] == [batch.data for batch in model.batches], "the template is not known"
+    _check_known(kind, placed, model)
+    originals = {batch.header.base_offset: batch for batch in model.batches}
+    windows = [header.base_offset for window in model.windows().values() for header in window.batches]
     return Template(
-        name=f"{number} ({stop})",
+        name=f"{number}, {kind.value} ({stop})",
+        kind=kind,
         path=path,
         older=older,
-        model=model,
+        start_offset=start_offset,
+        end_offset=model.end_offset,
+        flushed_offset=flushed_offset,
         placed=tuple(placed),
-        older_batches=frozenset(before - {batch.data for batch in model.batches}),
+        windows=tuple(originals[offset] for offset in windows if offset >= start_offset),
+        older_batches=frozenset(before - {each.batch.data for each in placed}),
         known_lost=known_lost,
     )
+
+
+class _CopyingDisk(PosixDisk):
+    """Copies the log's directory as it is before the first compacted segment takes its place: as a kill there leaves it."""
+
+    def __init__(self, copy: Path) -> None:
+        super().__init__()
+        self.copy = copy
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Disk.rename`."""
+        if source.endswith(SWAP_SUFFIX) and not self.copy.exists():
+            shutil.copytree(Path(source).parent, self.copy)
+        super().rename(source, target)
+
+
+def _make(kind: Kind, log: PartitionLog, rng: random.Random) -> None:
+    """Do to a log what makes its kind."""
+    if kind in (Kind.COMPACTED, Kind.SWAPPING):
+        compact_once(log, now_ms=PASS_MS)
+    if kind in (Kind.REMOVED, Kind.COMPACTED):
+        log.truncate_prefix(rng.randrange(log.flushed_offset // 3, log.flushed_offset // 2), NOW_MS)
+        scrub_all(log, now_ms=NOW_MS)
+
+
+def _check_known(kind: Kind, placed: list[Placed], model: LogModel) -> None:
+    """Every record stands where it was appended, and nothing is missing that compaction does not take."""
+    records = {record.offset: (record.key, record.value) for batch in model.batches for record in batch.records}
+    found = {record.offset: (record.key, record.value) for each in placed for record in each.batch.records}
+    assert found.items() <= records.items(), "the template holds records of nobody"
+    first_offset = placed[0].batch.header.base_offset
+    if kind in (Kind.PLAIN, Kind.REMOVED):
+        assert set(found) == {offset for offset in records if offset >= first_offset}, "the template has a gap"
+    else:
+        assert len(found) < len(records), "nothing was compacted"
+
+
+def _place_recovered(path: Path, scratch: Path) -> list[Placed]:
+    """Return the batches of a log as they stand after the opening that finishes what was interrupted."""
+    shutil.copytree(path, scratch)
+    open_log(scratch).close(clean=False)
+    placed = _place(scratch)
+    shutil.rmtree(scratch)
+    return placed
 
 
 def _place(path: Path) -> list[Placed]:
@@ -130,8 +222,7 @@ def _place(path: Path) -> list[Placed]:
         content = file.read_bytes()
         for position, header in iter_batches(content):
             data = content[position : position + header.size_bytes]
-            batch = ModelBatch.stamped(data, base_offset=header.base_offset, leader_epoch=header.leader_epoch)
-            found.append(Placed(batch=batch, file_name=file.name, position=position))
+            found.append(Placed(batch=ModelBatch.standing(data), file_name=file.name, position=position))
     return found
 
 

@@ -8,6 +8,7 @@ import pytest
 from integration_tests.storage_faults import crash
 from storage.testing import crash_points
 from storage.testing.mutants import MUTANTS, Finder, applied
+from storage.testing.sim_disk import SimDisk
 
 FEW = {crash_points.follower: crash_points.SMALL}
 
@@ -17,11 +18,28 @@ def test_enumeration_prints_points_of_each_operation(
 ) -> None:
     """The number of points of each operation, and 'all legal'."""
     monkeypatch.setattr(crash, "SCENARIOS", FEW)
-    assert crash.enumerate_points(seeds=1, recovery_every=60)
+    assert crash.enumerate_points(seeds=1, recovery_every=60, point_every=6)
     printed = capsys.readouterr().out
     assert "points in AppendAsFollower" in printed
     assert "points in recovery" in printed
     assert printed.rstrip().endswith("all legal")
+
+
+def test_named_operations_are_printed_as_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line for each operation with its points and crashes, then all of them; False if a law is broken."""
+    monkeypatch.setattr(crash, "ALL_OPERATIONS", crash.DIRECTORY_OPERATIONS)
+    assert crash.enumerate_operations(seeds=1, recovery_every=5)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in printed] == [
+        "operation",
+        *(operation.name for operation in crash.DIRECTORY_OPERATIONS),
+        "all",
+    ]
+    monkeypatch.setattr(SimDisk, "sync_directory", lambda *_: None)
+    assert not crash.enumerate_operations(seeds=1, recovery_every=5)
+    assert "ILLEGAL: partition deletion: crash before call" in capsys.readouterr().out
 
 
 def test_enumeration_and_model_fail_on_a_wrong_engine(

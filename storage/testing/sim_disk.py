@@ -14,7 +14,6 @@ Source: architecture section 11.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +94,7 @@ class SimDisk:
     def fork(self) -> SimDisk:
         """Return a copy that shares nothing: same unsynced operations, no open files, locks or refusals."""
         copied = SimDisk(capacity_bytes=self.capacity_bytes)
-        copied._root = copy.deepcopy(self._root)
+        copied._root = self._root.copy()
         return copied
 
     def crash(self, how: Crash, rng: random.Random) -> None:
@@ -333,6 +332,7 @@ class SimFile:
     def pread(self, size_bytes: int, position: int) -> bytes:
         """See `File.pread`."""
         self._check_open()
+        assert size_bytes >= 0, f"{self._path}: a read of {size_bytes} bytes at {position}"
         self._disk.check_read(self._path)
         return self._inode.current[position : position + size_bytes]
 

@@ -49,6 +49,13 @@ class Inode:
         self.durable = self.current
         self.versions.clear()
 
+    def copy(self) -> Inode:
+        """Return a copy; contents never change, so that they are shared."""
+        copied = Inode()
+        copied.durable = self.durable
+        copied.versions = list(self.versions)
+        return copied
+
     def crash(self, how: Crash, rng: random.Random) -> None:
         """Lose what is not synced, or part of it."""
         match how:
@@ -112,6 +119,10 @@ class Directory:
         self.durable = dict(self.current)
         self.pending.clear()
 
+    def copy(self) -> Directory:
+        """Return a copy of everything at and below; a file that had several names is one file there too."""
+        return _copy_directory(self, {})
+
     def crash(self, how: Crash, rng: random.Random) -> None:
         """Lose unsynced changes, or some of them; then the same for everything whose name survived."""
         if how is Crash.KEEP_ALL:
@@ -133,6 +144,24 @@ class Directory:
         self.pending.clear()
         for name in sorted(survived):
             survived[name].crash(how, rng)
+
+
+def _copy_directory(source: Directory, copies: dict[int, Inode | Directory]) -> Directory:
+    def copy_names(names: dict[str, Inode | Directory]) -> dict[str, Inode | Directory]:
+        return {name: copy_node(node) for name, node in names.items()}
+
+    def copy_node(node: Inode | Directory) -> Inode | Directory:
+        copied = copies.get(id(node))
+        if copied is None:
+            copied = node.copy() if isinstance(node, Inode) else _copy_directory(node, copies)
+            copies[id(node)] = copied
+        return copied
+
+    copied = Directory()
+    copied.durable = copy_names(source.durable)
+    copied.current = copy_names(source.current)
+    copied.pending = [NameChange(copy_names(change.link), change.unlink) for change in source.pending]
+    return copied
 
 
 def _apply(names: dict[str, Inode | Directory], change: NameChange) -> None:

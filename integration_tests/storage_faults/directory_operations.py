@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on whole directories, for the crash enumeration: deleting a partition, formatting a data directory; and their laws.
+
+Laws
+    A partition that is deleted is either whole, under its name, or set aside; once setting it aside has returned it is never back.
+    Nothing is deleted before its time; doing the same again ends the work.
+    A data directory is either not formatted, and can be formatted, or it is what it was formatted as.
+"""
+
+from __future__ import annotations
+
+from brokerd.limits import DELETED_PARTITION_KEEP_MS
+from brokerd.replication.set_aside import SetAside
+from integration_tests.storage_faults.history import History, check_opened
+from integration_tests.storage_faults.operations import SETTINGS, LogOperation, flushed, nothing
+from integration_tests.storage_faults.stage import LOG_DIRECTORY, PARTITION_NAME, PARTITIONS, Stage, open_on
+from storage.data_directory import DataDirectory
+from storage.testing.sim_disk import SimDisk
+
+SET_ASIDE_MS = 1_000
+FORMATTED = "/data/formatted"
+DIRECTORY_ID = bytes(range(16))
+
+
+def delete_partition(stage: Stage) -> None:
+    """Set the partition's directory aside, wait, delete it."""
+    stage.close(clean=False)
+    _set_aside(stage.disk, at_ms=SET_ASIDE_MS).take(PARTITION_NAME, is_known=True)
+    stage.history.is_set_aside = True
+    assert _set_aside(stage.disk, at_ms=SET_ASIDE_MS + DELETED_PARTITION_KEEP_MS).delete_due() == 1
+
+
+def _set_aside(disk: SimDisk, *, at_ms: int) -> SetAside:
+    return SetAside(disk, PARTITIONS, lambda: at_ms)
+
+
+def judge_deleted(disk: SimDisk, history: History) -> None:
+    """Judge a disk that crashed while a partition was deleted."""
+    if PARTITION_NAME in disk.list_directory(PARTITIONS):
+        assert not history.is_set_aside, "the partition is back"
+        opened = open_on(disk, SETTINGS, now_ms=0)
+        check_opened(opened, disk.list_directory(LOG_DIRECTORY), history, everything_kept=True)
+        opened.log.close(clean=False)
+    before = _set_aside(disk, at_ms=SET_ASIDE_MS + DELETED_PARTITION_KEEP_MS - 1)
+    assert before.delete_due() == 0, "deleted before its time"
+    _set_aside(disk, at_ms=SET_ASIDE_MS).take(PARTITION_NAME, is_known=True)
+    assert len(disk.list_directory(PARTITIONS)) <= 1, f"{disk.list_directory(PARTITIONS)}"
+    _set_aside(disk, at_ms=SET_ASIDE_MS + DELETED_PARTITION_KEEP_MS).delete_due()
+    assert disk.list_directory(PARTITIONS) == [], "something is left"
+
+
+def format_directory(stage: Stage) -> None:
+    """Format a data directory and open it again."""
+    _create(stage.disk).close()
+    stage.history.is_set_aside = True
+    DataDirectory.open(stage.disk, FORMATTED).close()
+
+
+def _create(disk: SimDisk) -> DataDirectory:
+    return DataDirectory.create(disk, FORMATTED, cluster_id="some-cluster", node_id=3, directory_id=DIRECTORY_ID)
+
+
+def judge_formatted(disk: SimDisk, history: History) -> None:
+    """Judge a disk that crashed while a directory was formatted."""
+    meta = DataDirectory.read_meta(disk, FORMATTED) if disk.exists(FORMATTED) else None
+    if meta is None:
+        assert not history.is_set_aside, "the directory was formatted"
+        _create(disk).close()
+    opened = DataDirectory.open(disk, FORMATTED, cluster_id="some-cluster", node_id=3)
+    assert opened.directory_id == DIRECTORY_ID, "another directory"
+    opened.close()
+
+
+DIRECTORY_OPERATIONS: tuple[LogOperation, ...] = (
+    LogOperation(name="partition deletion", prepare=flushed, act=delete_partition, judge=judge_deleted),
+    LogOperation(name="format of a directory", prepare=nothing, act=format_directory, judge=judge_formatted),
+)
+"""All of them; a new one is added here."""

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named multi-step operations of a log: each is prepared, then played on a recorded disk, and cut at every call that it makes.
+
+The points come from the calls that were recorded, not from a list. A new step of an operation is a new point by itself; a new
+operation is a line of `OPERATIONS`. What is checked after a crash stands in `history`, how it is crashed in `enumeration`.
+Source: docs/storage.md sections 3 to 8; docs/storage_format.md sections 3 to 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from integration_tests.storage_faults.history import History
+from integration_tests.storage_faults.stage import Stage
+from storage.flush import FlushWork
+from storage.flusher import run_groups
+from storage.log import LogSettings
+from storage.testing.builders import SMALL
+from storage.testing.sim_disk import SimDisk
+from storage.testing.sim_tree import Crash
+
+Step = Callable[[Stage], None]
+
+SETTINGS = replace(SMALL, segment_bytes=500, segment_ms=10_000, file_delete_delay_ms=0)
+SIZED = replace(SETTINGS, retention_bytes=900)
+AGED = replace(SETTINGS, retention_ms=5_000)
+COMPACT = replace(SETTINGS, compact=True, min_cleanable_dirty_ratio=0.0, delete_retention_ms=150)
+GROUPS_TO_SYNC = 64
+"""The recovery point is synced with every so many groups."""
+DAY_MS = 24 * 3_600 * 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOperation:
+    """One line of the table.
+
+    Attributes:
+        name: what is done.
+        prepare: what the log is like before; not recorded.
+        act: the operation; each of its calls is a crash point.
+        settings: of the log.
+        judge: judges a crashed disk, in the place of opening the log.
+    """
+
+    name: str
+    prepare: Step
+    act: Step
+    settings: LogSettings = SETTINGS
+    judge: Callable[[SimDisk, History], None] | None = None
+
+
+def nothing(stage: Stage) -> None:
+    """The log does not exist yet."""
+
+
+def create(stage: Stage) -> None:
+    """Open a log that does not exist."""
+    stage.open()
+
+
+def flushed(stage: Stage) -> None:
+    """Several segments, two leader epochs, flushed; a tail that is not."""
+    stage.open()
+    for epoch in range(2):
+        stage.fill(7, epoch=epoch)
+    stage.flush()
+    stage.fill(2, epoch=1)
+
+
+def roll(stage: Stage) -> None:
+    """Appends that fill segments; nothing is flushed."""
+    stage.fill(9, epoch=2)
+
+
+def roll_by_age(stage: Stage) -> None:
+    """The active segment is old by the clock."""
+    stage.seal()
+    stage.append(epoch=1)
+
+
+def flush_group(stage: Stage) -> None:
+    """A group over several segments, with a new leader epoch, beside appends that roll."""
+    stage.fill(8, epoch=2)
+    work = stage.begin_flush()
+    stage.fill(5, epoch=3)
+    work.run()
+    stage.append(epoch=3)
+    stage.end_flush(work)
+    stage.flush()
+
+
+def flush_together(stage: Stage) -> None:
+    """The flusher syncs the file system for two groups at once, each with a new leader epoch."""
+    stage.fill(4, epoch=2)
+    other = Stage(stage.settings)
+    other.open()
+    work = stage.begin_flush()
+    # The second group is of a log on another disk: what counts here is the order of this one's calls.
+    other.append(epoch=5)
+    items = [(each, _no_answer) for each in (work, other.begin_flush())]
+    stage.fill(2, epoch=2)
+    run_groups(items)
+    stage.end_flush(work)
+
+
+def _no_answer(work: FlushWork, error: BaseException | None) -> None:
+    assert error is None, f"{work.directory}: {error}"
+
+
+def many_groups(stage: Stage) -> None:
+    """As many flush groups as go before a synced recovery point."""
+    stage.open()
+    for _ in range(GROUPS_TO_SYNC - 2):
+        stage.append(1, size_bytes=1)
+        stage.flush()
+
+
+def recovery_points(stage: Stage) -> None:
+    """The recovery point is written without a sync, then with one."""
+    for number in range(4):
+        stage.append(1, epoch=number)
+        stage.flush()
+
+
+def truncate_inside(stage: Stage) -> None:
+    """Cut above the flushed offset, inside the last segment; others follow."""
+    stage.truncate(stage.log.log_end_offset - 2)
+    stage.append(epoch=2)
+    stage.flush()
+
+
+def truncate_deep(stage: Stage) -> None:
+    """Cut far below the flushed offset, across segments and an epoch, under a flush; other records follow."""
+    work = stage.begin_flush()
+    stage.truncate(6)
+    work.run()
+    stage.fill(4, epoch=3)
+    stage.end_flush(work)
+    stage.flush()
+
+
+def truncate_at_log_start(stage: Stage) -> None:
+    """Cut away the batch that the log start lies in: the log is empty at its start; other records follow."""
+    stage.remove(9)
+    stage.truncate(9)
+    stage.fill(2, epoch=2)
+    stage.flush()
+
+
+def remove_inside(stage: Stage) -> None:
+    """The log start moves inside a batch, then across segments."""
+    stage.remove(3)
+    stage.remove(13)
+    stage.append(epoch=1)
+    stage.flush()
+
+
+def remove_everything(stage: Stage) -> None:
+    """The log start moves to a log end that is not flushed: the active segment goes too."""
+    stage.remove(stage.log.log_end_offset)
+    stage.fill(2, epoch=2)
+    stage.flush()
+
+
+def removals_and_restarts(stage: Stage) -> None:
+    """Inside a batch, at a segment's end, across segments; appends, flushes, clean and unclean restarts in between."""
+    stage.remove(7)
+    stage.remove(20)
+    stage.append(epoch=3)
+    stage.close(clean=False)
+    stage.open()
+    stage.remove(25)
+    stage.append(epoch=4)
+    stage.flush()
+    stage.log.remove_deleted(stage.now_ms)
+    stage.close(clean=True)
+    stage.open()
+    stage.remove(31)
+    stage.append(epoch=5)
+
+
+def removals_of_everything(stage: Stage) -> None:
+    """Again and again up to a log end that is not flushed: a crash may lose a tail below the log start."""
+    for epoch in range(2, 5):
+        stage.fill(8, epoch=epoch, producer=False)
+        stage.remove(stage.log.log_end_offset)
+        stage.append(epoch=epoch, producer=False)
+        stage.flush()
+    stage.append(1, epoch=5, producer=False)
+    stage.remove(stage.log.log_end_offset)
+    stage.close(clean=True)
+    stage.open()
+    stage.append(epoch=5, producer=False)
+    stage.remove(stage.log.log_end_offset)
+
+
+def retention_by_size(stage: Stage) -> None:
+    """Old segments go because there are more bytes than wanted."""
+    assert stage.retain() > 0
+    stage.append(epoch=2)
+    stage.flush()
+    stage.fill(6, epoch=2)
+    stage.flush()
+    assert stage.retain() > 0
+
+
+def retention_by_age(stage: Stage) -> None:
+    """Everything is old: the active segment is rolled, and all of it goes."""
+    stage.seal()
+    stage.now_ms += DAY_MS
+    assert stage.retain() > 0
+    stage.append(epoch=2)
+    stage.flush()
+
+
+def with_deleted(stage: Stage) -> None:
+    """Segments were removed; their files are still there, renamed."""
+    flushed(stage)
+    stage.remove(14)
+
+
+def remove_deleted(stage: Stage) -> None:
+    """The renamed files go; a second removal follows."""
+    assert stage.log.remove_deleted(stage.now_ms) > 0
+    stage.remove(20)
+    assert stage.log.remove_deleted(stage.now_ms) > 0
+    stage.flush()
+
+
+def keyed(stage: Stage) -> None:
+    """Sealed segments with keys that were overwritten and deleted, of an idempotent producer; a tail that is not flushed."""
+    stage.open()
+    for number in range(16):
+        value = None if number % 5 == 4 else b"%d" % number
+        stage.put([(b"k%d" % (number % 4), value), (b"u%d" % (number % 7), b"x%d" % number)], epoch=number // 6)
+    stage.seal()
+    stage.put([(b"k1", b"not flushed")], epoch=3)
+
+
+def compact(stage: Stage) -> None:
+    """A pass: every group is written, swapped, and the checkpoint follows."""
+    stage.compact()
+
+
+def keyed_again(stage: Stage) -> None:
+    """A log that was compacted, with new dirty segments."""
+    keyed(stage)
+    stage.compact()
+    for number in range(6):
+        stage.put([(b"k%d" % (number % 4), b"again %d" % number), (b"d", None)], epoch=3)
+    stage.seal()
+    stage.now_ms += DAY_MS
+
+
+def compact_and_go_on(stage: Stage) -> None:
+    """A pass that merges segments and drops tombstones, a log start inside what it left, the renamed files, a roll."""
+    stage.compact()
+    stage.remove(5)
+    stage.log.remove_deleted(stage.now_ms)
+    stage.put([(b"k2", b"later")], epoch=4)
+    stage.seal()
+    stage.compact()
+
+
+def compact_and_cut(stage: Stage) -> None:
+    """Everything behind what was compacted is cut: its last segment is the active one again; other records follow."""
+    compacted_end = stage.log.flushed_offset
+    stage.compact()
+    for number in range(6):
+        stage.put([(b"k%d" % number, b"to be cut"), (b"u%d" % number, None)], epoch=4)
+    stage.flush()
+    stage.truncate(compacted_end)
+    stage.put([(b"k1", b"after the cut"), (b"u1", b"too")], epoch=5)
+    stage.flush()
+    stage.seal()
+    stage.compact()
+
+
+def compact_beside_removal(stage: Stage) -> None:
+    """The sources of a group are removed while it is written: it is thrown away."""
+    work = stage.begin_pass()
+    work.build()
+    group = next(iter(work.groups()))
+    cleaned = work.clean(group)
+    assert cleaned is not None
+    stage.remove(cleaned.sources[-1].end_offset)
+    assert not stage.log.compaction.swap(cleaned, now_ms=stage.now_ms)
+    stage.compact()
+
+
+def snapshots(stage: Stage) -> None:
+    """Rolls beyond the four newest snapshots, a clean close that takes one more, an opening."""
+    for _ in range(5):
+        stage.fill(3, epoch=1)
+        stage.seal()
+    stage.close(clean=True)
+    stage.open()
+    stage.append(epoch=1)
+
+
+def sealed(stage: Stage) -> None:
+    """Sealed segments that no scrub has seen."""
+    flushed(stage)
+    stage.seal()
+
+
+def seal(stage: Stage) -> None:
+    """A scrub seals every segment; the sealed ones are truncated and removed, others are sealed."""
+    stage.scrub()
+    stage.truncate(20)
+    stage.remove(9)
+    stage.fill(3, epoch=2)
+    stage.seal()
+    stage.scrub()
+
+
+def damaged(stage: Stage) -> None:
+    """A flushed batch of a sealed segment has changed; nobody has seen it yet."""
+    sealed(stage)
+    # What this process wrote it does not verify.
+    stage.close(clean=True)
+    stage.open()
+    stage.damage(stage.history.sent[2])
+
+
+def note_damage(stage: Stage) -> None:
+    """A read finds the damage and notes it; a flush and a clean stop follow."""
+    stage.notice()
+    stage.append(epoch=2)
+    stage.flush()
+    stage.close(clean=True)
+    stage.open()
+
+
+def remove_damage(stage: Stage) -> None:
+    """The damage is found, and removed with its segment by a log start above it."""
+    stage.notice()
+    stage.remove(13)
+    stage.close(clean=True)
+    stage.open()
+
+
+def close_clean(stage: Stage) -> None:
+    """A clean close with everything still to be flushed, and a clean opening that appends."""
+    stage.fill(3, epoch=2)
+    stage.close(clean=True)
+    stage.open()
+    stage.append(epoch=2)
+    stage.flush()
+    stage.close(clean=True)
+
+
+def torn(stage: Stage) -> None:
+    """Power failed; the log is torn."""
+    flushed(stage)
+    stage.fill(8, epoch=2)
+    stage.remove(5)
+    stage.crash(Crash.TEAR, seed=3)
+
+
+def killed(stage: Stage) -> None:
+    """The process ended in the middle of everything."""
+    flushed(stage)
+    stage.fill(8, epoch=2)
+    stage.remove(15)
+    stage.crash(Crash.KEEP_ALL)
+
+
+def recover(stage: Stage) -> None:
+    """The opening itself, and a first append."""
+    stage.open()
+    stage.append(epoch=3)
+    stage.flush()
+
+
+OPERATIONS: tuple[LogOperation, ...] = (
+    LogOperation(name="create a log", prepare=nothing, act=create),
+    LogOperation(name="roll", prepare=flushed, act=roll),
+    LogOperation(name="roll by age", prepare=flushed, act=roll_by_age),
+    LogOperation(name="flush group", prepare=flushed, act=flush_group),
+    LogOperation(name="flush groups together", prepare=flushed, act=flush_together),
+    LogOperation(name="recovery point, 64th group", prepare=many_groups, act=recovery_points),
+    LogOperation(name="truncation, not flushed", prepare=flushed, act=truncate_inside),
+    LogOperation(name="truncation, flushed", prepare=flushed, act=truncate_deep),
+    LogOperation(name="truncation at the log start", prepare=flushed, act=truncate_at_log_start),
+    LogOperation(name="log start", prepare=flushed, act=remove_inside),
+    LogOperation(name="log start at the log end", prepare=flushed, act=remove_everything),
+    LogOperation(name="removals and restarts", prepare=flushed, act=removals_and_restarts),
+    LogOperation(name="removals of everything", prepare=flushed, act=removals_of_everything),
+    LogOperation(name="retention by size", prepare=flushed, act=retention_by_size, settings=SIZED),
+    LogOperation(name="retention by age", prepare=flushed, act=retention_by_age, settings=AGED),
+    LogOperation(name="removal of .deleted files", prepare=with_deleted, act=remove_deleted),
+    LogOperation(name="compaction pass", prepare=keyed, act=compact, settings=COMPACT),
+    LogOperation(name="compaction, merging", prepare=keyed_again, act=compact_and_go_on, settings=COMPACT),
+    LogOperation(name="compaction, then truncation", prepare=keyed, act=compact_and_cut, settings=COMPACT),
+    LogOperation(name="compaction beside log start", prepare=keyed, act=compact_beside_removal, settings=COMPACT),
+    LogOperation(name="producer snapshots", prepare=flushed, act=snapshots),
+    LogOperation(name="seals", prepare=sealed, act=seal),
+    LogOperation(name="damage noted", prepare=damaged, act=note_damage),
+    LogOperation(name="damage removed", prepare=damaged, act=remove_damage),
+    LogOperation(name="clean close and opening", prepare=flushed, act=close_clean),
+    LogOperation(name="opening of a torn log", prepare=torn, act=recover),
+    LogOperation(name="opening after kill -9", prepare=killed, act=recover),
+)
+"""All of them; a new one is added here."""

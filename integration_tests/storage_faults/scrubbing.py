@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scrubs in the calling thread. Owns nothing."""
+
+from __future__ import annotations
+
+import time
+
+from storage.log import PartitionLog
+from storage.scrub import RateLimit
+from storage.scrub_owner import LogScrub
+
+SCRUB_BYTES_PER_S = 2**40
+"""No limit: the load is the point."""
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def scrub_once(scrub: LogScrub, log: PartitionLog, *, now_ms: int, interval_ms: int) -> str | None:
+    """Scrub the segment that is due, if any, and carry it out; return what is wrong, None if nothing is.
+
+    Args:
+        scrub: the log's scrub.
+        log: the log.
+        now_ms: the owner's clock in milliseconds.
+        interval_ms: a segment is due so long after its last check.
+    """
+    work = scrub.begin(flushed_offset=log.flushed_offset, now_ms=now_ms, interval_ms=interval_ms)
+    if work is None:
+        return None
+    work.run(RateLimit(SCRUB_BYTES_PER_S, now_ms=_monotonic_ms, wait_ms=lambda _: False))
+    if work.error is not None:
+        return f"a scrub cannot read: {work.error}"
+    outcome = scrub.end(work, flushed_offset=log.flushed_offset, now_ms=now_ms)
+    return f"a scrub invents damage: {outcome.damaged}" if outcome.damaged else None
+
+
+def scrub_all(log: PartitionLog, *, now_ms: int) -> None:
+    """Scrub every sealed segment once; what is damaged is quarantined, what is not is sealed."""
+    scrub = log.new_scrub()
+    for _ in range(log.segment_count - 1):
+        scrub_once(scrub, log, now_ms=now_ms, interval_ms=1)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log on a recorded simulated disk, beside its history: on which the operations of the crash enumeration are played.
+
+Owns how each call of a log is announced to the history before it is made, and settled after it has returned. Every call of the disk
+while `is_recording` becomes a crash point: a copy of the disk and of the history right before it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lograft.wire.batch import encode_batch, read_header
+
+from integration_tests.storage_faults.history import FIRST_TIMESTAMP_MS, History, Record, Sent
+from integration_tests.storage_faults.passes import begin_pass, compact_once
+from integration_tests.storage_faults.scrubbing import scrub_once
+from storage.compaction.pass_ import CompactionPass
+from storage.errors import DataLossError
+from storage.log import FlushWork, LogSettings, OpenedLog, PartitionIdentity, PartitionLog
+from storage.names import partition_directory_name
+from storage.testing.sim_disk import SimCall, SimDisk
+from storage.testing.sim_tree import Crash
+
+IDENTITY = PartitionIdentity(topic_id=bytes(range(16)), partition=0)
+PARTITIONS = "/data/partitions"
+PARTITION_NAME = partition_directory_name(IDENTITY)
+LOG_DIRECTORY = f"{PARTITIONS}/{PARTITION_NAME}"
+PRODUCER_ID = 1
+END = SimCall(operation="the end of the operation", path="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The disk and the history right before a call."""
+
+    call: SimCall
+    disk: SimDisk
+    history: History
+
+
+class Stage:
+    """See the module docstring.
+
+    Args:
+        settings: of the log.
+
+    Attributes:
+        disk: the simulated disk; `/data/partitions` is there, the log is not before `open`.
+        history: what the log was told.
+        is_recording: whether calls become points.
+        points: the crash points so far.
+        now_ms: the clock that the log is given; operations move it.
+    """
+
+    log: PartitionLog
+
+    def __init__(self, settings: LogSettings) -> None:
+        self.settings = settings
+        self.disk = SimDisk()
+        self.disk.make_directory("/data")
+        self.disk.make_directory(PARTITIONS)
+        self.disk.sync_filesystem("/")
+        self.disk.on_call = self._on_call
+        self.history = History(compacts=settings.compact)
+        self.points: list[Point] = []
+        self.is_recording = False
+        self.now_ms = FIRST_TIMESTAMP_MS
+
+    def _on_call(self, call: SimCall) -> None:
+        if self.is_recording:
+            self.points.append(Point(call=call, disk=self.disk.fork(), history=self.history.copy()))
+
+    def record_end(self) -> None:
+        """Make the last point: after everything."""
+        self._on_call(END)
+
+    def open(self) -> OpenedLog:
+        """Open the log and take up what it holds."""
+        opened = open_on(self.disk, self.settings, now_ms=self.now_ms)
+        self.log = opened.log
+        self.history.settle(self.log)
+        return opened
+
+    def append(self, count: int = 2, *, epoch: int = 0, size_bytes: int = 10, producer: bool = True) -> None:
+        """Append one batch of records without keys, of producer 1 or of nobody."""
+        base_offset = self.log.log_end_offset
+        values = [f"{base_offset + at}-{epoch}-{len(self.points)}".encode() for at in range(count)]
+        self.put([(None, value.ljust(size_bytes, b"v")) for value in values], epoch=epoch, producer=producer)
+
+    def put(self, pairs: Sequence[tuple[bytes | None, bytes | None]], *, epoch: int = 0, producer: bool = True) -> None:
+        """Append one batch of records with these keys and values."""
+        history, base_offset = self.history, self.log.log_end_offset
+        sequence = history.next_sequence() if producer else -1
+        data = bytes(
+            encode_batch(
+                [value for _, value in pairs],
+                keys=[key for key, _ in pairs],
+                timestamps_ms=[FIRST_TIMESTAMP_MS + base_offset + at for at in range(len(pairs))],
+                producer_id=PRODUCER_ID if producer else -1,
+                producer_epoch=0 if producer else -1,
+                base_sequence=sequence,
+            )
+        )
+        # Announced: from here on a crash may leave it.
+        history.records |= {base_offset + at: Record(*pair, epoch) for at, pair in enumerate(pairs)}
+        if producer:
+            history.sent.append(Sent(data, base_offset, base_offset + len(pairs)))
+        self.log.append_as_leader(bytearray(data), read_header(data), leader_epoch=epoch, now_ms=self.now_ms)
+        history.written_offset = self.log.log_end_offset
+
+    def fill(self, batches: int, *, epoch: int = 0, producer: bool = True) -> None:
+        """Append some batches of two records."""
+        for _ in range(batches):
+            self.append(epoch=epoch, producer=producer)
+
+    def flush(self) -> None:
+        """Flush everything."""
+        self.history.flushed_offset = self.log.flush()
+
+    def begin_flush(self) -> FlushWork:
+        """Begin a flush group."""
+        work = self.log.begin_flush()
+        assert work is not None, "there is nothing to flush"
+        return work
+
+    def end_flush(self, work: FlushWork) -> None:
+        """Take a group back."""
+        self.history.flushed_offset = self.log.end_flush(work)
+
+    def truncate(self, to_offset: int) -> None:
+        """Drop the tail, at a batch boundary or at the log start."""
+        history = self.history
+        history.truncating_to = to_offset
+        history.flushed_offset = min(history.flushed_offset, to_offset)
+        assert self.log.truncate_suffix(to_offset) == to_offset, "cut at no boundary"
+        history.truncating_to = None
+        history.cut(to_offset)
+
+    def remove(self, to_offset: int) -> None:
+        """Let the log begin at an offset; from the call on it may, from its return on it must."""
+        self.history.starting_offset = to_offset
+        self.log.truncate_prefix(to_offset, self.now_ms)
+        self._settle_start()
+
+    def retain(self) -> int:
+        """Apply retention to what is flushed; return how many segments went."""
+        first_point = len(self.points)
+        self.history.starting_offset = self.log.flushed_offset
+        removed = self.log.apply_retention(self.log.flushed_offset, self.now_ms)
+        self._settle_start()
+        for point in self.points[first_point:]:
+            # What it may bring is exactly what it brought: it removes nothing else on the way.
+            point.history.starting_offset = self.history.start_offset
+        return removed
+
+    def _settle_start(self) -> None:
+        history = self.history
+        history.start_offset = history.starting_offset = self.log.log_start_offset
+
+    def seal(self) -> None:
+        """Roll the active segment and flush, so that a pass, a scrub or retention takes all that was written."""
+        self.now_ms += 2 * self.settings.segment_ms
+        assert self.log.roll_if_due(self.now_ms), "there is nothing to roll"
+        self.flush()
+
+    def begin_pass(self) -> CompactionPass:
+        """Begin a compaction pass; the log must be due."""
+        return begin_pass(self.log, now_ms=self.now_ms)
+
+    def compact(self) -> None:
+        """Make one whole pass with its swaps."""
+        compact_once(self.log, now_ms=self.now_ms)
+
+    def scrub(self) -> None:
+        """Check and seal every sealed segment."""
+        scrub = self.log.new_scrub()
+        for _ in range(self.log.segment_count - 1):
+            scrub_once(scrub, self.log, now_ms=self.now_ms, interval_ms=1)
+
+    def damage(self, sent: Sent) -> None:
+        """Change a byte of a flushed batch behind the log's back; nobody has noticed yet."""
+        for name in self.disk.list_directory(LOG_DIRECTORY):
+            path = f"{LOG_DIRECTORY}/{name}"
+            at = self.disk.read_file(path).find(sent.data[21:]) if name.endswith(".log") else -1
+            if at >= 0:
+                last = at + len(sent.data) - 22
+                self.disk.corrupt(path, last, bytes([self.disk.read_file(path)[last] ^ 0x10]))
+                self.history.lost = (sent.base_offset, sent.next_offset)
+                return
+        raise AssertionError("the batch stands nowhere")
+
+    def notice(self) -> None:
+        """Read the damaged batch."""
+        try:
+            self.log.read(self.history.lost[0], 1)
+        except DataLossError:
+            return
+        raise AssertionError("the damage was not seen")
+
+    def close(self, *, clean: bool) -> None:
+        """Close the log."""
+        self.log.close(clean=clean)
+        if clean:
+            self.history.flushed_offset = self.log.log_end_offset
+
+    def crash(self, how: Crash, seed: int = 0) -> None:
+        """Lose power, or the process; `open` comes next."""
+        self.disk.crash(how, random.Random(seed))
+        if how is not Crash.KEEP_ALL:
+            self.history.written_offset = self.history.flushed_offset
+
+
+def open_on(disk: SimDisk, settings: LogSettings, *, now_ms: int) -> OpenedLog:
+    """Open the log of a stage's disk."""
+    return PartitionLog.open(disk, LOG_DIRECTORY, settings=settings, now_ms=now_ms, identity=IDENTITY)
