@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SEEDS ?= 200
 ROUNDS ?= 20
-RUNS ?= 1000
+RUNS ?= 2000
 N ?= 20000
 INPUT ?=
 

@@ -29,7 +29,7 @@ OPERATION_SEEDS = 2
 OPERATION_RECOVERY_EVERY = 7
 """The opening after every so many crashes of a named operation is crashed too."""
 ALL_OPERATIONS = (*OPERATIONS, *DIRECTORY_OPERATIONS)
-RUNS = 1_000
+RUNS = 2_000
 STEPS = 200
 
 

@@ -18,6 +18,7 @@ from storage.testing.log_world import Operation, World, attempt
 from storage.testing.sim_disk import Refusal
 
 PRODUCER_IDS = (1, 2, 3)
+KEYS = (b"", b"a", b"b", b"c", b"d", b"long" * 20)
 VALUE_BYTES = (0, 3, 10, 10, 40, 450, 1_300)
 """Sizes of values: many in one sector, one over several."""
 REFUSALS = {Refused.FENCED: ProducerFencedError, Refused.OUT_OF_ORDER: OutOfOrderSequenceError}
@@ -37,17 +38,18 @@ class SentBatch(bytes):
 def draw_batch(model: LogModel, rng: random.Random) -> bytes:
     """Return a client's batch: any producer, its next sequence, an old one again, or a wrong one."""
     count = rng.choice((1, 1, 2, 3))
-    values = [rng.randbytes(1) * rng.choice(VALUE_BYTES) for _ in range(count)]
-    base_ms = 1_000 + 10 * model.end_offset + rng.choice((0, 0, 0, -300, 400))
+    values: list[bytes | None] = [rng.randbytes(1) * rng.choice(VALUE_BYTES) for _ in range(count)]
+    keys = draw_keys(values, rng)
+    base_ms = max(model.now_ms, 1_000 + 10 * model.end_offset) + rng.choice((0, 0, 0, -300, 400))
     timestamps_ms = [max(0, base_ms + rng.randrange(20)) for _ in range(count)]
     kind = rng.randrange(20)
     if kind < 6:
-        return SentBatch(encode_batch(values, timestamps_ms=timestamps_ms))
+        return SentBatch(encode_batch(values, keys=keys, timestamps_ms=timestamps_ms))
     if kind == 6:
         return SentBatch(encode_batch(values[:1], timestamps_ms=timestamps_ms[:1], control=True))
     producer_id = rng.choice(PRODUCER_IDS)
-    window = model.windows().get(producer_id)
-    known = [batch for batch in model.batches if batch.header.producer_id == producer_id]
+    window = model.producers.get(producer_id)
+    known = [batch for batch in model.history if batch.header.producer_id == producer_id]
     if known and kind < 10:
         return SentBatch(rng.choice(known[-20:]).data)
     producer_epoch = window.producer_epoch if window is not None else rng.randrange(2)
@@ -60,6 +62,7 @@ def draw_batch(model: LogModel, rng: random.Random) -> bytes:
     return SentBatch(
         encode_batch(
             values,
+            keys=keys,
             timestamps_ms=timestamps_ms,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
@@ -68,9 +71,22 @@ def draw_batch(model: LogModel, rng: random.Random) -> bytes:
     )
 
 
+def draw_keys(values: list[bytes | None], rng: random.Random) -> list[bytes | None] | None:
+    """Return a key for each record, now and then none for one, or for none; some values become tombstones."""
+    if rng.randrange(4) == 0:
+        return None
+    for at in range(len(values)):
+        if rng.randrange(4) == 0:
+            values[at] = None
+    return [rng.choice(KEYS) if rng.randrange(12) else None for _ in values]
+
+
 def draw_epoch(model: LogModel, rng: random.Random) -> int:
-    """Return the log's leader epoch, most of the time."""
-    return (model.last_epoch or 0) + rng.choice((0, 0, 0, 0, 0, 0, 1, 2))
+    """Return the log's leader epoch, most of the time; an empty log may have forgotten it, but a cluster never does."""
+    known = (
+        [batch.header.leader_epoch for batch in model.history[-1:]] if model.last_epoch is None else [model.last_epoch]
+    )
+    return max(known, default=0) + rng.choice((0, 0, 0, 0, 0, 0, 1, 2))
 
 
 def plain_batch(count: int, *, size_bytes: int, timestamp_ms: int, producer: ProducerStamp | None) -> bytes:
@@ -98,7 +114,7 @@ class Append(Operation):
     def draw(cls, world: World, rng: random.Random) -> Append:
         """See `Operation`; now and then the leader epoch goes back."""
         epoch = draw_epoch(world.model, rng)
-        if epoch > 0 and rng.randrange(20) == 0:
+        if epoch > 0 and rng.randrange(20) == 0 and world.model.last_epoch is not None:
             epoch -= 1
         return cls(batch=draw_batch(world.model, rng), leader_epoch=epoch)
 
@@ -112,7 +128,9 @@ class Append(Operation):
             return REFUSALS[verdict], []
         if verdict is not None:
             return verdict, []
-        stamped = ModelBatch.stamped(self.batch, base_offset=model.end_offset, leader_epoch=self.leader_epoch)
+        stamped = ModelBatch.stamped(
+            self.batch, base_offset=model.end_offset, leader_epoch=self.leader_epoch, appended_ms=model.now_ms
+        )
         return Appended(stamped.header.base_offset, stamped.header.next_offset, False), [stamped]
 
     def announce(self, model: LogModel) -> None:
@@ -193,7 +211,7 @@ class AppendAsFollower(Operation):
         offset = model.end_offset + self.skipped_offsets
         region: list[ModelBatch] = []
         for batch, epoch in zip(self.batches, self.leader_epochs, strict=True):
-            region.append(ModelBatch.stamped(batch, base_offset=offset, leader_epoch=epoch))
+            region.append(ModelBatch.stamped(batch, base_offset=offset, leader_epoch=epoch, appended_ms=model.now_ms))
             offset = region[-1].header.next_offset
         return region
 

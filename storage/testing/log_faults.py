@@ -13,7 +13,7 @@ from storage.testing.log_operations import OPERATIONS
 from storage.testing.log_world import Operation, World, attempt
 from storage.testing.sim_tree import Crash
 
-CALLS_MAX = 14
+CALLS_MAX = 20
 """A power failure inside an operation comes before one of so many calls of the disk."""
 
 
@@ -31,8 +31,8 @@ class CloseAndOpen(Operation):
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: a clean close needs the flush group back."""
-        return world.is_writable and world.work is None
+        """See `Operation`: a clean close needs the flush group back, and the removal."""
+        return world.is_writable and world.work is None and world.prefix is None
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> CloseAndOpen:
@@ -103,8 +103,9 @@ class CrashInside(Operation):
     def draw(cls, world: World, rng: random.Random) -> CrashInside:
         """See `Operation`."""
         possible = [each for each in (*OPERATIONS, CloseAndOpen) if each.is_possible(world)]
-        operation = rng.choice(possible).draw(world, rng)
-        return cls(operation=operation, before_call=rng.randrange(CALLS_MAX), how=rng.choice(list(Crash)))
+        (kind,) = rng.choices(possible, weights=[each.crash_weight for each in possible])
+        before_call = rng.randrange(rng.choice((3, CALLS_MAX)))
+        return cls(operation=kind.draw(world, rng), before_call=before_call, how=rng.choice(list(Crash)))
 
     def apply_to_log(self, world: World) -> object:
         """See `Operation`: nothing is called before `after`."""

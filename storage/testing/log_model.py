@@ -1,30 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """A partition log as a plain list of batches: what `PartitionLog` must be equal to, whatever happened to it.
 
-Owns what the outside may know of a log: its batches byte for byte, what was acknowledged as flushed, leader epochs and
-idempotence windows (both told again from the batches, by rules of its own), and what a crash may leave.
+Owns what the outside may know of a log: its batches byte for byte, where it begins, what was acknowledged as flushed, leader
+epochs and idempotence windows (both told again from the batches, by rules of its own), and what a crash may leave.
 
 Laws
-    After a crash the log is a run of whole batches from the start of the history, at least as long as what was flushed.
+    After a crash the log is a run of whole batches from the log start on, at least as long as what was flushed.
     With every unsynced byte kept (`kill -9`) nothing is lost. A truncation that has returned is never undone.
+    The log start never goes back below the durable one, and never above what was asked for.
+    Inside a compaction pass each batch is the old one, or what compaction may make of it (`model_compaction`).
     There is never damage: a crash is no damage.
 
-Pure: no disk, clock or randomness. Source: docs/storage.md sections 2 and 9; KIP-98, KIP-101, KIP-279.
+Pure: no disk, clock or randomness. Source: docs/storage.md sections 2, 3 and 10; KIP-98, KIP-101, KIP-279.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 
-from lograft.wire.header import PREFIX_BYTES, BatchHeader, read_header, stamped_prefix
-from lograft.wire.limits import DEDUP_WINDOW_BATCHES
-from lograft.wire.reader import RecordBatch
+from lograft.wire.batch import BatchHeader, read_batches
 
 from storage.log import Appended, EpochEnd, TimestampAndOffset
+from storage.testing.model_batch import CompactionRule, ModelBatch
+from storage.testing.model_compaction import Before, adopt_compacted
+from storage.testing.model_producers import (
+    SEQUENCE_COUNT,
+    ModelTransactions,
+    ModelWindow,
+    SeenWindow,
+    judge_windows,
+    note_producer,
+    transactions_of,
+    windows_of,
+)
 
-SEQUENCE_COUNT = 2**31
-"""Sequences are taken modulo this."""
+__all__ = ["SEQUENCE_COUNT", "LogModel", "ModelBatch", "ModelWindow", "Refused"]
 
 
 class Refused(Enum):
@@ -34,74 +46,53 @@ class Refused(Enum):
     OUT_OF_ORDER = "the sequence does not continue"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelBatch:
-    """One batch as it must stand on disk.
-
-    Attributes:
-        data: all its bytes, stamped.
-        header: its header, stamped.
-        timestamps_ms: one for each record, in milliseconds.
-    """
-
-    data: bytes
-    header: BatchHeader
-    timestamps_ms: tuple[int, ...]
-
-    @classmethod
-    def stamped(cls, batch: bytes | bytearray, *, base_offset: int, leader_epoch: int) -> ModelBatch:
-        """Return a client's batch as a leader stores it."""
-        prefix = stamped_prefix(base_offset, read_header(batch).batch_length, leader_epoch)
-        data = prefix + bytes(batch[PREFIX_BYTES:])
-        return cls(data=data, header=read_header(data), timestamps_ms=tuple(RecordBatch(data).timestamps_ms()))
-
-
-@dataclass(slots=True, kw_only=True)
-class ModelWindow:
-    """The idempotence window of one producer: its newest batches, oldest first."""
-
-    producer_epoch: int
-    batches: list[BatchHeader]
-
-    @property
-    def next_sequence(self) -> int:
-        """The sequence that continues it."""
-        last = self.batches[-1]
-        return (last.base_sequence + last.last_offset_delta + 1) % SEQUENCE_COUNT
-
-
 class LogModel:
     """The list.
 
     Attributes:
+        now_ms: the clock that the log is given.
         start_offset: first readable offset, inclusive.
-        batches: the history, ascending.
+        legal_starts: other log starts that a crash may leave: those of a removal under way.
+        failed_starts: those of removals that failed: a crash may leave them too, or not.
+        durable_start: where the removal in flight has put the log start on the device; None: nowhere yet.
+        batches: the log from the batch that holds the log start on, ascending.
+        history: all batches as they were appended, also those that were removed or compacted since.
         announced: batches of an append under way: a crash may leave them, or the first of them, too.
         truncating_to: where a truncation under way cuts; a crash may leave anything from there on.
         flushed_offset: everything below was acknowledged as flushed, exclusive.
         flush_target: what the flush group in flight may claim when it is taken back, exclusive; None: none in flight.
-        empty_epoch: leader epoch that was assigned at the log end and has no record yet.
+        prefix_target: where the removal in flight puts the log start; None: none is in flight.
+        compacting: a swap under way.
+        compacted_to: below it records were replaced by others: no legal truncation goes there (exclusive).
+        producers: idempotence windows.
+        forgotten_at: producer id -> log end when it was forgotten for being idle.
     """
 
     def __init__(self) -> None:
+        self.now_ms = 0
         self.start_offset = 0
+        self.legal_starts: frozenset[int] = frozenset()
+        self.failed_starts: frozenset[int] = frozenset()
+        self.durable_start: int | None = None
         self.batches: list[ModelBatch] = []
+        self.history: list[ModelBatch] = []
         self.announced: list[ModelBatch] = []
         self.truncating_to: int | None = None
         self.flushed_offset = 0
         self.flush_target: int | None = None
-        self.empty_epoch: int | None = None
+        self.prefix_target: int | None = None
+        self.compacting: CompactionRule | None = None
+        self.compacted_to = 0
+        self.producers: dict[int, ModelWindow] = {}
+        self.forgotten_at: dict[int, int] = {}
+        self._epochs: list[tuple[int, int]] = []
 
     def copy(self) -> LogModel:
         """Return a copy that shares nothing that changes."""
         copied = LogModel()
-        copied.start_offset = self.start_offset
-        copied.batches = list(self.batches)
-        copied.announced = list(self.announced)
-        copied.truncating_to = self.truncating_to
-        copied.flushed_offset = self.flushed_offset
-        copied.flush_target = self.flush_target
-        copied.empty_epoch = self.empty_epoch
+        for name, value in vars(self).items():
+            setattr(copied, name, value.copy() if isinstance(value, list | dict) else value)
+        copied.producers = self.windows()
         return copied
 
     @property
@@ -109,31 +100,34 @@ class LogModel:
         """Offset that the next record gets, exclusive end."""
         return self.batches[-1].header.next_offset if self.batches else self.start_offset
 
+    @property
+    def floor_offset(self) -> int:
+        """Nothing may be cut below (inclusive): the log start, or where the removal in flight puts it."""
+        return self.start_offset if self.prefix_target is None else self.prefix_target
+
     def epochs(self) -> list[tuple[int, int]]:
         """Return (leader epoch, start offset) of all epochs, ascending."""
-        found: list[tuple[int, int]] = []
-        for batch in self.batches:
-            if not found or batch.header.leader_epoch > found[-1][0]:
-                found.append((batch.header.leader_epoch, batch.header.base_offset))
-        if self.empty_epoch is not None:
-            found.append((self.empty_epoch, self.end_offset))
-        return found
+        return list(self._epochs)
 
     @property
     def last_epoch(self) -> int | None:
         """Largest leader epoch, or None."""
-        if self.empty_epoch is not None:
-            return self.empty_epoch
-        return self.batches[-1].header.leader_epoch if self.batches else None
+        return self._epochs[-1][0] if self._epochs else None
+
+    def assign_epoch(self, leader_epoch: int, offset: int) -> None:
+        """A leader epoch begins at an offset; does nothing for the last one. One without a record there is forgotten."""
+        if leader_epoch != self.last_epoch:
+            self._epochs = [each for each in self._epochs if each[1] < offset]
+            self._epochs.append((leader_epoch, offset))
 
     def epoch_at(self, offset: int) -> int | None:
         """Return the leader epoch of the record at an offset; None below the first one."""
-        found = [epoch for epoch, start in self.epochs() if start <= offset]
+        found = [epoch for epoch, start in self._epochs if start <= offset]
         return found[-1] if found else None
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEnd | None:
         """Return the largest known epoch at or below `epoch`, and where it ends; see `PartitionLog`."""
-        epochs = self.epochs()
+        epochs = self._epochs
         if not epochs or epoch > epochs[-1][0]:
             return None
         known = max((each for each, _ in epochs if each <= epoch), default=epoch)
@@ -141,22 +135,20 @@ class LogModel:
 
     def windows(self) -> dict[int, ModelWindow]:
         """Return the idempotence windows of all producers."""
-        windows: dict[int, ModelWindow] = {}
-        for batch in self.batches:
-            header = batch.header
-            if header.producer_id < 0 or header.base_sequence < 0:
-                continue
-            window = windows.get(header.producer_id)
-            if window is None or window.producer_epoch != header.producer_epoch:
-                window = windows[header.producer_id] = ModelWindow(producer_epoch=header.producer_epoch, batches=[])
-            window.batches.append(header)
-            del window.batches[:-DEDUP_WINDOW_BATCHES]
-        return windows
+        return {producer_id: window.copy() for producer_id, window in self.producers.items()}
+
+    def transactions(self) -> ModelTransactions:
+        """Return the transactions of the whole history."""
+        return transactions_of(batch.header for batch in self.history)
 
     def judge(self, header: BatchHeader) -> Appended | Refused | None:
         """Tell what must become of a client's batch: a duplicate's original, a refusal, or None: it is appended."""
-        window = self.windows().get(header.producer_id) if header.producer_id >= 0 else None
-        if window is None or (header.producer_epoch > window.producer_epoch and header.base_sequence == 0):
+        window = self.producers.get(header.producer_id) if header.producer_id >= 0 else None
+        if window is None:
+            return None
+        if header.is_control and header.producer_epoch >= window.producer_epoch:
+            return None
+        if header.producer_epoch > window.producer_epoch and header.base_sequence == 0:
             return None
         if header.producer_epoch < window.producer_epoch:
             return Refused.FENCED
@@ -177,13 +169,14 @@ class LogModel:
     def find_timestamp(self, timestamp_ms: int, *, end_offset: int) -> TimestampAndOffset | None:
         """Return the first user record below `end_offset` whose timestamp is `timestamp_ms` or later."""
         for batch in self.batches:
-            for delta, record_ms in enumerate(() if batch.header.is_control else batch.timestamps_ms):
-                if record_ms >= timestamp_ms and batch.header.base_offset + delta < end_offset:
-                    return TimestampAndOffset(record_ms, batch.header.base_offset + delta)
+            for record in () if batch.header.is_control else batch.records:
+                is_inside = self.start_offset <= record.offset < end_offset
+                if record.timestamp_ms >= timestamp_ms and is_inside:
+                    return TimestampAndOffset(record.timestamp_ms, record.offset)
         return None
 
     def cut_at(self, to_offset: int) -> int:
-        """Return where the log ends after a truncation to `to_offset`: whole batches are dropped."""
+        """Return where the log is cut by a truncation to `to_offset`: whole batches are dropped."""
         return next(
             (batch.header.base_offset for batch in self.batches if batch.header.next_offset > to_offset),
             self.end_offset,
@@ -192,22 +185,43 @@ class LogModel:
     def append(self, batches: list[ModelBatch]) -> None:
         """Take up batches that stand in the log."""
         self.batches += batches
+        self.history += batches
+        for batch in batches:
+            self.assign_epoch(batch.header.leader_epoch, batch.header.base_offset)
+            note_producer(self.producers, batch.header)
         self.announced = []
-        self.empty_epoch = None
 
     def announce_truncation(self, to_offset: int) -> None:
         """A truncation inside the log begins: from now on what lies beyond the cut is not promised."""
         self.truncating_to = self.cut_at(to_offset)
-        self.flushed_offset = min(self.flushed_offset, self.truncating_to)
+        self.flushed_offset = min(self.flushed_offset, max(self.truncating_to, self.start_offset))
 
     def truncate(self) -> None:
         """The announced truncation has returned."""
         to_offset = self.truncating_to
         assert to_offset is not None, "no truncation was announced"
+        self.truncating_to = None
         self.batches = [batch for batch in self.batches if batch.header.base_offset < to_offset]
-        self.empty_epoch = self.truncating_to = None
+        self.history = [batch for batch in self.history if batch.header.base_offset < to_offset]
+        self._epochs = [each for each in self._epochs if each[1] < to_offset]
+        self.producers = windows_of(batch.header for batch in self.history)
         if self.flush_target is not None:
-            self.flush_target = min(self.flush_target, to_offset)
+            self.flush_target = min(self.flush_target, max(to_offset, self.start_offset))
+
+    def begin_at(self, offset: int) -> None:
+        """The log begins at an offset now (not below the old one), and nothing below it is served."""
+        if offset > self.end_offset:
+            # The batch that it lies in was cut meanwhile: the log begins again there, empty.
+            self.flush_target = None if self.flush_target is None else min(self.flush_target, offset)
+        self.start_offset = offset
+        self.legal_starts = frozenset()
+        self.failed_starts = frozenset(each for each in self.failed_starts if each > offset)
+        self.durable_start = None
+        self.batches = [batch for batch in self.batches if batch.header.next_offset > offset]
+        self.flushed_offset = max(self.flushed_offset, offset)
+        begun = [each for each in self._epochs if each[1] <= offset]
+        if begun:
+            self._epochs = [(begun[-1][0], offset), *(each for each in self._epochs if each[1] > offset)]
 
     def least_after_crash(self, *, everything_kept: bool) -> int:
         """Return the log end offset that a crash must leave at least."""
@@ -215,24 +229,91 @@ class LogModel:
             return self.flushed_offset
         return self.end_offset if self.truncating_to is None else self.truncating_to
 
-    def settle(self, found: bytes) -> None:
-        """Take up what an open found: the bytes of all its batches, a run of the history from its start.
+    def settle(self, found: bytes, *, start_offset: int) -> None:
+        """Take up what an open found: the bytes of all its batches.
+
+        Args:
+            found: the batches.
+            start_offset: the log start.
 
         Raises:
-            AssertionError: it is no such run.
+            AssertionError: it is no such run of the history as a crash may leave.
         """
-        history = [*self.batches, *self.announced]
-        kept: list[ModelBatch] = []
-        size_bytes = 0
-        for batch in history:
-            if size_bytes == len(found):
-                break
-            kept.append(batch)
-            size_bytes += len(batch.data)
-        assert found == b"".join(batch.data for batch in kept), (
-            f"{len(found)} bytes are not the first {len(kept)} batches of the history"
-        )
-        self.batches = kept
+        certain = self.start_offset if self.durable_start is None else self.durable_start
+        legal = {certain, *(each for each in self.legal_starts | self.failed_starts if each > certain)}
+        assert start_offset in legal, f"the log starts at {start_offset}, not at one of {sorted(legal)}"
+        announced = self.announced
+        candidates = [batch for batch in (*self.batches, *announced) if batch.header.next_offset > start_offset]
+        self.begin_at(start_offset)
+        self.failed_starts = frozenset()
+        if self.compacting is not None:
+            candidates = self.compacted(candidates, found, self.compacting)
+            self.compacted_to = max(self.compacted_to, self.compacting.end_offset)
+        self.batches = take_run(candidates, found)
+        end_offset = self.end_offset
         self.announced = []
-        self.truncating_to = self.flush_target = self.empty_epoch = None
-        self.flushed_offset = self.end_offset
+        self.truncating_to = self.flush_target = self.prefix_target = self.compacting = None
+        self.flushed_offset = end_offset
+        old = [batch for batch in self.history if batch.header.base_offset < end_offset]
+        known = old[-1].header.base_offset if old else -1
+        new = [batch for batch in announced if known < batch.header.base_offset < end_offset]
+        self.history = old + new
+        self._epochs = [each for each in self._epochs if each[1] < end_offset]
+        for batch in new:
+            if self.last_epoch is None or batch.header.leader_epoch > self.last_epoch:
+                self.assign_epoch(batch.header.leader_epoch, max(batch.header.base_offset, self.start_offset))
+
+    def note_opening(self, now_ms: int) -> None:
+        """What stands in an opened log was written at the opening at the latest, by a clock that may have been set back."""
+        self.batches = [
+            batch if batch.appended_ms <= now_ms else replace(batch, appended_ms=now_ms) for batch in self.batches
+        ]
+
+    def settle_epoch(self, last_epoch: int | None) -> None:
+        """Take up the leader epoch of an opened log without batches: that of a batch that was removed, or none.
+
+        Raises:
+            AssertionError: no such batch ever was.
+        """
+        if self.batches or last_epoch is None or last_epoch == self.last_epoch:
+            return
+        removed = {batch.header.leader_epoch for batch in self.history}
+        assert last_epoch in removed, f"leader epoch {last_epoch} was never there: {sorted(removed)}"
+        self._epochs = [(last_epoch, self.start_offset)]
+
+    def compacted(self, before: list[ModelBatch], found: bytes, rule: CompactionRule) -> list[ModelBatch]:
+        """Return what bytes of the log show in the place of some batches after swaps; see `adopt_compacted`."""
+        return adopt_compacted(Before(batches=before, start_offset=self.start_offset), found, rule)
+
+    def settle_producers(self, seen: Mapping[int, SeenWindow]) -> None:
+        """Take up what an opened, or truncated, log knows of producers.
+
+        Raises:
+            AssertionError: see `judge_windows`.
+        """
+        self.producers = judge_windows(
+            seen,
+            history=(batch.header for batch in self.history),
+            standing=(batch.header for batch in self.batches),
+            forgotten_at=self.forgotten_at,
+        )
+
+
+def take_run(history: list[ModelBatch], found: bytes) -> list[ModelBatch]:
+    """Return the first batches of a history, which some bytes are.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    kept: list[ModelBatch] = []
+    size_bytes = 0
+    for batch in history:
+        if size_bytes == len(found):
+            break
+        kept.append(batch)
+        size_bytes += len(batch.data)
+    assert found == b"".join(batch.data for batch in kept), (
+        f"{len(found)} bytes are not the first {len(kept)} batches of the history: "
+        f"{[(each.base_offset, each.next_offset) for each in read_batches(found)][:4]}"
+    )
+    return kept

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the model test does to a log, apart from crashes (`log_faults`): one small object each.
 
-A new feature of the log (retention, compaction, seals) is proven by one more class here: `draw` its arguments, `announce` to the
-model what a power failure inside it may leave, `apply_to_log`, `apply_to_model`, and a place in `OPERATIONS`.
+A new feature of the log is proven by one more class here, or in a module beside this one (`log_prefix`, `log_compaction`,
+`log_scrub`, `log_transactions`): `draw` its arguments, `announce` to the model what a power failure inside it may leave,
+`apply_to_log`, `apply_to_model`, and a place in `OPERATIONS`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from functools import partial
 
 from lograft.wire.batch import read_batches
 
-from storage.errors import DiskFailedError, DiskFullError
+from storage.errors import DiskFailedError, DiskFullError, OffsetOutOfRangeError
 from storage.log import LogRead
 from storage.testing.log_appends import Append, AppendAsFollower, AppendToFullDisk, draw_epoch
+from storage.testing.log_compaction import COMPACTION_OPERATIONS
 from storage.testing.log_model import LogModel
+from storage.testing.log_prefix import PREFIX_OPERATIONS
+from storage.testing.log_scrub import SCRUB_OPERATIONS
+from storage.testing.log_transactions import TRANSACTION_OPERATIONS
 from storage.testing.log_world import Operation, World, attempt
 from storage.testing.sim_disk import Refusal
 
@@ -26,6 +31,7 @@ class BeginFlush(Operation):
     """The first half of a flush: collect what is dirty."""
 
     weight = 6
+    crash_weight = 0
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> BeginFlush:
@@ -126,22 +132,55 @@ class EndFlush(Operation):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlushAll(Operation):
+    """A flush at once, as at a close: everything is on stable storage when it returns."""
+
+    weight = 8
+
+    @classmethod
+    def is_possible(cls, world: World) -> bool:
+        """See `Operation`: no group may be in flight."""
+        return world.is_writable and world.work is None
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> FlushAll:
+        """See `Operation`."""
+        return cls()
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        return attempt(world.log.flush)
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+        assert outcome == model.end_offset, f"flush answers {outcome}, not {model.end_offset}"
+        model.flushed_offset = model.end_offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateSuffix(Operation):
     """The tail is dropped, also with a flush in flight, also below what was flushed."""
 
     weight = 3
+    crash_weight = 3
     to_offset: int
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> TruncateSuffix:
-        """See `Operation`; most cuts are near the end."""
-        end = world.model.end_offset
-        lowest = world.model.start_offset if rng.randrange(4) == 0 else max(world.model.start_offset, end - 12)
-        return cls(to_offset=rng.randint(lowest, end + 1))
+        """See `Operation`; most cuts are near the end, none in what was compacted, some below the log start."""
+        model = world.model
+        lowest = max(model.floor_offset, model.compacted_to)
+        if lowest == model.prefix_target and rng.randrange(4) == 0:
+            return cls(to_offset=rng.randint(max(0, lowest - 4), lowest))
+        if rng.randrange(4):
+            lowest = max(lowest, model.end_offset - 12)
+        elif lowest == model.floor_offset:
+            lowest = max(0, lowest - rng.choice((0, 0, 3)))
+        return cls(to_offset=rng.randint(min(lowest, model.end_offset), model.end_offset + 1))
 
     def announce(self, model: LogModel) -> None:
         """See `Operation`."""
-        if self.to_offset < model.end_offset:
+        if model.floor_offset <= self.to_offset < model.end_offset:
             model.announce_truncation(self.to_offset)
 
     def apply_to_log(self, world: World) -> object:
@@ -150,12 +189,16 @@ class TruncateSuffix(Operation):
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
         """See `Operation`."""
+        if self.to_offset < model.floor_offset:
+            assert outcome is OffsetOutOfRangeError, f"a cut below the log start is answered with {outcome}"
+            return
         if model.truncating_to is not None:
             model.truncate()
         assert outcome == model.end_offset, f"the log ends at {outcome}, not at {model.end_offset}"
 
     def after(self, world: World, rng: random.Random) -> None:
         """Nothing of the tail is left in any look-up."""
+        world.model.settle_producers(world.seen_producers())
         world.check_in_depth()
 
 
@@ -164,6 +207,7 @@ class Read(Operation):
     """A read by offset: whole batches, from the one asked for, byte for byte."""
 
     weight = 6
+    crash_weight = 0
     offset: int
     max_bytes: int
     end_offset: int
@@ -178,17 +222,20 @@ class Read(Operation):
         """See `Operation`."""
         model = world.model
         return cls(
-            offset=rng.randint(model.start_offset, model.end_offset),
+            offset=rng.randint(max(0, model.start_offset - rng.choice((0, 0, 0, 2))), model.end_offset),
             max_bytes=rng.choice((1, 100, 700, 10_000)),
             end_offset=rng.choice((model.end_offset, model.flushed_offset, rng.randint(0, model.end_offset + 1))),
         )
 
     def apply_to_log(self, world: World) -> object:
         """See `Operation`."""
-        return world.log.read(self.offset, self.max_bytes, end_offset=self.end_offset)
+        return attempt(partial(world.log.read, self.offset, self.max_bytes, end_offset=self.end_offset))
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
         """See `Operation`; where a segment ends is the log's business."""
+        if self.offset < model.start_offset:
+            assert outcome is OffsetOutOfRangeError, f"a read below the log start is answered with {outcome}"
+            return
         assert isinstance(outcome, LogRead), f"{outcome}"
         expected = model.readable_from(self.offset, end_offset=self.end_offset)
         if not outcome.data:
@@ -205,6 +252,7 @@ class FindTimestamp(Operation):
     """A look-up by time."""
 
     weight = 4
+    crash_weight = 0
     timestamp_ms: int
     end_offset: int
 
@@ -217,7 +265,11 @@ class FindTimestamp(Operation):
     def draw(cls, world: World, rng: random.Random) -> FindTimestamp:
         """See `Operation`."""
         end = world.model.end_offset
-        return cls(timestamp_ms=rng.randint(0, 1_500 + 10 * end), end_offset=rng.choice((end, rng.randint(0, end))))
+        timestamp_ms = rng.randint(0, 1_500 + 10 * end)
+        if world.model.batches:
+            timestamp_ms = rng.choice((timestamp_ms, rng.choice(world.model.batches).header.max_timestamp_ms))
+        timestamp_ms = max(0, timestamp_ms + rng.choice((-1, 0, 0, 1)))
+        return cls(timestamp_ms=timestamp_ms, end_offset=rng.choice((end, rng.randint(0, end))))
 
     def apply_to_log(self, world: World) -> object:
         """See `Operation`."""
@@ -234,6 +286,7 @@ class AssignEpoch(Operation):
     """A leader epoch begins at the log end, before it has a record."""
 
     weight = 1
+    crash_weight = 0
     leader_epoch: int
 
     @classmethod
@@ -247,8 +300,7 @@ class AssignEpoch(Operation):
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
         """See `Operation`."""
-        if self.leader_epoch != model.last_epoch:
-            model.empty_epoch = self.leader_epoch
+        model.assign_epoch(self.leader_epoch, model.end_offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +308,7 @@ class CheckInDepth(Operation):
     """Everything is compared."""
 
     weight = 1
+    crash_weight = 0
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> CheckInDepth:
@@ -278,10 +331,15 @@ OPERATIONS: tuple[type[Operation], ...] = (
     BeginFlush,
     RunFlush,
     EndFlush,
+    FlushAll,
     TruncateSuffix,
     Read,
     FindTimestamp,
     AssignEpoch,
     CheckInDepth,
+    *PREFIX_OPERATIONS,
+    *COMPACTION_OPERATIONS,
+    *SCRUB_OPERATIONS,
+    *TRANSACTION_OPERATIONS,
 )
 """All operations; a new one is added here."""

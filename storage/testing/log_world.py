@@ -10,23 +10,44 @@ Source: docs/storage.md section 9.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from lograft.wire.header import BatchHeader
 
+from storage.compaction.pass_ import CompactionPass
 from storage.errors import StorageError
 from storage.log import Appended, FlushWork, LogSettings, PartitionLog, RecoveryReport
+from storage.names import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEAL_SUFFIX,
+    SWAP_SUFFIX,
+    TEMPORARY_SUFFIX,
+    TIME_INDEX_SUFFIX,
+)
+from storage.prefix import PrefixWork
+from storage.scrub import ScrubWork
+from storage.scrub_owner import LogScrub
 from storage.testing.builders import SMALL
 from storage.testing.log_model import LogModel
+from storage.testing.model_batch import CompactionRule
+from storage.testing.model_producers import SeenWindow
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
 
 DIRECTORY = "/data/log"
+FAR_OFFSET = 2**62
 RECOVERY_CALLS = 12
 """A power failure inside a recovery comes before one of so many calls."""
+
+SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX)
+LEFTOVERS = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, TEMPORARY_SUFFIX)
+"""What no opening leaves."""
 
 ResultT = TypeVar("ResultT")
 
@@ -40,6 +61,9 @@ class Operation:
 
     weight = 1
     """How often it is drawn, beside the others."""
+
+    crash_weight = 1
+    """How often a power failure inside it is drawn; 0: it changes nothing on the disk."""
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
@@ -88,30 +112,56 @@ class World:
         log: the open log.
         report: what its last opening found.
         work: the flush group in flight.
+        prefix: the removal in flight.
+        pass_steps: a compaction pass under way: what is left of it.
+        pass_rule: what it may do.
+        scrub: the scrub side of the open log.
+        scrubbed: a scrub that ran and was not given back yet.
         now_ms: the clock that the log is given.
+        clock_went_back: it did; nothing can be said of how old something is.
+        deleted_ms: when each `.deleted` file got its name, by that clock.
         observer: sees each call of the disk before it takes effect.
     """
 
     log: PartitionLog
     report: RecoveryReport
+    scrub: LogScrub
 
     def __init__(self, settings: LogSettings = SMALL, observer: Callable[[World, SimCall], None] | None = None) -> None:
-        self.settings = settings
-        self.model = LogModel()
-        self.work: FlushWork | None = None
-        self.now_ms = 1_000
-        self.doing = "create"
+        self._begin(settings, SimDisk(), LogModel(), doing="create")
         self.observer = observer
-        self._fuse: int | None = None
-        self.disk = SimDisk()
         self.disk.make_directory("/data")
         self.disk.sync_directory("/")
-        self.disk.on_call = self._on_call
-        self.log, self.report = self._open()
+        self._open()
+
+    def _begin(self, settings: LogSettings, disk: SimDisk, model: LogModel, *, doing: str) -> None:
+        self.settings = settings
+        self.model = model
+        self.now_ms = 1_000
+        self.clock_went_back = False
+        self.doing = doing
+        self.observer: Callable[[World, SimCall], None] | None = None
+        self._fuse: int | None = None
+        self.disk = disk
+        disk.on_call = self._on_call
+        self._forget_work()
+
+    def _forget_work(self) -> None:
+        """What was under way ends with the log that it belonged to."""
+        self.work: FlushWork | None = None
+        self.prefix: PrefixWork | None = None
+        self.pass_steps: Iterator[CompactionPass] | None = None
+        self.pass_rule: CompactionRule | None = None
+        self.scrubbed: ScrubWork | None = None
+        self.deleted_ms: dict[str, int] = {}
 
     @classmethod
-    def drawn(cls, rng: random.Random) -> World:
-        """Return a world with settings that make segments, indexes and rolls of several sizes."""
+    def drawn(cls, rng: random.Random, *, compact: bool | None = None) -> World:
+        """Return a world with settings that make segments, indexes and rolls of several sizes; compacted or not, if that is given."""
+        drawn_compact = rng.randrange(3) > 0
+        compact = drawn_compact if compact is None else compact
+        # Compaction without retention is the common case, and shows more of compaction.
+        has_retention = not compact or rng.randrange(3) == 0
         return cls(
             replace(
                 SMALL,
@@ -119,6 +169,14 @@ class World:
                 index_interval_bytes=rng.choice((1, 100, 400)),
                 index_bytes=rng.choice((24, 60, 10_000)),
                 segment_ms=rng.choice((300, 10**15)),
+                retention_ms=rng.choice((None, 200, 3_000, 30_000)) if has_retention else None,
+                retention_bytes=rng.choice((None, 0, 1_000, 4_000)) if has_retention else None,
+                file_delete_delay_ms=rng.choice((0, 100, 1_000)),
+                compact=compact,
+                min_compaction_lag_ms=rng.choice((0, 0, 500)),
+                max_compaction_lag_ms=rng.choice((100, 2**63 - 1)),
+                min_cleanable_dirty_ratio=rng.choice((0.0, 0.0, 0.5)),
+                delete_retention_ms=rng.choice((0, 300, 3_000)),
             )
         )
 
@@ -126,15 +184,7 @@ class World:
     def of_crashed(cls, settings: LogSettings, disk: SimDisk, model: LogModel) -> World:
         """Return a world on a disk that has crashed; call `recover` before anything else."""
         world = cls.__new__(cls)
-        world.settings = settings
-        world.model = model
-        world.work = None
-        world.now_ms = 1_000
-        world.doing = "recovery"
-        world.observer = None
-        world._fuse = None
-        world.disk = disk
-        disk.on_call = world._on_call
+        world._begin(settings, disk, model, doing="recovery")
         return world
 
     def _on_call(self, call: SimCall) -> None:
@@ -145,10 +195,38 @@ class World:
             if self._fuse < 0:
                 self._fuse = None
                 raise PowerFailure
+        self._watch_deleted(call)
 
-    def _open(self) -> tuple[PartitionLog, RecoveryReport]:
+    def _watch_deleted(self, call: SimCall) -> None:
+        """A `.deleted` file stays as long as the settings say, but for an opening."""
+        if call.operation == "rename" and call.path.endswith(SEGMENT_SUFFIXES) and self.disk.exists(call.path):
+            self.deleted_ms[call.path + DELETED_SUFFIX] = self.now_ms
+        elif call.operation == "remove" and call.path in self.deleted_ms:
+            age_ms = self.now_ms - self.deleted_ms.pop(call.path)
+            is_due = age_ms >= self.settings.file_delete_delay_ms or self.clock_went_back
+            assert is_due, f"{call.path} is removed after {age_ms} ms"
+
+    def _open(self) -> None:
+        self._forget_work()
         opened = PartitionLog.open(self.disk, DIRECTORY, settings=self.settings, now_ms=self.now_ms)
-        return opened.log, opened.report
+        self.log, self.report = opened.log, opened.report
+        self.scrub = opened.log.new_scrub()
+
+    def names(self) -> list[str]:
+        """Return the names of the files of the log."""
+        return self.disk.list_directory(DIRECTORY)
+
+    @property
+    def active_base(self) -> int:
+        """Base offset of the active segment."""
+        return max(int(name[: -len(LOG_SUFFIX)]) for name in self.names() if name.endswith(LOG_SUFFIX))
+
+    def seen_producers(self) -> dict[int, SeenWindow]:
+        """Return what the log knows of producers."""
+        return {
+            producer_id: SeenWindow(state.producer_epoch, list(state.batches()))
+            for producer_id, state in self.log.producers.states()
+        }
 
     @property
     def is_writable(self) -> bool:
@@ -158,6 +236,7 @@ class World:
     def perform(self, operation: Operation, rng: random.Random) -> None:
         """Do an operation to log and model, and compare."""
         self.doing = type(operation).__name__
+        self.model.now_ms = self.now_ms
         operation.announce(self.model)
         outcome = operation.apply_to_log(self)
         operation.apply_to_model(self.model, outcome)
@@ -201,13 +280,16 @@ class World:
         """
         self.doing = "recovery" if not clean else "clean open"
         least = self.model.least_after_crash(everything_kept=everything_kept)
-        self.work = None
-        self.log, self.report = self._open()
+        self._open()
         assert not self.report.damaged, f"a crash is no damage: {self.report.damaged}"
         assert self.report.clean or not clean, "a clean stop was taken for an unclean one"
-        assert self.log.log_start_offset == self.model.start_offset, f"log start {self.log.log_start_offset}"
+        left = [name for name in self.names() if name.endswith(LEFTOVERS)]
+        assert not left, f"the open left {left}"
         assert self.log.log_end_offset >= least, f"the log ends at {self.log.log_end_offset}, {least} was promised"
-        self.model.settle(self.read_bytes())
+        self.model.settle(self.read_bytes(), start_offset=self.log.log_start_offset)
+        self.model.note_opening(self.now_ms)
+        self.model.settle_epoch(self.log.last_epoch)
+        self.model.settle_producers(self.seen_producers())
         self.check_ends()
         self.check_in_depth()
 
@@ -227,6 +309,8 @@ class World:
     def check_ends(self) -> None:
         """Compare what costs nothing."""
         log, model = self.log, self.model
+        start_offset = log.log_start_offset
+        assert start_offset == model.start_offset, f"log start {start_offset}, not {model.start_offset}"
         assert log.log_end_offset == model.end_offset, f"log end {log.log_end_offset}, not {model.end_offset}"
         assert log.flushed_offset == model.flushed_offset, f"flushed {log.flushed_offset}, not {model.flushed_offset}"
         assert log.last_epoch == model.last_epoch, f"last epoch {log.last_epoch}, not {model.last_epoch}"
@@ -240,22 +324,52 @@ class World:
             assert log.epoch_at(start_offset) == epoch, f"epoch {epoch} does not begin at {start_offset}"
             for asked in (epoch - 1, epoch, epoch + 1):
                 assert log.end_offset_for_epoch(asked) == model.end_offset_for_epoch(asked), f"end of epoch {asked}"
-        for timestamp_ms in {0, *(batch.timestamps_ms[0] for batch in model.batches[-3:])}:
+        for timestamp_ms in {0, *(batch.header.max_timestamp_ms for batch in model.batches[-3:])}:
             found = log.find_timestamp(timestamp_ms, end_offset=log.log_end_offset)
             assert found == model.find_timestamp(timestamp_ms, end_offset=model.end_offset), f"time {timestamp_ms}"
+        self._check_transactions()
         if self.is_writable:
             self._check_windows()
 
     def _check_windows(self) -> None:
         """Send every batch of every window again: each is known, with its offsets, and nothing is appended."""
         model = self.model
-        data = {batch.header.base_offset: batch.data for batch in model.batches}
+        data = {batch.header.base_offset: batch.data for batch in model.history}
         for window in model.windows().values():
             for header in window.batches:
                 self._check_duplicate(data[header.base_offset], header)
 
     def _check_duplicate(self, data: bytes, header: BatchHeader) -> None:
+        expected = self.model.judge(header)
+        if not isinstance(expected, Appended):
+            # The producer was forgotten in between, and has come to this sequence again.
+            assert self.model.forgotten_at.keys() & {header.producer_id}, f"{header} is no duplicate: {expected}"
+            return
         epoch = self.model.last_epoch or 0
         appended = self.log.append_as_leader(data, header, leader_epoch=epoch, now_ms=self.now_ms)
-        expected = Appended(header.base_offset, header.next_offset, True)
         assert appended == expected, f"producer {header.producer_id} sends {header.base_sequence} again: {appended}"
+
+    def _check_transactions(self) -> None:
+        """Each batch of a transaction that stands in the log counts, waits or is left out as it must."""
+        producers, truth = self.log.producers, self.model.transactions()
+        standing = [batch.header for batch in self.model.batches if batch.header.is_transactional]
+        data = [header for header in standing if not header.is_control]
+        if not producers.has_transactions:
+            assert not data, f"the log knows of no transaction, {data[0]} belongs to one"
+            return
+        known_open = dict(producers.transactions.open_transactions())
+        for producer_id, first_offset in known_open.items():
+            assert producer_id in truth.open, f"the transaction of {producer_id} has ended"
+            assert truth.open[producer_id] <= first_offset, f"the transaction of {producer_id} begins later"
+        for header in data:
+            first_offset = known_open.get(header.producer_id)
+            if truth.open.get(header.producer_id, FAR_OFFSET) <= header.base_offset:
+                assert first_offset is not None, f"the transaction of {header} is open"
+                assert first_offset <= header.base_offset, f"the transaction of {header} began before it"
+                continue
+            found = producers.transactions.aborted_between(header.base_offset, header.next_offset)
+            told = any(
+                each.producer_id == header.producer_id and each.first_offset <= header.base_offset <= each.last_offset
+                for each in found
+            )
+            assert told == truth.is_aborted(header), f"{header} is aborted: {told}"

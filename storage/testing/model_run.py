@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from storage.testing.log_faults import EVERYTHING
@@ -19,6 +20,8 @@ from storage.testing.log_world import Operation, World
 
 RUNS = 2_000
 STEPS = 200
+FOCUS = 6
+"""How many times as often an operation in the focus of a run is drawn."""
 STEPS_SHOWN = 12
 """Operations printed before a failure."""
 
@@ -44,30 +47,48 @@ class Failure:
         return f"seed {self.seed}, step {self.step}: {type(self.error).__name__}: {self.error}\n{shown}"
 
 
-def run_one(seed: int, steps: int) -> Failure | None:
-    """Do so many drawn operations on a new log; return what failed."""
+def run_one(
+    seed: int, steps: int, *, focus: Collection[type[Operation]] = (), compact: bool | None = None
+) -> Failure | None:
+    """Do so many drawn operations on a new log; return what failed.
+
+    Args:
+        seed: names the run.
+        steps: operations.
+        focus: operations that are drawn `FOCUS` times as often.
+        compact: whether the log is a compacted one; None: as drawn.
+    """
     rng = random.Random(seed)
     last_operations: deque[Operation] = deque(maxlen=STEPS_SHOWN)
     step = -1
     try:
-        world = World.drawn(rng)
+        world = World.drawn(rng, compact=compact)
         while step + 1 < steps:
             step += 1
             possible = [each for each in EVERYTHING if each.is_possible(world)]
-            (kind,) = rng.choices(possible, weights=[each.weight for each in possible])
+            (kind,) = rng.choices(
+                possible, weights=[each.weight * (FOCUS if each in focus else 1) for each in possible]
+            )
+            world.now_ms += rng.randrange(50)
             operation = kind.draw(world, rng)
             last_operations.append(operation)
-            world.now_ms += rng.randrange(50)
             world.perform(operation, rng)
     except Exception as error:
         return Failure(seed=seed, step=step, error=error, last_operations=tuple(last_operations))
     return None
 
 
-def run_many(*, first_seed: int, runs: int, steps: int) -> Failure | None:
-    """Do runs with seeds one after the other until one fails."""
+def run_many(
+    *,
+    first_seed: int,
+    runs: int,
+    steps: int,
+    focus: Collection[type[Operation]] = (),
+    compact: bool | None = None,
+) -> Failure | None:
+    """Do runs with seeds one after the other until one fails; see `run_one`."""
     for seed in range(first_seed, first_seed + runs):
-        failure = run_one(seed, steps)
+        failure = run_one(seed, steps, focus=focus, compact=compact)
         if failure is not None:
             return failure
     return None

@@ -10,10 +10,8 @@ Source: docs/storage.md section 9.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from lograft.wire.checksum import crc32c
@@ -35,38 +33,15 @@ from storage.producers import ProducerWindows
 from storage.reader import LogReader
 from storage.recovery_point import RecoveryPointFile
 from storage.recovery_walk import UncleanWalk
-from storage.testing import crash_points, model_run
-from storage.testing.log_world import World
+from storage.testing import crash_points, model_mutants, model_run
+from storage.testing.log_mutant import Finder, Mutant
 from storage.testing.sim_disk import SimFile
 
-MODEL_RUNS = 60
+__all__ = ["MODEL_RUNS", "MODEL_STEPS", "MUTANTS", "Finder", "Mutant", "applied", "find"]
+
+MODEL_RUNS = 200
 MODEL_STEPS = 100
 FAR_OFFSET = 2**62
-
-
-class Finder(Enum):
-    """What finds a mutant."""
-
-    MODEL = "model"
-    CRASH_POINTS = "crash points"
-    CORRUPTION = "corruption"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutant:
-    """One wrong decision.
-
-    Attributes:
-        name: where: what.
-        finder: the proof that finds it.
-        patches: (owner, attribute, replacement) of each.
-        scenario: the scenario that finds it, for crash points.
-    """
-
-    name: str
-    finder: Finder
-    patches: tuple[tuple[object, str, object], ...]
-    scenario: Callable[[World], None] | None = None
 
 
 class _Matching(int):
@@ -301,6 +276,7 @@ MUTANTS: tuple[Mutant, ...] = (
         finder=Finder.CORRUPTION,
         patches=((LogReader, "_verify", _trust_read),),
     ),
+    *model_mutants.MUTANTS,
 )
 """All mutants; a new decision of the engine brings one."""
 
@@ -322,7 +298,9 @@ def find(mutant: Mutant) -> str | None:
     """Let the mutant's finder look for it (model and crash points); return what it says, None if it finds nothing."""
     with applied(mutant):
         if mutant.finder is Finder.MODEL:
-            failure = model_run.run_many(first_seed=0, runs=MODEL_RUNS, steps=MODEL_STEPS)
+            failure = model_run.run_many(
+                first_seed=0, runs=MODEL_RUNS, steps=MODEL_STEPS, focus=mutant.focus, compact=mutant.compact
+            )
             return None if failure is None else str(failure)
         assert mutant.scenario is not None, f"{mutant.name} is found by another run"
         try:

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What retention may remove of a list of batches, and what it must, judged by bytes and clock alone. Pure.
+
+A segment is as new as its newest record, but not newer than the clock at its last write; so each of its batches is at least as old
+as that says, and so is what follows it in the segment. Source: docs/storage.md section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from storage.testing.model_batch import ModelBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionRule:
+    """What is to be kept; see `LogSettings`.
+
+    Attributes:
+        high_watermark: nothing beyond it goes (exclusive).
+        active_base: base offset of the active segment, which stays.
+        now_ms: the clock.
+        retention_ms: what is older may go; None: nothing because of its age.
+        retention_bytes: so much stays at least; None: nothing goes because of the size.
+    """
+
+    high_watermark: int
+    active_base: int
+    now_ms: int
+    retention_ms: int | None
+    retention_bytes: int | None
+
+
+def removable_ends(batches: list[ModelBatch], rule: RetentionRule) -> list[int]:
+    """Return all log starts that retention may make, ascending (the present one is another)."""
+    limit = min(rule.high_watermark, rule.active_base)
+    ends: list[int] = []
+    for count, batch in enumerate(batches, start=1):
+        if batch.header.next_offset > limit:
+            break
+        if _may_go(batches, count, rule):
+            ends.append(batch.header.next_offset)
+    return ends
+
+
+def _may_go(batches: list[ModelBatch], count: int, rule: RetentionRule) -> bool:
+    """Tell whether the first so many batches may go."""
+    removed = batches[:count]
+    left_bytes = sum(len(batch.data) for batch in batches[count:])
+    if rule.retention_bytes is not None and left_bytes >= rule.retention_bytes:
+        return True
+    if rule.retention_ms is None:
+        return False
+    # From the end: the clock at the last write of the segment is the one of some batch at or after this one.
+    written_ms = list(accumulate((batch.appended_ms for batch in reversed(removed)), min))[::-1]
+    after_bytes = list(accumulate((len(batch.data) for batch in reversed(batches)), initial=0))[::-1][1:]
+    return all(
+        rule.now_ms - min(batch.header.max_timestamp_ms, latest_ms) > rule.retention_ms
+        or (rule.retention_bytes is not None and after_bytes[at] >= rule.retention_bytes)
+        for at, (batch, latest_ms) in enumerate(zip(removed, written_ms, strict=True))
+    )
+
+
+def is_too_large(batches: list[ModelBatch], rule: RetentionRule, *, segment_bytes: int) -> bool:
+    """Tell whether the log still has a sealed segment too many, all of it being at or below the high watermark."""
+    if rule.retention_bytes is None or not batches or rule.high_watermark < batches[-1].header.next_offset:
+        return False
+    largest_bytes = max(segment_bytes, *(len(batch.data) for batch in batches))
+    return sum(len(batch.data) for batch in batches) >= rule.retention_bytes + 2 * largest_bytes
