@@ -148,6 +148,10 @@ class TopicBuffers:
         return part
 
 
+NO_TOPIC: Final[tuple[str, TopicBuffers | None]] = ("", None)
+"""Stands in the place of a topic and its buffers; no topic has this name."""
+
+
 def close_batch(part: PartitionBuffer) -> tuple[list[bytes | None], list[bytes | None]]:
     """Keep the fast path off the open batch and return its values and its keys.
 
