@@ -24,7 +24,7 @@ import grpc.aio
 from lograft._codec import decode_cluster, decode_error, decode_watch
 from lograft._core.backoff import Backoff
 from lograft._core.metadata import ClusterView, Leader, TopicState
-from lograft._transport import Purpose, Transport, finish, is_connection_loss, to_error
+from lograft._transport import Purpose, Transport, finish, is_connection_loss, open_call, to_error
 from lograft.errors import (
     FatalError,
     LograftError,
@@ -286,8 +286,8 @@ class Cluster:
     async def _watch_once(self, address: str, watched: frozenset[str], backoff: Backoff) -> None:
         channel = await self.transport.connect(address, Purpose.CONTROL, timeout_s=CONNECT_TIMEOUT_MS / 1000)
         request = metadata_pb2.WatchClusterRequest(cluster_id=self.cluster_id, topics=sorted(watched))
-        call = MetadataServiceStub(channel).WatchCluster(request)
-        self._watch_call = call
+        opened = await open_call(lambda: MetadataServiceStub(channel).WatchCluster(request))
+        self._watch_call = call = opened.call
         try:
             async for response in call:
                 if response.HasField("error"):
@@ -305,7 +305,7 @@ class Cluster:
                 raise
         finally:
             self._watch_call = None
-            await finish(call)
+            await finish(opened)
 
     def _check_cluster(self, cluster_id: str) -> None:
         if self.cluster_id and cluster_id and cluster_id != self.cluster_id:

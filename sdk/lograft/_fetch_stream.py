@@ -23,7 +23,7 @@ from lograft._cluster import Cluster, now_ms
 from lograft._core.backoff import Backoff
 from lograft._core.fetcher import CreditLedger, Cursor
 from lograft._core.metadata import Leader
-from lograft._transport import FINISH_TIMEOUT_S, Purpose, finish, to_error
+from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import CONNECT_TIMEOUT_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ConsumerSettings
 from lograft.v1 import errors_pb2, log_pb2
@@ -184,7 +184,7 @@ class FetchStream:
 
     async def _run(self) -> None:
         error: LograftError
-        call: _Call | None = None
+        opened: OpenCall[_Call] | None = None
         writer: asyncio.Task[None] | None = None
         try:
             channel = await self._cluster.transport.connect(
@@ -196,7 +196,8 @@ class FetchStream:
                 request_serializer=log_pb2.FetchRequest.SerializeToString,
                 response_deserializer=decode_fetch_response,
             )
-            call = multi()
+            opened = await open_call(multi)
+            call = opened.call
             await self._open(call)
             self._call = call
             writer = self._loop.create_task(self._write(call))
@@ -216,8 +217,8 @@ class FetchStream:
             logger.exception("fetch stream from %s failed", self.address)
             error = ProtocolError(f"the fetch stream from {self.address} failed: {cause!r}")
         finally:
-            if call is not None:
-                await finish(call)
+            if opened is not None:
+                await finish(opened)
             if writer is not None:
                 self._is_ending = True
                 self._wake()

@@ -28,7 +28,7 @@ from lograft._core.batches import SealedBatch
 from lograft._core.metadata import Leader
 from lograft._core.sequencer import Acknowledged, ReceiptError
 from lograft._produce_sender import PartitionSender, Session
-from lograft._transport import FINISH_TIMEOUT_S, Purpose, finish, to_error
+from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import CONNECT_TIMEOUT_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ProducerSettings
 from lograft.types import Acks, Durability
@@ -169,7 +169,7 @@ class ProduceStream:
 
     async def _run(self) -> None:
         error: LograftError
-        call: _Call | None = None
+        opened: OpenCall[_Call] | None = None
         writer: asyncio.Task[None] | None = None
         try:
             channel = await self._cluster.transport.connect(
@@ -178,7 +178,8 @@ class ProduceStream:
             multi: grpc.aio.StreamStreamMultiCallable[bytes, log_pb2.ProduceResponse] = channel.stream_stream(
                 PRODUCE_METHOD, request_serializer=None, response_deserializer=log_pb2.ProduceResponse.FromString
             )
-            call = multi()
+            opened = await open_call(multi)
+            call = opened.call
             await self._open(call)
             self._call = call
             writer = self._loop.create_task(self._write(call))
@@ -198,8 +199,8 @@ class ProduceStream:
             logger.exception("produce stream to %s failed", self.address)
             error = ProtocolError(f"the produce stream to {self.address} failed: {cause!r}")
         finally:
-            if call is not None:
-                await finish(call)
+            if opened is not None:
+                await finish(opened)
             if writer is not None:
                 self._is_ending = True
                 self._wake()

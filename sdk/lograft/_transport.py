@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import grpc
 import grpc.aio
@@ -61,6 +63,21 @@ _OPTIONS: Final = (
     # Environment proxies are for the web, not for brokers.
     ("grpc.enable_http_proxy", 0),
 )
+
+
+_C = TypeVar("_C", bound=grpc.aio.Call)
+
+
+class OpenCall(NamedTuple, Generic[_C]):
+    """A streaming call.
+
+    Attributes:
+        call: the call.
+        tasks: gRPC's own, one as a rule, which ends when gRPC has let go of the call.
+    """
+
+    call: _C
+    tasks: tuple[asyncio.Task[Any], ...]
 
 
 class Transport:
@@ -136,17 +153,40 @@ def _claim_process() -> None:
         )
 
 
-async def finish(call: grpc.aio.Call) -> None:
+_STATUS_TASK: Final = "_AioCall._handle_status_once_received"
+"""Name of the task that waits for the end of a streaming call, as of grpcio 1.85. Under another name it is not waited for."""
+
+_claimed: Final[WeakSet[asyncio.Task[Any]]] = WeakSet()
+
+
+async def open_call(start: Callable[[], _C]) -> OpenCall[_C]:
+    """Start a streaming call, and note the task with which gRPC waits for its end."""
+    before = _status_tasks()
+    call = start()
+    try:
+        # It begins in the next turn of the loop, in the order in which calls were started.
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    tasks = [task for task in _status_tasks() - before if task not in _claimed]
+    _claimed.update(tasks)
+    return OpenCall(call, tuple(tasks))
+
+
+def _status_tasks() -> set[asyncio.Task[Any]]:
+    return {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") == _STATUS_TASK}
+
+
+async def finish(opened: OpenCall[Any]) -> None:
     """Cancel a call and wait until gRPC has let go of it.
 
     Events of a call that come after its event loop was closed disturb every other loop of the process: gRPC hands all
-    events out through one queue.
+    events out through one queue. A cancelled call has its status at once, but its last events are still to come.
     """
-    call.cancel()
-    try:
-        async with asyncio.timeout(FINISH_TIMEOUT_S):
-            await call.code()
-    except TimeoutError:
+    opened.call.cancel()
+    waiting = [task for task in opened.tasks if not task.done()]
+    if waiting and (await asyncio.wait(waiting, timeout=FINISH_TIMEOUT_S))[1]:
         logger.warning("a cancelled call did not end within %s s", FINISH_TIMEOUT_S)
 
 

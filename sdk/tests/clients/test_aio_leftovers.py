@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the end of a call leaves behind in its event loop: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from lograft._transport import Purpose, Transport, finish, open_call
+from lograft.v1 import metadata_pb2
+from lograft.v1.metadata_pb2_grpc import MetadataServiceStub
+
+
+def test_a_finished_call_leaves_no_task_of_grpc_in_its_loop(bootstrap: str) -> None:
+    """A task of gRPC waits for the end of each call; one that is left is owed an event, which comes after the loop was closed."""
+
+    async def watch() -> set[str]:
+        transport = Transport()
+        channel = await transport.connect(bootstrap, Purpose.CONTROL, timeout_s=20.0)
+        opened = await open_call(lambda: MetadataServiceStub(channel).WatchCluster(metadata_pb2.WatchClusterRequest()))
+        assert len(opened.tasks) == 1
+        assert isinstance(await opened.call.read(), metadata_pb2.WatchClusterResponse)
+        await finish(opened)
+        left = {repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
+        await transport.close()
+        return left
+
+    assert asyncio.run(watch()) == set()
+
+
+def test_calls_that_start_together_know_their_own_tasks(bootstrap: str) -> None:
+    """The end of one call does not wait for that of another."""
+
+    async def watch_twice() -> None:
+        transport = Transport()
+        channel = await transport.connect(bootstrap, Purpose.CONTROL, timeout_s=20.0)
+        stub = MetadataServiceStub(channel)
+        first, second = await asyncio.gather(
+            *[open_call(lambda: stub.WatchCluster(metadata_pb2.WatchClusterRequest())) for _ in range(2)]
+        )
+        assert len({*first.tasks, *second.tasks}) == 2
+        for opened in (first, second):
+            assert isinstance(await opened.call.read(), metadata_pb2.WatchClusterResponse)
+        await finish(first)
+        assert all(task.done() for task in first.tasks)
+        assert not all(task.done() for task in second.tasks)
+        await finish(second)
+        await transport.close()
+
+    asyncio.run(watch_twice())
