@@ -152,7 +152,7 @@ class ProduceStream:
         """End the task: through its call, once there is one, so that the read under way ends as gRPC wants it."""
         if self._call is not None:
             self._call.cancel()
-        else:
+        elif not self._is_ending:
             self._task.cancel()
 
     async def close(self) -> None:
@@ -199,14 +199,16 @@ class ProduceStream:
             logger.exception("produce stream to %s failed", self.address)
             error = ProtocolError(f"the produce stream to {self.address} failed: {cause!r}")
         finally:
+            # From here on nobody cancels this task: what is bound must be handed back.
+            self._is_ending = True
             if opened is not None:
                 await finish(opened)
             if writer is not None:
-                self._is_ending = True
                 self._wake()
                 await asyncio.wait((writer,), timeout=FINISH_TIMEOUT_S)
                 writer.cancel()
-        self._end(error)
+        if not self.is_closed:
+            self._end(error)
 
     def _end(self, error: LograftError) -> None:
         self.is_closed = True
