@@ -30,6 +30,8 @@ PARTITION_COUNT = 3
 RECORD_BYTES = 200
 RECORDS_BEFORE_KILL = 2_000
 DELIVERY_TIMEOUT_MS = 120_000
+BUFFER_BYTES = 8 * 1024 * 1024
+"""Bounds how long a record waits for those before it: on a slow machine a full buffer of 64 MiB took longer than the timeout."""
 POLL_TIMEOUT_MS = 10_000
 PROGRESS_TIMEOUT_S = 60.0
 
@@ -63,8 +65,8 @@ def send_records(bootstrap: str, history: History, seed: int) -> None:
     rng = random.Random(seed)
     try:
         with Producer(
-            bootstrap, acks="all", linger_ms=2, batch_bytes=16_384, delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
-            on_batch=history.on_receipt,
+            bootstrap, acks="all", linger_ms=2, batch_bytes=16_384, buffer_bytes=BUFFER_BYTES,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS, on_batch=history.on_receipt,
         ) as producer:  # fmt: skip
             number = 0
             while not history.stopped:
