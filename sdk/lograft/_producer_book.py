@@ -92,6 +92,7 @@ class ProducerBook:
         """
         parts = buffers.parts
         if partition is None:
+            buffers.suit_keys()
             return parts[buffers.sticky] if key is None else buffers.by_key.get(key) or buffers.of_key(key)
         if type(partition) is not int:
             raise UsageError(f"partition is a whole number, not {partition!r}")

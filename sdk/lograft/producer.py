@@ -141,12 +141,15 @@ class Producer:
             if buffers is None:
                 pass
             elif type(key) is bytes:
-                part = buffers.by_key.get(key) or buffers.of_key(key)
+                try:
+                    part = buffers.by_key[key]
+                except KeyError:
+                    part = buffers.of_key(key)
                 batch = part.open
                 room = batch.room - (len(value) + len(key) + RECORD_OVERHEAD_BYTES)
                 if room >= 0:
                     batch.room = room
-                    batch.flat += (value, key)
+                    batch += (value, key)
                     if part.open is not batch:
                         self._take_late(part, batch)
                     return
@@ -156,7 +159,7 @@ class Producer:
                 room = batch.room - (len(value) + RECORD_OVERHEAD_BYTES)
                 if room >= 0:
                     batch.room = room
-                    batch.flat += (value, None)
+                    batch += (value, None)
                     if part.open is not batch:
                         self._take_late(part, batch)
                     return
@@ -442,7 +445,6 @@ class Producer:
         self._progress = threading.Condition(self._lock)
         self._start_lock = threading.Lock()
         self._is_forked = True
-        self._pump = None
-        self._runtime = None
+        self._pump = self._runtime = None
         self._live.clear()
         self._recent = NO_TOPIC

@@ -6,7 +6,7 @@ for. Must not send, encode (the encoder is passed in), wait or read a clock. It 
 calls it under its own, but for the fast path.
 
 Theory of operation. A client looks up the partition's `PartitionBuffer` and, when the record fits into the `room` of
-its open batch, takes the size off `room` and appends value and key to `flat`: nothing else happens per record. All else
+its open batch, takes the size off `room` and appends value and key to it: nothing else happens per record. All else
 happens when `room` runs out, in `add`: memory is granted in quanta, a full batch is sealed, an empty one is opened.
 While no batch is open, or the open one needs columns that the fast path does not fill (own timestamps, headers: a
 *rich* one), `CLOSED` stands in its place, into which nothing fits, so that every record comes to `add`.
@@ -252,10 +252,9 @@ class Accumulator:
 
         The records were accepted when they were appended, so they are taken even over the memory bound.
         """
-        flat = batch.flat
-        while flat:
-            value, key = flat[0], flat[1]
-            del flat[:2]
+        while batch:
+            value, key = batch[0], batch[1]
+            del batch[:2]
             size = record_size(value, key, None, None)
             self._make_room(part, size, now_ms=now_ms, wall_ms=wall_ms, max_total=None)
             if part.timestamps is not None:
@@ -274,7 +273,7 @@ class Accumulator:
             part.rich_room -= size
         else:
             part.open.room -= size
-            part.open.flat += flat
+            part.open += flat
 
     def _make_room(
         self,

@@ -20,14 +20,21 @@ MAX_KEPT_KEY_BYTES: Final = 64
 """Bytes of the longest key that is kept."""
 
 
-class OpenBatch:
-    """What the fast path appends to: `flat` holds value, key, value, key, ...; `room` is what still fits in."""
+MAX_UNKEPT_LOOKUPS: Final = 1_000
+"""Look-ups of keys that are not kept after which such keys are taken for the usual ones."""
 
-    __slots__ = ("flat", "room")
+
+class OpenBatch(list["bytes | None"]):
+    """What the fast path appends to: value, key, value, key, ...; `room` is what still fits in.
+
+    It is a list, not an owner of one: that saves the fast path two steps for each record.
+    """
+
+    __slots__ = ("room",)
 
     def __init__(self, room: int) -> None:
+        super().__init__()
         self.room = room
-        self.flat: list[bytes | None] = []
 
 
 CLOSED: Final = OpenBatch(-1)
@@ -106,7 +113,21 @@ class PartitionBuffer:
     @property
     def record_count(self) -> int:
         """Records in the open batch."""
-        return len(self.open.flat if self.rich is None else self.rich) // 2
+        return len(self.open if self.rich is None else self.rich) // 2
+
+
+class UnkeptKeys(dict[bytes, PartitionBuffer]):
+    """The kept keys of a topic most of whose keys are not kept: looks the others up without an exception for each."""
+
+    __slots__ = ("_topic",)
+
+    def __init__(self, topic: TopicBuffers) -> None:
+        super().__init__(topic.by_key)
+        self._topic = topic
+
+    def __missing__(self, key: bytes) -> PartitionBuffer:
+        """Buffer of a key that is not kept."""
+        return self._topic.of_key(key)
 
 
 class TopicBuffers:
@@ -117,11 +138,13 @@ class TopicBuffers:
         parts: a buffer for each partition.
         count: how many there are, for the fast path; never more than `parts` has.
         by_key: the buffer of keys that were seen, a bounded number of them: looking one up costs the fast path a third
-            of what its checksum does. Replaced when partitions are added.
+            of what its checksum does. A key that is not in it raises KeyError: `of_key` knows its buffer. Replaced when
+            partitions are added.
+        unkept_lookups: how often `of_key` was asked for a key that is not kept; threads that meet may lose a count.
         sticky: takes the records without key and partition until its batch is sealed.
     """
 
-    __slots__ = ("by_key", "count", "parts", "sticky", "topic")
+    __slots__ = ("by_key", "count", "parts", "sticky", "topic", "unkept_lookups")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -129,6 +152,7 @@ class TopicBuffers:
         self.count = 0
         self.by_key: dict[bytes, PartitionBuffer] = {}
         self.sticky = 0
+        self.unkept_lookups = 0
 
     def grow(self, parts: Sequence[PartitionBuffer]) -> None:
         """Add partitions.
@@ -138,6 +162,7 @@ class TopicBuffers:
         self.parts += parts
         self.count = len(self.parts)
         self.by_key = {}
+        self.unkept_lookups = 0
 
     def of_key(self, key: bytes) -> PartitionBuffer:
         """Buffer of a key: its CRC-32C modulo the partition count, kept for the next time while there is room."""
@@ -145,7 +170,18 @@ class TopicBuffers:
         part = self.parts[crc32c(key) % self.count]
         if len(by_key) < MAX_KEPT_KEYS and len(key) <= MAX_KEPT_KEY_BYTES:
             by_key[key] = part
+        else:
+            self.unkept_lookups += 1
         return part
+
+    def suit_keys(self) -> None:
+        """Change to `UnkeptKeys` when most keys are not kept; called with the client's lock held, as `grow` is.
+
+        An exception costs the fast path three times what a look-up does: right for the first record of each key, wrong
+        for every record of a topic with more or longer keys than are kept.
+        """
+        if self.unkept_lookups > MAX_UNKEPT_LOOKUPS and type(self.by_key) is dict:
+            self.by_key = UnkeptKeys(self)
 
 
 NO_TOPIC: Final[tuple[str, TopicBuffers | None]] = ("", None)
@@ -158,7 +194,7 @@ def close_batch(part: PartitionBuffer) -> tuple[list[bytes | None], list[bytes |
     The order is the point: whoever appends after the look at the length sees that the batch is closed (see
     `accumulator`).
     """
-    flat = part.open.flat
+    flat = part.open
     part.open = CLOSED
     end = len(flat)
     values, keys = flat[:end:2], flat[1:end:2]

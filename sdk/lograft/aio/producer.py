@@ -88,14 +88,14 @@ class Producer:
                 room = batch.room - (len(value) + len(key) + RECORD_OVERHEAD_BYTES)
                 if room >= 0:
                     batch.room = room
-                    batch.flat += (value, key)
+                    batch += (value, key)
                     return
             elif key is None:
                 batch = buffers.parts[buffers.sticky].open
                 room = batch.room - (len(value) + RECORD_OVERHEAD_BYTES)
                 if room >= 0:
                     batch.room = room
-                    batch.flat += (value, None)
+                    batch += (value, None)
                     return
         await self._send_slowly(topic, value, key, partition, timestamp_ms, headers)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from lograft import Producer
 from lograft._core.accumulator import Accumulator
+from lograft._core.buffers import OpenBatch
 from lograft.wire.batch import RecordBatch
 
 THREADS = 4
@@ -73,14 +74,15 @@ def test_threads_lose_and_double_nothing_while_batches_are_sealed_under_them() -
     assert accumulator.reserved_bytes == 0
 
 
-class ClosingList(list[bytes | None]):
+class ClosingBatch(OpenBatch):
     """Stands for another thread that seals the batch just before the fast path appends to it."""
 
-    def __init__(self, producer: Producer, items: list[bytes | None]) -> None:
-        super().__init__(items)
+    def __init__(self, producer: Producer, batch: OpenBatch) -> None:
+        super().__init__(batch.room)
+        self.extend(batch)
         self._producer = producer
 
-    def __iadd__(self, items: object) -> ClosingList:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __iadd__(self, items: object) -> ClosingBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
         with self._producer._lock:  # pyright: ignore[reportPrivateUsage]
             self._producer._book.accumulator.seal_all()  # pyright: ignore[reportPrivateUsage]
         self.extend(items)  # pyright: ignore[reportArgumentType]
@@ -95,7 +97,7 @@ def test_record_that_meets_a_seal_is_in_the_next_batch(key: bytes | None) -> Non
     accumulator: Accumulator = producer._book.accumulator  # pyright: ignore[reportPrivateUsage]
     part = producer._book.topics["t"].parts[0]  # pyright: ignore[reportPrivateUsage]
     producer.send("t", b"1", key=key)
-    part.open.flat = ClosingList(producer, part.open.flat)
+    part.open = ClosingBatch(producer, part.open)
     producer.send("t", b"2", key=key)
     producer.send("t", b"3", key=key)
     accumulator.seal_all()

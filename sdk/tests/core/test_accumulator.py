@@ -39,7 +39,7 @@ def append_fast(part: PartitionBuffer, value: bytes, key: bytes | None) -> bool:
     if room < 0:
         return False
     batch.room = room
-    batch.flat += (value, key)
+    batch += (value, key)
     return True
 
 
@@ -332,14 +332,14 @@ def test_record_appended_to_a_closing_batch_is_taken_in_again() -> None:
     add(accumulator, part, b"1")
     batch = part.open
     accumulator.seal(part)
-    batch.flat += (b"2", b"k", b"3", None)
+    batch += (b"2", b"k", b"3", None)
     assert part.open is not batch
     accumulator.take_late(part, batch, now_ms=7, wall_ms=8)
     accumulator.take_late(part, batch, now_ms=7, wall_ms=8)
-    assert batch.flat == []
+    assert batch == []
     accumulator.seal_all()
     assert [call[:3] for call in encoder.calls] == [([b"1"], None, 1_000), ([b"2", b"3"], [b"k", None], 8)]
-    assert CLOSED.flat == []
+    assert CLOSED == []
 
 
 def test_late_records_fit_even_into_a_full_buffer_and_a_rich_batch() -> None:
@@ -351,7 +351,7 @@ def test_late_records_fit_even_into_a_full_buffer_and_a_rich_batch() -> None:
     batch = part.open
     assert add(accumulator, part, b"2", None, 5, [("h", None)]) is AddResult.ADDED
     assert part.open is CLOSED
-    batch.flat += (b"late", b"k")
+    batch += (b"late", b"k")
     accumulator.take_late(part, batch, now_ms=0, wall_ms=9)
     accumulator.seal_all()
     assert encoder.calls[0] == (
@@ -366,6 +366,6 @@ def test_late_records_fit_even_into_a_full_buffer_and_a_rich_batch() -> None:
     batch = part.open
     full.seal_all()
     assert add(full, part, b"x" * 700) is AddResult.BUFFER_FULL
-    batch.flat += (b"y" * 700, None)
+    batch += (b"y" * 700, None)
     full.take_late(part, batch, now_ms=0, wall_ms=0)
     assert full.reserved_bytes > 1_000

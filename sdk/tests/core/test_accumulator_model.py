@@ -60,7 +60,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
             room = batch.room - len(value) - len(key or b"") - RECORD_OVERHEAD_BYTES
             if room >= 0:
                 batch.room = room
-                batch.flat += (value, key)
+                batch += (value, key)
                 self.accepted[partition].append((value, key))
                 return
         result = self.accumulator.add(part, value, key, own_time, headers, now_ms=self.now_ms, wall_ms=self.now_ms)
@@ -112,7 +112,7 @@ class AccumulatorMachine(RuleBasedStateMachine):
         """Batches so far and the open batch, put together, are what was accepted."""
         self.take()
         for partition, part in enumerate(self.parts):
-            flat = part.open.flat if part.rich is None else part.rich
+            flat = part.open if part.rich is None else part.rich
             open_rows = list(zip(flat[::2], flat[1::2], strict=True))
             assert self.batched[partition] + open_rows == self.accepted[partition]
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from lograft._core.buffers import MAX_KEPT_KEY_BYTES, MAX_KEPT_KEYS, PartitionBuffer, TopicBuffers
+from lograft._core.buffers import MAX_KEPT_KEY_BYTES, MAX_KEPT_KEYS, MAX_UNKEPT_LOOKUPS, PartitionBuffer, TopicBuffers
 from lograft._core.partitioner import partition_by_keys
 
 
@@ -21,7 +21,10 @@ def _grow(buffers: TopicBuffers, by: int) -> None:
 
 
 def _look_up(buffers: TopicBuffers, key: bytes) -> int:
-    return (buffers.by_key.get(key) or buffers.of_key(key)).partition
+    try:
+        return buffers.by_key[key].partition
+    except KeyError:
+        return buffers.of_key(key).partition
 
 
 def test_a_key_gets_the_same_partition_as_in_bulk_whether_it_is_kept_or_not() -> None:
@@ -47,6 +50,31 @@ def test_long_keys_are_not_kept() -> None:
     keys = [bytes(MAX_KEPT_KEY_BYTES), bytes(MAX_KEPT_KEY_BYTES + 1)]
     assert [_look_up(buffers, key) for key in keys] == partition_by_keys(keys, 3, keyless=-1)
     assert list(buffers.by_key) == keys[:1]
+
+
+def test_a_topic_most_of_whose_keys_are_not_kept_looks_them_up_without_an_exception() -> None:
+    """Keys kept, new and long all get their partition, before and after partitions were added."""
+    buffers = _topic(3)
+    kept, long = b"kept", b"long" * MAX_KEPT_KEY_BYTES
+    _look_up(buffers, kept)
+    for _ in range(MAX_UNKEPT_LOOKUPS):
+        _look_up(buffers, long)
+    buffers.suit_keys()
+    assert type(buffers.by_key) is dict
+    _look_up(buffers, long)
+    buffers.suit_keys()
+    expected = partition_by_keys([kept, long, b"new"], 3, keyless=-1)
+    assert [buffers.by_key[key].partition for key in (kept, long, b"new")] == expected
+    assert list(buffers.by_key) == [kept, b"new"]
+    with_unkept = buffers.by_key
+    buffers.suit_keys()
+    assert buffers.by_key is with_unkept
+    _grow(buffers, 4)
+    assert buffers.by_key == {}
+    buffers.suit_keys()
+    assert type(buffers.by_key) is dict
+    expected = partition_by_keys([kept, long, b"new"], 7, keyless=-1)
+    assert [_look_up(buffers, key) for key in (kept, long, b"new")] == expected
 
 
 def test_keys_go_by_the_new_count_after_partitions_were_added() -> None:
