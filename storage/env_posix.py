@@ -50,6 +50,9 @@ _DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 SMALL_FILE_BYTES = 4_096
 """A file smaller than this (exclusive) is read with one call, and one more that finds its end."""
 
+MAX_PARTS = 1_024
+"""Parts that one call writes, at most (IOV_MAX of Linux); more are joined before."""
+
 SYNCFS_KERNEL = (5, 8)
 """First version of Linux whose syncfs reports write errors."""
 
@@ -339,6 +342,8 @@ class PosixFile:
         """See `File.append`."""
         self._disk.check()
         size_bytes = self._size
+        if len(parts) > MAX_PARTS:
+            parts = [b"".join(parts)]
         wanted_bytes = sum(map(len, parts))
         try:
             written_bytes = os.pwritev(self._descriptor, parts, size_bytes)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from storage import env_posix
-from storage.env_posix import SMALL_FILE_BYTES, PosixDisk, find_syncfs
+from storage.env_posix import MAX_PARTS, SMALL_FILE_BYTES, PosixDisk, find_syncfs
 from storage.errors import (
     DiskAccessError,
     DiskFailedError,
@@ -132,6 +132,18 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write(b"abcde", 3)
     assert file.pread(20, 0) == b"012abcde89"
     assert file.size == 10
+    file.close()
+
+
+def test_an_append_may_have_any_number_of_parts(tmp_path: Path) -> None:
+    """The kernel takes 1,024 at once and refuses more; compaction of small batches has thousands."""
+    file = PosixDisk().create_file(f"{tmp_path}/a")
+    for count in (MAX_PARTS, MAX_PARTS + 1, 5 * MAX_PARTS):
+        size = file.size
+        file.append([b"%d," % number for number in range(count)])
+        expected = b"".join(b"%d," % number for number in range(count))
+        assert file.pread(len(expected) + 1, size) == expected
+        assert file.size == size + len(expected)
     file.close()
 
 
