@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compaction of one log alone, in this process: a whole pass, from the plan to the checkpoint, with its syncs, at no limited rate.
 
-Workload: records with keys drawn at random from a set a tenth as large, so that about a tenth of the records stays, in batches of
-256 KB. Page state: the log was just written and flushed, so its bytes are in the page cache; free pages are recycled
+Two workloads, both in batches of 256 KB. *Half dirty*, what the default settings bring about (`min.cleanable.dirty.ratio`
+0.5): each key once, compacted already, then as many records with keys drawn at random; half of the records stays, and only the
+dirty half needs the key map. *First pass*: keys drawn at random from a set a tenth as large, nothing compacted yet; a tenth
+stays. Page state: the log was just written and flushed, so its bytes are in the page cache; free pages are recycled
 (`benchmarks.pages`). The ceiling reads the same segment files once with `pread` of 1 MiB, and writes as many bytes as the pass
-left, 1 MiB at once, to a new file that it syncs as the pass does; in turns with the pass. The pass itself must read everything
+left, 1 MiB at once, to a new file that it syncs as the pass does; in turns with the pass. The pass itself must read what is dirty
 twice: to learn the newest record of each key, then to copy it.
 """
 
@@ -38,7 +40,7 @@ MAX_KEYS = 671_088
 """Keys of the key map: what a cleaner has with its usual memory."""
 
 RECORDS_PER_KEY = 10
-"""Records of one key, on average."""
+"""Records of one key in a first pass, on average."""
 
 SMALL_RECORDS = 1_000_000
 """Records of 100 B in one log."""
@@ -75,6 +77,26 @@ class PassCost:
     kept_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a log holds when the measured pass begins.
+
+    Attributes:
+        name: for the row.
+        settled: batches that a pass compacted before.
+        dirty: batches behind them.
+    """
+
+    name: str
+    settled: list[bytes]
+    dirty: list[bytes]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the log before the pass."""
+        return sum(map(len, self.settled)) + sum(map(len, self.dirty))
+
+
 class CompactionBench:
     """Benchmarks of compaction on a real disk, below one directory."""
 
@@ -84,52 +106,59 @@ class CompactionBench:
         self._count = 0
         self._disk = PosixDisk()
 
-    def small_records(self) -> Result:
+    def results(self) -> list[Result]:
+        """Measure every row."""
+        return [
+            self.small_records(half_dirty(SMALL_RECORDS, 100)),
+            self.small_records(first_pass(SMALL_RECORDS, 100)),
+            self.large_records(half_dirty(LARGE_RECORDS, 1024), at_least=0.3),
+            self.large_records(first_pass(LARGE_RECORDS, 1024), at_least=None),
+        ]
+
+    def small_records(self, workload: Workload) -> Result:
         """Compact 100 B records; counts the records that the pass read."""
-        batches = keyed_batches(SMALL_RECORDS, 100)
         costs: list[PassCost] = []
 
         def measure() -> float:
-            costs.append(self._compact(batches))
+            costs.append(self._compact(workload))
             return costs[-1].read_count / 1e6 / costs[-1].seconds
 
         (rates,) = self._rounds_of(measure)
         cpu_rate = statistics.median(each.read_count / 1e6 / each.cpu_seconds for each in costs)
         note = f"{_workload(costs[-1])}; page cache; {cpu_rate:.2f} M records per CPU second"
-        return absolute("compaction 100 B", "M records/s", rates, at_least=1.0, note=note)
+        return absolute(f"compaction 100 B, {workload.name}", "M records/s", rates, at_least=1.0, note=note)
 
-    def large_records(self) -> Result:
+    def large_records(self, workload: Workload, *, at_least: float | None) -> Result:
         """Compact 1 KB records; counts the bytes of the log before the pass."""
-        batches = keyed_batches(LARGE_RECORDS, 1024)
-        size_bytes = sum(map(len, batches))
+        size_bytes = workload.size_bytes
         costs: list[PassCost] = []
 
         def lograft() -> float:
-            costs.append(self._compact(batches))
+            costs.append(self._compact(workload))
             return size_bytes / MB / costs[-1].seconds
 
         def ceiling() -> float:
-            return size_bytes / MB / self._read_and_write(batches, costs[-1].kept_bytes)
+            return size_bytes / MB / self._read_and_write(workload, costs[-1].kept_bytes)
 
         measured, ceilings = self._rounds_of(lograft, ceiling)
         note = f"{_workload(costs[-1])}; page cache; ceiling reads once, writes what stays, syncs"
-        return compare("compaction 1 KB", "MB/s", measured, ceilings, at_least=0.3, note=note)
+        return compare(f"compaction 1 KB, {workload.name}", "MB/s", measured, ceilings, at_least=at_least, note=note)
 
-    def _log_of(self, batches: list[bytes]) -> tuple[str, PartitionLog]:
+    def _log_of(self, workload: Workload) -> tuple[str, PartitionLog]:
         """Make a log whose segments are sealed and flushed."""
         self._count += 1
         directory = f"{self._directory}/compacted-{self._count}"
         os.mkdir(directory)
         log = PartitionLog.open(self._disk, f"{directory}/log", settings=SETTINGS, now_ms=0).log
-        for batch in batches:
-            log.append_as_leader(batch, read_header(batch), leader_epoch=1, now_ms=0)
-        log.prefix.roll_if_due(10**17)
-        log.flush()
+        if workload.settled:
+            _append_all(log, workload.settled, seal_ms=10**17)
+            run_pass(log)
+        _append_all(log, workload.dirty, seal_ms=3 * 10**17)
         recycle_pages(RECYCLED_BYTES)
         return directory, log
 
-    def _compact(self, batches: list[bytes]) -> PassCost:
-        directory, log = self._log_of(batches)
+    def _compact(self, workload: Workload) -> PassCost:
+        directory, log = self._log_of(workload)
         cpu_started, started = time.process_time(), time.perf_counter()
         outcome = run_pass(log)
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
@@ -144,9 +173,9 @@ class CompactionBench:
             kept_bytes=kept_bytes,
         )
 
-    def _read_and_write(self, batches: list[bytes], kept_bytes: int) -> float:
+    def _read_and_write(self, workload: Workload, kept_bytes: int) -> float:
         """Return the seconds that bare system calls need to read a log like that and to write what stays of it."""
-        directory, log = self._log_of(batches)
+        directory, log = self._log_of(workload)
         log.close(clean=False)
         paths = sorted(Path(f"{directory}/log").glob("*.log"))
         started = time.perf_counter()
@@ -181,21 +210,44 @@ def run_pass(log: PartitionLog) -> PassOutcome:
     return outcome
 
 
-def keyed_batches(record_count: int, value_bytes: int) -> list[bytes]:
-    """Return batches of 256 KB with keys of 16 bytes in random order, the same at every call."""
+def half_dirty(record_count: int, value_bytes: int) -> Workload:
+    """Return each key once, in random order, compacted, and as many records with keys at random; the same at every call."""
     randoms = random.Random(7)
-    keys = [b"user-%011d" % number for number in range(record_count // RECORDS_PER_KEY)]
+    keys = _keys(record_count // 2)
+    settled = randoms.sample(keys, len(keys))
+    return Workload(
+        name="half dirty",
+        settled=_batches(settled, value_bytes, randoms),
+        dirty=_batches(randoms.choices(keys, k=len(keys)), value_bytes, randoms),
+    )
+
+
+def first_pass(record_count: int, value_bytes: int) -> Workload:
+    """Return records with keys at random, a tenth as many keys as records; the same at every call."""
+    randoms = random.Random(7)
+    keys = randoms.choices(_keys(record_count // RECORDS_PER_KEY), k=record_count)
+    return Workload(name="first pass", settled=[], dirty=_batches(keys, value_bytes, randoms))
+
+
+def _keys(count: int) -> list[bytes]:
+    return [b"user-%011d" % number for number in range(count)]
+
+
+def _batches(keys: list[bytes], value_bytes: int, randoms: random.Random) -> list[bytes]:
     values = [randoms.randbytes(value_bytes) for _ in range(BATCH_BYTES // value_bytes)]
-    batches: list[bytes] = []
-    for start in range(0, record_count, len(values)):
-        count = min(len(values), record_count - start)
-        batches.append(bytes(encode_batch(values[:count], keys=randoms.choices(keys, k=count), timestamps_ms=1)))
-    return batches
+    parts = [keys[start : start + len(values)] for start in range(0, len(keys), len(values))]
+    return [bytes(encode_batch(values[: len(part)], keys=part, timestamps_ms=1)) for part in parts]
+
+
+def _append_all(log: PartitionLog, batches: list[bytes], *, seal_ms: int) -> None:
+    for batch in batches:
+        log.append_as_leader(batch, read_header(batch), leader_epoch=1, now_ms=0)
+    log.prefix.roll_if_due(seal_ms)
+    log.flush()
 
 
 def _workload(cost: PassCost) -> str:
-    share = 100 * cost.kept_count / cost.read_count
-    return f"{cost.read_count:,} records, {cost.read_count // RECORDS_PER_KEY:,} keys at random, {share:.0f} % stay"
+    return f"{cost.read_count:,} records, {100 * cost.kept_count / cost.read_count:.0f} % stay"
 
 
 def _no_pace(size_bytes: int) -> None:

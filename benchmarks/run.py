@@ -158,7 +158,7 @@ class Bench:
             ("storage partitions", lambda: [storage.many_partitions()]),
             ("storage scale", scale.many_partitions),
             ("storage recovery", scale.recovery),
-            ("storage compaction", lambda: [compaction.small_records(), compaction.large_records()]),
+            ("storage compaction", compaction.results),
         ]
         return [(name, lambda measure=measure: self.results.extend(measure())) for name, measure in rows]
 

@@ -14,6 +14,7 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from .env import Buffer
 from .errors import (
@@ -52,6 +53,11 @@ SMALL_FILE_BYTES = 4_096
 
 MAX_PARTS = 1_024
 """Parts that one call writes, at most (IOV_MAX of Linux); more are joined before."""
+
+WRITE_BACK_BYTES = 1024 * 1024
+"""An append of as many bytes, or more, goes to the device at once, in the background."""
+
+_HAS_FADVISE = hasattr(os, "posix_fadvise")
 
 SYNCFS_KERNEL = (5, 8)
 """First version of Linux whose syncfs reports write errors."""
@@ -352,6 +358,17 @@ class PosixFile:
         except OSError as error:
             raise self._cut_back(error, size_bytes) from error
         self._size = size_bytes + wanted_bytes
+        if wanted_bytes >= WRITE_BACK_BYTES and _HAS_FADVISE:
+            self._begin_write_back(size_bytes, wanted_bytes)
+
+    def _begin_write_back(self, position: int, size_bytes: int) -> None:
+        """Let the device begin with a large append now: a sync of a whole new segment would wait for all of it at its end.
+
+        The advice is that nobody will read the pages. What Linux makes of it for dirty ones is to start writing them (and to keep
+        them: only clean pages go). An error says nothing of the data, and a failed write shows at the sync.
+        """
+        with suppress(OSError):
+            os.posix_fadvise(self._descriptor, position, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def _write_rest(self, parts: Sequence[Buffer], start: int, written_bytes: int) -> None:
         """Finish an append of which the kernel took only the first part (nearly full disk, signal)."""

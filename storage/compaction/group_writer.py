@@ -8,9 +8,11 @@ A group of one segment is written only from the first batch on that changes: a s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lograft.wire.checksum import BytesLike
+from lograft.wire.encoded import EncodedBatch
 from lograft.wire.header import read_header
 
 from storage.checkpoints import remove_if_exists
@@ -21,6 +23,9 @@ from storage.segment_index import SegmentIndex
 
 from .plan import SegmentFacts
 from .source import READ_BYTES, Pace, log_path
+
+PIECES_FROM_BYTES = 32 * 1024
+"""From here on a batch is written in the pieces that it was made of: to copy them would cost more than to pass them on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +66,15 @@ class GroupWriter:
         if len(sources) > 1:
             self._start()
 
-    def put(self, batch: BytesLike, *, is_unchanged: bool) -> None:
+    def put(self, batch: BytesLike | EncodedBatch, *, is_unchanged: bool) -> None:
         """Add the next batch.
 
         Args:
             batch: its bytes.
             is_unchanged: exactly these bytes stood there before.
         """
-        header = read_header(batch)
+        pieces = _pieces_of(batch)
+        header = read_header(pieces[0])
         assert header.base_offset == self._next_offset, f"a batch at {header.base_offset}, not {self._next_offset}"
         if self._file is None and not is_unchanged:
             self._start()
@@ -82,7 +88,7 @@ class GroupWriter:
         self._end_position += header.size_bytes
         self._next_offset = header.next_offset
         if self._file is not None:
-            self._waiting.append(batch)
+            self._waiting += pieces
             self._waiting_bytes += header.size_bytes
             if self._waiting_bytes >= READ_BYTES:
                 self._write(self._file)
@@ -130,3 +136,10 @@ class GroupWriter:
         file.append(self._waiting)
         self._waiting.clear()
         self._waiting_bytes = 0
+
+
+def _pieces_of(batch: BytesLike | EncodedBatch) -> Sequence[BytesLike]:
+    """Return the bytes of a batch in order; the first piece has the whole header."""
+    if not isinstance(batch, EncodedBatch):
+        return (batch,)
+    return batch.pieces() if len(batch) >= PIECES_FROM_BYTES else (batch.join(),)

@@ -23,9 +23,11 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
+from secrets import token_bytes
 
 from lograft.wire.checker import open_payload
 from lograft.wire.checksum import BytesLike
+from lograft.wire.encoded import EncodedBatch
 from lograft.wire.errors import BatchTooLargeError
 from lograft.wire.header import BatchHeader
 
@@ -33,7 +35,8 @@ from storage.env import Disk
 from storage.transactions import AbortedTransaction
 
 from .group_writer import CleanedGroup, GroupWriter
-from .key_map import KeyMap, digest_keys
+from .key_hash import SECRET_BYTES, KeyHasher
+from .key_map import KeyMap
 from .plan import SegmentFacts, first_damage, group_segments
 from .rewrite import Filled, GapFiller, memory_filler, rewrite_batch
 from .source import Pace, read_segment
@@ -116,7 +119,8 @@ class CompactionPass:
         self._next_horizon_ms: int | None = None
         self._read_count = 0
         self._kept_count = 0
-        self._key_map = KeyMap(task.max_keys, start_offset=task.map_offset)
+        self._hasher = KeyHasher(token_bytes(SECRET_BYTES))
+        self._key_map = self._new_map(task.map_offset)
         self._ends = TransactionEnds(task.known_producers)
         # Of one producer they do not overlap, so that one search tells.
         self._aborted: dict[int, list[AbortedTransaction]] = {}
@@ -144,7 +148,7 @@ class CompactionPass:
     def _build_from(self, start_offset: int) -> int:
         """Build the map from an offset on; return how far it knows (exclusive)."""
         task = self._task
-        self._key_map = key_map = KeyMap(task.max_keys, start_offset=start_offset)
+        self._key_map = key_map = self._new_map(start_offset)
         for segment in task.sealed:
             if segment.end_offset <= start_offset or segment.base_offset >= task.end_offset or segment.is_damaged:
                 continue
@@ -152,6 +156,9 @@ class CompactionPass:
                 if header.next_offset > start_offset and not self._add(key_map, header, batch):
                     return key_map.end_offset
         return max(start_offset, task.end_offset)
+
+    def _new_map(self, start_offset: int) -> KeyMap:
+        return KeyMap(self._task.max_keys, start_offset=start_offset, hasher=self._hasher)
 
     def _find_ends_below(self, offset: int) -> None:
         """Look for the newest end of each producer below the map as well: an older one may go."""
@@ -163,11 +170,11 @@ class CompactionPass:
     def _add(self, key_map: KeyMap, header: BatchHeader, batch: BytesLike) -> bool:
         self._ends.note_end(header)
         if header.is_filler or header.is_control or self._is_aborted(header):
-            return key_map.add((), header.base_offset, header.next_offset)
+            return key_map.add(None, header.base_offset, header.next_offset)
         keys = open_payload(batch, header).keys
         if keys is None:
-            return key_map.add((), header.base_offset, header.next_offset, is_keyless=True)
-        return key_map.add(digest_keys(keys), header.base_offset, header.next_offset, is_keyless=bool(keys.nulls))
+            return key_map.add(None, header.base_offset, header.next_offset, is_keyless=True)
+        return key_map.add(keys, header.base_offset, header.next_offset, is_keyless=bool(keys.nulls))
 
     def _is_aborted(self, header: BatchHeader) -> bool:
         """Tell whether the records of a batch ended without effect: they replace nothing, and none of them stays."""
@@ -195,7 +202,7 @@ class CompactionPass:
         try:
             gaps = GapFiller()
             for segment in group:
-                for header, batch in read_segment(self._disk, task.directory, segment, self._pace):
+                for header, batch in read_segment(self._disk, task.directory, segment, self._pace, self._may_stay):
                     self._clean_batch(writer, gaps, header, batch)
             _put_all(writer, (gaps.take(),))
             return writer.finish()
@@ -217,21 +224,27 @@ class CompactionPass:
         else:
             _put_all(writer, (gaps.add(header),))
 
-    def _rewrite(self, header: BatchHeader, batch: BytesLike) -> BytesLike | None:
+    def _may_stay(self, header: BatchHeader) -> bool:
+        """Tell whether the bytes of a batch must be looked at; if not, its header says all that is left of it."""
+        if header.is_filler or header.is_control:
+            return True
+        return not self._key_map.empties(header.base_offset, header.next_offset) and not self._is_aborted(header)
+
+    def _rewrite(self, header: BatchHeader, batch: BytesLike) -> BytesLike | EncodedBatch | None:
         """Return what stays of a batch that is no filler; None: nothing."""
         task = self._task
         rule = TombstoneRule(now_ms=task.now_ms, retention_ms=task.delete_retention_ms, end_offset=self._hold_offset)
         if header.is_control:
             return self._rewrite_end(header, batch, rule) if is_end(header) else batch
         self._read_count += header.record_count
-        if self._key_map.empties(header.base_offset, header.next_offset) or self._is_aborted(header):
+        if not self._may_stay(header):
             return None
         payload = open_payload(batch, header)
         stays, horizon_ms = find_survivors(header, payload, self._key_map, rule)
         if 1 not in stays:
             return None
         try:
-            rewritten = rewrite_batch(batch, header, payload, stays, delete_horizon_ms=horizon_ms)
+            rewritten = rewrite_batch(header, payload, stays, delete_horizon_ms=horizon_ms)
         except BatchTooLargeError:
             # It stays as it is, and with it records that are older than what follows.
             self._hold_offset = min(self._hold_offset, header.base_offset)
@@ -240,20 +253,21 @@ class CompactionPass:
         self._kept_count += stays.count(1)
         if horizon_ms is not None and header.next_offset <= self._hold_offset:
             self._note_horizon(horizon_ms)
-        return rewritten
+        return batch if rewritten is None else rewritten
 
-    def _rewrite_end(self, header: BatchHeader, batch: BytesLike, rule: TombstoneRule) -> BytesLike | None:
+    def _rewrite_end(
+        self, header: BatchHeader, batch: BytesLike, rule: TombstoneRule
+    ) -> BytesLike | EncodedBatch | None:
         """Return what becomes of the end of a transaction; None: it goes."""
         fate = self._ends.decide(header, rule)
         if not fate.stays:
             return None
         if fate.due_ms is not None:
             self._note_horizon(fate.due_ms)
-        if fate.delete_horizon_ms == header.delete_horizon_ms:
-            return batch
         everything = bytearray(b"\1") * header.record_count
         payload = open_payload(batch, header)
-        return rewrite_batch(batch, header, payload, everything, delete_horizon_ms=fate.delete_horizon_ms)
+        rewritten = rewrite_batch(header, payload, everything, delete_horizon_ms=fate.delete_horizon_ms)
+        return batch if rewritten is None else rewritten
 
     def _note_horizon(self, horizon_ms: int) -> None:
         known_ms = self._next_horizon_ms

@@ -9,22 +9,25 @@ Laws
     and none of them is the memory of a producer's sequence numbers.
 
 Theory
-    Works on columns, and in runs of neighbouring records that stay: one run is one slice of a column, whatever its records
-    are, so that no object is made of any value. The delete horizon takes the place of the base timestamp (attribute bit 6), and
-    the timestamp deltas are laid out relative to it, so that a reader needs to know nothing of it.
+    Works on columns: items of one length are rows of a table, of which numpy copies those that stay; items of several lengths
+    are copied in runs of neighbouring records that stay, each one slice of the column. No object is made of any value. The
+    delete horizon takes the place of the base timestamp (attribute bit 6), and the timestamp deltas are laid out relative to it,
+    so that a reader needs to know nothing of it.
 
 Source: docs/storage.md section 6; KIP-534; Kafka, MemoryRecords.filterTo.
 """
 
 from __future__ import annotations
 
-import re
-from itertools import accumulate, chain, compress, repeat
+from itertools import chain, compress, repeat
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from lograft.v1.records_pb2 import Records
 from lograft.wire.checksum import BytesLike
 from lograft.wire.columns import BytesColumn, Payload
+from lograft.wire.encoded import EncodedBatch
 from lograft.wire.encoder import (
     KEY_FIELDS,
     VALUE_FIELDS,
@@ -37,24 +40,20 @@ from lograft.wire.encoder import (
 from lograft.wire.filler import MAX_FILLER_OFFSETS, encode_filler
 from lograft.wire.header import DELETE_HORIZON_BIT, BatchHeader
 
-_RUN = re.compile(b"\x01+")
-"""Neighbouring records that stay."""
+_Flags = npt.NDArray[np.bool_]
+"""True for each record that stays."""
 
 
 def rewrite_batch(
-    batch: BytesLike, header: BatchHeader, payload: Payload, stays: bytearray, *, delete_horizon_ms: int | None
-) -> BytesLike:
-    """Return the bytes of a batch that keeps some of its records.
+    header: BatchHeader, payload: Payload, stays: bytearray, *, delete_horizon_ms: int | None
+) -> EncodedBatch | None:
+    """Return a batch that keeps some of its records, or None if nothing changes.
 
     Args:
-        batch: its bytes, with a CRC that was checked.
-        header: its header.
+        header: the header of a batch with a CRC that was checked.
         payload: its columns.
         stays: 1 for each record that stays, at least one, 0 for each other; as long as the batch has records.
         delete_horizon_ms: time from which its tombstones may go; None: it has none any more.
-
-    Returns:
-        `batch` itself if nothing changes.
 
     Raises:
         BatchTooLargeError: the columns that record the gaps make it larger than a batch may be.
@@ -63,18 +62,18 @@ def rewrite_batch(
     record_count = stays.count(1)
     assert record_count > 0, f"no record of the batch at {header.base_offset} stays: it becomes a filler"
     if record_count == header.record_count and delete_horizon_ms == header.delete_horizon_ms:
-        return batch
+        return None
     parts: list[BytesLike] = []
-    runs = [found.span() for found in _RUN.finditer(stays)]
-    _append_column(parts, VALUE_FIELDS, payload.values, stays, runs)
+    is_left = np.frombuffer(stays, np.bool_)
+    _append_column(parts, VALUE_FIELDS, payload.values, is_left)
     # Every record that is left may be one without a key: then there is no column of keys.
-    if payload.keys is not None and len(_nulls_of(payload.keys, stays)) < record_count:
-        _append_column(parts, KEY_FIELDS, payload.keys, stays, runs)
+    if payload.keys is not None and len(_nulls_of(payload.keys, is_left)) < record_count:
+        _append_column(parts, KEY_FIELDS, payload.keys, is_left)
     base_ms = header.base_timestamp_ms if delete_horizon_ms is None else delete_horizon_ms
     max_ms = _append_timestamps(parts, header, payload, stays, base_ms)
     if record_count != header.last_offset_delta + 1:
-        deltas = payload.offset_deltas or range(header.record_count)
-        parts.append(Records(offset_deltas=compress(deltas, stays)).SerializeToString())
+        deltas = compress(payload.offset_deltas, stays) if payload.offset_deltas else np.flatnonzero(is_left).tolist()
+        parts.append(Records(offset_deltas=deltas).SerializeToString())
     _append_headers(parts, payload, stays)
     attributes = header.attributes & ~DELETE_HORIZON_BIT
     if delete_horizon_ms is not None:
@@ -82,31 +81,46 @@ def rewrite_batch(
     rewritten = header._replace(
         attributes=attributes, base_timestamp_ms=base_ms, max_timestamp_ms=max_ms, record_count=record_count
     )
-    return compose(parts, rewritten).join()
+    return compose(parts, rewritten)
 
 
-def _append_column(
-    parts: list[BytesLike], fields: ColumnFields, column: BytesColumn, stays: bytearray, runs: list[tuple[int, int]]
-) -> None:
+def _append_column(parts: list[BytesLike], fields: ColumnFields, column: BytesColumn, is_left: _Flags) -> None:
     """Append what stays of a column of byte strings."""
     blob, lengths, length = column.blob, column.lengths, column.uniform_length
+    left: BytesLike
     if lengths is None:
         assert length is not None
-        packed_lengths = length.to_bytes(4, "little") * stays.count(1)
-        pieces = [blob[start * length : end * length] for start, end in runs]
+        packed_lengths = length.to_bytes(4, "little") * int(np.count_nonzero(is_left))
+        left = _rows_left(blob, length, is_left) if length else b""
     else:
-        packed_lengths = b"".join([lengths[start:end] for start, end in runs])
-        positions = list(accumulate(lengths, initial=0))
-        pieces = [blob[positions[start] : positions[end]] for start, end in runs]
-    append_column(parts, fields, b"".join(pieces), packed_lengths, _nulls_of(column, stays))
+        each = np.frombuffer(lengths, np.dtype("<u4"))
+        packed_lengths = each[is_left].tobytes()
+        left = _runs_left(blob, each, is_left)
+    append_column(parts, fields, left, packed_lengths, _nulls_of(column, is_left))
 
 
-def _nulls_of(column: BytesColumn, stays: bytearray) -> list[int]:
+def _rows_left(blob: memoryview, length: int, is_left: _Flags) -> memoryview:
+    """Return those of the items of one length that stay."""
+    rows = np.frombuffer(blob, np.dtype(f"V{length}"))
+    return rows.compress(is_left).view(np.uint8).data
+
+
+def _runs_left(blob: memoryview, lengths: npt.NDArray[np.uint32], is_left: _Flags) -> bytes:
+    """Return those of the items of several lengths that stay."""
+    edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))
+    ends = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    positions = ends[edges].tolist()
+    return b"".join([blob[start:end] for start, end in zip(positions[::2], positions[1::2], strict=True)])
+
+
+def _nulls_of(column: BytesColumn, is_left: _Flags) -> list[int]:
     """Return the indexes that the nulls of a column have among the records that stay, ascending."""
     if not column.nulls:
         return []
-    nulls = set(column.nulls)
-    return [new for new, old in enumerate(compress(range(len(stays)), stays)) if old in nulls]
+    is_null = np.zeros(len(is_left), np.bool_)
+    is_null[column.nulls] = True
+    return np.flatnonzero(is_null[is_left]).tolist()
 
 
 def _append_timestamps(

@@ -24,6 +24,10 @@ from .plan import SegmentFacts
 READ_BYTES = 1024 * 1024
 """Most bytes read at once; a larger batch is read alone."""
 
+LARGE_BATCH_BYTES = 64 * 1024
+"""After a batch of at least this size the next one is read alone, its header first: one that nobody wants is skipped then, and
+the others are still in the processor's cache when they are looked at."""
+
 _SLACK_SHARE = 8
 """A read has room for as many batches of the last one's size as fit, and for a share of one more, so that a somewhat larger one
 is not cut off and read twice."""
@@ -32,15 +36,31 @@ Pace = Callable[[int], None]
 """Called with a number of bytes before they are read or written; waits as long as the rate limit asks for."""
 
 
+def _every_batch(_header: BatchHeader) -> bool:
+    return True
+
+
 def log_path(directory: str, base_offset: int) -> str:
     """Return the path of a segment's log file."""
     return f"{directory}/{offset_file_name(base_offset, LOG_SUFFIX)}"
 
 
 def read_segment(
-    disk: Disk, directory: str, segment: SegmentFacts, pace: Pace
+    disk: Disk,
+    directory: str,
+    segment: SegmentFacts,
+    pace: Pace,
+    is_wanted: Callable[[BatchHeader], bool] = _every_batch,
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Yield (header, bytes) of each batch of a segment without damage.
+
+    Args:
+        disk: the disk of the log.
+        directory: the directory of the log.
+        segment: the segment.
+        pace: see `Pace`.
+        is_wanted: tells of a header whether the bytes of its batch are needed. If not, they are neither checked nor yielded: an
+            empty view stands for them.
 
     Raises:
         CorruptLogError: what stands there is not the next batch.
@@ -66,12 +86,17 @@ def read_segment(
                 if fault is not None:
                     raise _bad(path, offset, position + at, fault)
                 wanted_bytes = _read_bytes_after(header.size_bytes)
-                if header.size_bytes > len(view) - at:
+                if not is_wanted(header):
+                    yield header, view[:0]
+                elif header.size_bytes > len(view) - at:
+                    # With the header behind it, which tells whether the next one is wanted.
+                    wanted_bytes = max(wanted_bytes, header.size_bytes + HEADER_BYTES)
                     break
-                batch = view[at : at + header.size_bytes]
-                if crc32c(batch[CRC_START:]) != header.crc:
-                    raise _bad(path, offset, position + at, "the CRC does not match")
-                yield header, batch
+                else:
+                    batch = view[at : at + header.size_bytes]
+                    if crc32c(batch[CRC_START:]) != header.crc:
+                        raise _bad(path, offset, position + at, "the CRC does not match")
+                    yield header, batch
                 at += header.size_bytes
                 offset = header.next_offset
             if at == 0 and size_bytes >= min(wanted_bytes, segment.size_bytes - position):
@@ -85,8 +110,8 @@ def read_segment(
 
 def _read_bytes_after(batch_bytes: int) -> int:
     """Return how much to read at once where batches have about this size: no batch shall be read twice."""
-    if batch_bytes >= READ_BYTES:
-        return batch_bytes
+    if batch_bytes >= LARGE_BATCH_BYTES:
+        return HEADER_BYTES
     return min(READ_BYTES, READ_BYTES // batch_bytes * batch_bytes + batch_bytes // _SLACK_SHARE)
 
 

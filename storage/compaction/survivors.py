@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lograft.wire.columns import BytesColumn, Payload
+from lograft.wire.columns import Payload
 from lograft.wire.header import BatchHeader
 from lograft.wire.limits import MAX_TIMESTAMP_MS
 
-from .key_map import KeyMap, digest_keys
+from .key_map import KeyMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ class Survivors(NamedTuple):
 def find_survivors(header: BatchHeader, payload: Payload, key_map: KeyMap, rule: TombstoneRule) -> Survivors:
     """Decide about the records of one batch, which has at least one."""
     if payload.keys is None:
-        return Survivors(_all_of(header), header.delete_horizon_ms)
-    stays = _newest_of(header, payload.keys, key_map)
+        return Survivors(bytearray(b"\1") * header.record_count, header.delete_horizon_ms)
+    stays = key_map.stays(payload.keys, header.base_offset, header.next_offset)
     no_keys = set(payload.keys.nulls)
     tombstones = [at for at in payload.values.nulls if stays[at] and at not in no_keys]
     if not tombstones:
@@ -69,15 +69,3 @@ def find_survivors(header: BatchHeader, payload: Payload, key_map: KeyMap, rule:
     for at in tombstones:
         stays[at] = 0
     return Survivors(stays, None)
-
-
-def _newest_of(header: BatchHeader, keys: BytesColumn, key_map: KeyMap) -> bytearray:
-    """Tell of each record of a batch with keys whether no newer one of its key is known."""
-    base_offset, next_offset = header.base_offset, header.next_offset
-    if key_map.took_up(next_offset) and key_map.kept_count(base_offset) == header.record_count:
-        return _all_of(header)
-    return key_map.stays(digest_keys(keys), base_offset, next_offset)
-
-
-def _all_of(header: BatchHeader) -> bytearray:
-    return bytearray(b"\1") * header.record_count

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from storage import env_posix
-from storage.env_posix import MAX_PARTS, SMALL_FILE_BYTES, PosixDisk, find_syncfs
+from storage.env_posix import MAX_PARTS, SMALL_FILE_BYTES, WRITE_BACK_BYTES, PosixDisk, find_syncfs
 from storage.errors import (
     DiskAccessError,
     DiskFailedError,
@@ -144,6 +144,30 @@ def test_an_append_may_have_any_number_of_parts(tmp_path: Path) -> None:
         expected = b"".join(b"%d," % number for number in range(count))
         assert file.pread(len(expected) + 1, size) == expected
         assert file.size == size + len(expected)
+    file.close()
+
+
+def test_a_large_append_goes_to_the_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones wait for the kernel or for a sync; a kernel that refuses the advice changes nothing."""
+    advised: list[tuple[int, int]] = []
+
+    def advise(descriptor: int, position: int, size_bytes: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        advised.append((position, size_bytes))
+        raise OSError(errno.EINVAL, "no advice taken")
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    disk = PosixDisk()
+    file = disk.create_file(f"{tmp_path}/a")
+    large = b"x" * WRITE_BACK_BYTES
+    file.append([large[1:]])
+    file.append([b"y", large])
+    assert advised == [(len(large) - 1, len(large) + 1)]
+    monkeypatch.setattr(env_posix, "_HAS_FADVISE", False)
+    file.append([large])
+    assert len(advised) == 1
+    assert file.pread(3 * len(large) + 1, 0) == large[1:] + b"y" + large + large
+    assert disk.failure is None
     file.close()
 
 

@@ -165,7 +165,8 @@ def parse_payload(payload: BytesLike, record_count: int) -> Payload:
     fields = _walk(view, record_count)
     if fields is None:
         return _parse_generic(view, record_count)
-    small = _parse_small(b"".join(fields[field] for field in _VARINT_FIELDS))
+    lists = b"".join([fields[field] for field in _VARINT_FIELDS])
+    small = _parse_small(lists) if lists else _NO_LISTS
     return Payload(
         record_count=record_count,
         values=_bytes_column(
@@ -183,6 +184,10 @@ def parse_payload(payload: BytesLike, record_count: int) -> Payload:
         offset_deltas=_offset_deltas(small.offset_deltas, record_count),
         headers=None,
     )
+
+
+_NO_LISTS = Records()
+"""What most payloads have of the lists of varints; only read."""
 
 
 def _walk(view: memoryview, record_count: int) -> list[memoryview] | None:

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from lograft.wire.batch import encode_batch, read_header
-from lograft.wire.header import CRC_START, write_header
+from lograft.wire.batch import RecordBatch, encode_batch, read_header
+from lograft.wire.header import CRC_START, HEADER_BYTES, write_header
 
-from storage.compaction.group_writer import GroupWriter
+from storage.compaction.group_writer import PIECES_FROM_BYTES, GroupWriter
 from storage.compaction.plan import SegmentFacts
-from storage.compaction.source import READ_BYTES, read_segment
+from storage.compaction.rewrite import rewrite_batch
+from storage.compaction.source import LARGE_BATCH_BYTES, READ_BYTES, read_segment
 from storage.errors import CorruptLogError, FileMissingError
 from storage.names import SwapFile, parse_swap_file_name, swap_file_name
 from storage.testing.sim_disk import SimDisk
@@ -50,6 +52,33 @@ def test_batches_of_any_size_are_read_whole() -> None:
     assert [data for _, data in found] == batches
     assert [header for header, _ in found] == [read_header(each) for each in batches]
     assert sum(paced) >= segment.size_bytes
+
+
+@pytest.mark.parametrize("wanted", [set(), {0}, {2, 3}, {1, 4, 7}, {5, 6}, {*range(len(SIZES))}])
+def test_a_batch_that_nobody_wants_is_passed_over(wanted: set[int]) -> None:
+    """Its header comes alone; of a large one behind a large one nothing else is read, and none is checked."""
+    disk = SimDisk()
+    batches = [batch(number, size_bytes) for number, size_bytes in enumerate(SIZES)]
+    content = b"".join(each if number in wanted else flipped(each) for number, each in enumerate(batches))
+    segment = segment_of(disk, content, end_offset=len(SIZES))
+    paced: list[int] = []
+    read = read_segment(disk, DIRECTORY, segment, paced.append, lambda header: header.base_offset in wanted)
+    found = [(header, bytes(data)) for header, data in read]
+    assert [header for header, _ in found] == [read_header(each) for each in batches]
+    assert [data for _, data in found] == [each if number in wanted else b"" for number, each in enumerate(batches)]
+    if not wanted:
+        assert sum(paced) < segment.size_bytes / 2
+
+
+def test_no_byte_of_large_batches_is_read_twice_but_for_headers() -> None:
+    """The next header comes with the batch before it."""
+    disk = SimDisk()
+    batches = [batch(number, 4 * LARGE_BATCH_BYTES) for number in range(9)]
+    segment = segment_of(disk, b"".join(batches), end_offset=9)
+    paced: list[int] = []
+    assert len(list(read_segment(disk, DIRECTORY, segment, paced.append))) == 9
+    first_read_again = READ_BYTES % len(batches[0])
+    assert sum(paced) <= segment.size_bytes + first_read_again + 9 * HEADER_BYTES
 
 
 def flipped(content: bytes) -> bytes:
@@ -110,6 +139,28 @@ def test_a_large_group_is_written_in_pieces_and_paced() -> None:
     copied_bytes = sum(map(len, batches[:changed]))
     assert sum(paced) == len(expected) + copied_bytes
     assert cleaned.index.offsets.floor_offset(4).offset > 0
+
+
+@pytest.mark.parametrize("value_bytes", [10, 2 * PIECES_FROM_BYTES])
+def test_a_batch_in_pieces_is_written_whole(value_bytes: int) -> None:
+    """Small ones are joined first, large ones are written as they are."""
+    disk = SimDisk()
+    segment = segment_of(disk, batch(0, value_bytes), end_offset=1)
+    encoded = encode_batch([b"x" * value_bytes, b"y"])
+    expected = bytearray(encoded)
+    payload = RecordBatch(expected).payload
+    rewritten = rewrite_batch(read_header(expected), payload, bytearray([1, 0]), delete_horizon_ms=None)
+    assert rewritten is not None
+    writer = GroupWriter(
+        disk, DIRECTORY, (replace(segment, end_offset=2),), interval_bytes=4096, pace=lambda size: None
+    )
+    writer.put(rewritten, is_unchanged=False)
+    cleaned = writer.finish()
+    assert cleaned is not None
+    written = disk.read_file(cleaned.path)
+    assert written == rewritten.join()
+    assert RecordBatch(written).values() == [b"x" * value_bytes]
+    assert len(written) == cleaned.size_bytes
 
 
 def test_a_writer_that_is_discarded_before_it_wrote_does_nothing() -> None:

@@ -10,10 +10,12 @@ from lograft.wire.batch import Codec, RecordBatch, encode_batch
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH, MAX_TIMESTAMP_MS
 
 from storage.compaction.constraints import MAX_REPORTED_RECORDS, records_without_key
-from storage.compaction.key_map import KeyMap, digest_keys
+from storage.compaction.key_hash import SECRET_BYTES, KeyHasher
+from storage.compaction.key_map import KeyMap
 from storage.compaction.rewrite import rewrite_batch
 from storage.compaction.survivors import Survivors, TombstoneRule, find_survivors
 
+HASHER = KeyHasher(bytes(SECRET_BYTES))
 RULE = TombstoneRule(now_ms=1_000, retention_ms=500, end_offset=100)
 
 
@@ -22,23 +24,22 @@ def decide(
 ) -> tuple[Survivors, bytes]:
     """Decide about a batch when newer records of some keys are known; and rewrite it if anything stays."""
     reader = RecordBatch(batch)
-    key_map = KeyMap(MAX_RECORDS_PER_BATCH, start_offset=reader.header.base_offset)
+    key_map = KeyMap(MAX_RECORDS_PER_BATCH, start_offset=reader.header.base_offset, hasher=HASHER)
     keys = reader.payload.keys
     key_map.add(
-        digest_keys(keys) if keys is not None else (),
+        keys,
         reader.header.base_offset,
         reader.header.next_offset,
         is_keyless=keys is None or bool(keys.nulls),
     )
     if newer:
-        key_map.add(newer, 1_000, 1_001)
+        key_map.add(RecordBatch(encode_batch(newer, keys=newer)).payload.keys, 1_000, 1_001)
     found = find_survivors(reader.header, reader.payload, key_map, rule)
     horizon_ms = found.delete_horizon_ms
     rewritten = b""
     if any(found.stays):
-        rewritten = bytes(
-            rewrite_batch(batch, reader.header, reader.payload, found.stays, delete_horizon_ms=horizon_ms)
-        )
+        changed = rewrite_batch(reader.header, reader.payload, found.stays, delete_horizon_ms=horizon_ms)
+        rewritten = bytes(batch if changed is None else changed.join())
     return found, rewritten
 
 

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of a batch -> 128-bit hashes, many at a time. Pure.
+
+Theory
+    Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): a key is a vector of 32-bit words,
+    zero-padded, after its length; one hash is the upper half of (m0 + sum of m[i] * word[i]) modulo 2^64, with secret random
+    64-bit multipliers. Two different keys, whoever chose them, meet in one 32-bit hash with probability 2^-32, so in four
+    independent ones with 2^-128. The words of all keys are a matrix, so that no object is made of any key.
+    A key over `MAX_WORDS_BYTES` is hashed by BLAKE2b with the same secret, which would cost more than all the rest on a short one.
+
+Laws
+    Equal keys have equal hashes, whatever batch they come from and however its column says its lengths.
+    A hash never leaves the process: another pass has another secret.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b, shake_256
+
+import numpy as np
+import numpy.typing as npt
+from lograft.wire.columns import BytesColumn
+
+MAX_WORDS_BYTES = 256
+"""Longest key that is hashed as a vector of words."""
+
+SECRET_BYTES = 32
+"""Bytes of the secret of a hasher."""
+
+_WORD_BYTES = 4
+_HASHES = 4
+"""32-bit hashes that make one of 128 bits."""
+
+_CHUNK_BYTES = 1024 * 1024
+"""Bytes of padded keys hashed at once, at most: bounds the memory when one key of a batch is long and the others are short."""
+
+_HIGH_HALF = np.uint64(0xFFFF_FFFF_0000_0000)
+_HALF_BITS = np.uint64(32)
+
+Hashes = npt.NDArray[np.uint64]
+"""One row for each key: its upper and its lower 64 bits."""
+
+
+class KeyHasher:
+    """Hashes keys.
+
+    Args:
+        secret: `SECRET_BYTES` random bytes, of which nobody outside the process knows anything.
+    """
+
+    __slots__ = ("_multipliers", "_secret")
+
+    def __init__(self, secret: bytes) -> None:
+        assert len(secret) == SECRET_BYTES, f"a secret of {len(secret)} bytes"
+        self._secret = secret
+        # Row 0 is added, row 1 is for the length, the others are for the words.
+        rows = 2 + MAX_WORDS_BYTES // _WORD_BYTES
+        stream = shake_256(secret).digest(rows * _HASHES * 8)
+        self._multipliers = np.frombuffer(stream, np.dtype("<u8")).reshape(rows, _HASHES)
+
+    def hash_column(self, keys: BytesColumn) -> Hashes:
+        """Return the hash of each key of a column; that of a null is the one of an empty key."""
+        if keys.uniform_length is not None:
+            if keys.uniform_length > MAX_WORDS_BYTES:
+                return self._hash_some_long(keys)
+            table = np.frombuffer(keys.blob, np.uint8).reshape(keys.record_count, keys.uniform_length)
+            return self._hash_table(table, np.uint64(keys.uniform_length))
+        lengths = np.frombuffer(keys.lengths or b"", np.dtype("<u4"))
+        longest = int(lengths.max(initial=0))
+        if longest > MAX_WORDS_BYTES:
+            return self._hash_some_long(keys)
+        return self._hash_ragged(np.frombuffer(keys.blob, np.uint8), lengths, longest)
+
+    def _hash_ragged(self, blob: npt.NDArray[np.uint8], lengths: npt.NDArray[np.uint32], longest: int) -> Hashes:
+        """Hash keys of several lengths, none over `MAX_WORDS_BYTES`, that stand one after the other."""
+        hashes = np.empty((len(lengths), 2), np.uint64)
+        columns = np.arange(longest, dtype=np.uint32)
+        chunk = _CHUNK_BYTES // max(longest, 1)
+        position = 0
+        for start in range(0, len(lengths), chunk):
+            some = lengths[start : start + chunk]
+            size_bytes = int(some.sum(dtype=np.uint64))
+            table = np.zeros((len(some), longest), np.uint8)
+            table[columns < some[:, np.newaxis]] = blob[position : position + size_bytes]
+            hashes[start : start + chunk] = self._hash_table(table, some.astype(np.uint64)[:, np.newaxis])
+            position += size_bytes
+        return hashes
+
+    def _hash_table(self, table: npt.NDArray[np.uint8], lengths: npt.NDArray[np.uint64] | np.uint64) -> Hashes:
+        """Hash zero-padded keys: one row each, all of one length or each of its own (a column)."""
+        count, width = table.shape
+        missing = -width % _WORD_BYTES
+        if missing:
+            table = np.concatenate((table, np.zeros((count, missing), np.uint8)), axis=1)
+        words = table.view(np.dtype("<u4")) if width else np.zeros((count, 0), np.dtype("<u4"))
+        multipliers = self._multipliers
+        sums = words.astype(np.uint64) @ multipliers[2 : 2 + words.shape[1]]
+        sums += multipliers[0] + lengths * multipliers[1]
+        # The upper halves, two and two.
+        return (sums[:, ::2] & _HIGH_HALF) | (sums[:, 1::2] >> _HALF_BITS)
+
+    def _hash_some_long(self, keys: BytesColumn) -> Hashes:
+        """Hash keys some of which are over `MAX_WORDS_BYTES`."""
+        items = [key or b"" for key in keys.to_list()]
+        short = [key if len(key) <= MAX_WORDS_BYTES else b"" for key in items]
+        lengths = np.array(list(map(len, short)), np.uint32)
+        hashes = self._hash_ragged(np.frombuffer(b"".join(short), np.uint8), lengths, int(lengths.max(initial=0)))
+        for at, key in enumerate(items):
+            if len(key) > MAX_WORDS_BYTES:
+                digest = blake2b(key, digest_size=16, key=self._secret).digest()
+                hashes[at] = np.frombuffer(digest, np.dtype("<u8"))
+        return hashes
