@@ -11,11 +11,12 @@ own flusher, beside one partition at the same rate for itself.
 from __future__ import annotations
 
 import os
-import queue
 import random
 import shutil
 import statistics
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -254,7 +255,10 @@ class _PacedRun:
         self._logs = logs
         self._batch = batch
         self._flusher = GroupFlusher()
-        self._done: queue.SimpleQueue[tuple[int, FlushWork, BaseException | None]] = queue.SimpleQueue()
+        # Not a SimpleQueue: in Python 3.11 its `get` may wait for ever when a timeout of microseconds runs out at the wrong moment.
+        self._done: deque[tuple[int, FlushWork, BaseException | None]] = deque()
+        self._signal = threading.Event()
+        self._is_waiting = False
         self._waiting: dict[int, list[float]] = {number: [] for number in range(len(logs))}
         self._covered: dict[int, int] = {}
         self._latencies_ms: list[float] = []
@@ -282,16 +286,26 @@ class _PacedRun:
 
     def _submit(self, number: int) -> None:
         covered = len(self._waiting[number])
-        work = self._flusher.submit(self._logs[number], lambda work, error: self._done.put((number, work, error)))
+        work = self._flusher.submit(self._logs[number], lambda work, error: self._note_done(number, work, error))
         if work is not None:
             self._covered[number] = covered
 
+    def _note_done(self, number: int, work: FlushWork, error: BaseException | None) -> None:
+        self._done.append((number, work, error))
+        if self._is_waiting:
+            self._signal.set()
+
     def _take_done(self, timeout_s: float) -> bool:
         """Take one flushed group back, waiting for it at most so long; False if there was none."""
-        try:
-            number, work, error = self._done.get(timeout=timeout_s)
-        except queue.Empty:
+        if not self._done and timeout_s > 0:
+            self._is_waiting = True
+            if not self._done:
+                self._signal.wait(timeout_s)
+            self._is_waiting = False
+            self._signal.clear()
+        if not self._done:
             return False
+        number, work, error = self._done.popleft()
         if error is not None:
             raise error
         self._logs[number].end_flush(work)

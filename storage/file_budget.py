@@ -9,7 +9,7 @@ Laws
     1. A file is closed by the budget only while nobody is inside one of its calls and all its bytes are synced: its
        descriptor is the one that will report a write error. The files of a flush group hold unsynced bytes until they are
        synced, so a group in flight keeps its descriptors. A file that was created counts as unsynced. The one exception
-       is asked for by name, `may_close`: bytes whose loss is legal, and for whose write error nobody waits.
+       is asked for by name, `may_close` and `write_hint`: bytes whose loss is legal, and for whose write error nobody waits.
     2. Every call first enters the file and leaves it at its end, both under the lock of the budget; a victim is chosen and
        its descriptor taken away under the same lock, and only while the count of those inside is 0. So no thread
        can close a descriptor under a pread of another one (whose number the kernel could give to another file at once).
@@ -282,6 +282,14 @@ class BudgetedFile:
         finally:
             self._budget.leave(self, wrote=True)
 
+    def write_hint(self, data: Buffer, position: int) -> None:
+        """As `write`, but the bytes need no sync."""
+        inner = self._budget.enter(self)
+        try:
+            inner.write(data, position)
+        finally:
+            self._budget.leave(self)
+
     def truncate(self, size_bytes: int) -> None:
         """See `File.truncate`; raises also what opening raises."""
         inner = self._budget.enter(self)
@@ -400,6 +408,14 @@ def may_close(file: File) -> None:
     """
     if isinstance(file, BudgetedFile):
         file.note_synced(file.writes)
+
+
+def write_hint(file: File, data: Buffer, position: int) -> None:
+    """Overwrite bytes whose loss is legal, as `may_close` has it: they do not keep a file open. See `File.write`."""
+    if isinstance(file, BudgetedFile):
+        file.write_hint(data, position)
+    else:
+        file.write(data, position)
 
 
 def needs_sync(file: File) -> bool:

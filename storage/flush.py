@@ -19,6 +19,7 @@ from .checkpoints import replace_file, take_replacement, write_replacement
 from .env import Disk, File
 from .errors import StorageError
 from .file_budget import disk_under, needs_sync, note_synced, write_mark
+from .names import EPOCH_FILE
 
 
 class FlushWork:
@@ -34,7 +35,6 @@ class FlushWork:
         "_directory",
         "_disk",
         "_epoch_checkpoint",
-        "_epoch_path",
         "_files",
         "_marks",
         "_sync_directory",
@@ -51,7 +51,6 @@ class FlushWork:
         end_offset: int,
         files: Sequence[File],
         sync_directory: bool,
-        epoch_path: str,
         epoch_checkpoint: bytes | None,
     ) -> None:
         self._disk = disk
@@ -59,7 +58,6 @@ class FlushWork:
         self._files = files
         self._marks = [write_mark(file) for file in files]
         self._sync_directory = sync_directory
-        self._epoch_path = epoch_path
         self._epoch_checkpoint = epoch_checkpoint
         self.end_offset = end_offset
         self.error: StorageError | None = None
@@ -74,6 +72,10 @@ class FlushWork:
     def directory(self) -> str:
         """The log's directory."""
         return self._directory
+
+    @property
+    def _epoch_path(self) -> str:
+        return f"{self._directory}/{EPOCH_FILE}"
 
     @property
     def covers_names(self) -> bool:

@@ -16,7 +16,6 @@ from .env import Disk, File
 from .errors import DiskError
 from .file_budget import may_close, needs_sync
 from .flush import FlushWork
-from .names import EPOCH_FILE
 from .recovery import LogParts
 from .recovery_point import SYNC_INTERVAL_FLUSHES, RecoveryPoint
 from .segment import Segment
@@ -105,8 +104,12 @@ class FlushState:
             return None
         parts = self._parts
         segments = parts.segments
-        unflushed = (segments[slot].file for slot in range(segments.slot_of(self.flushed_offset), len(segments)))
-        files = [file for file in unflushed if needs_sync(file)]
+        active = segments.active
+        if self.flushed_offset >= active.base_offset:
+            files = [active.file] if needs_sync(active.file) else []
+        else:
+            unflushed = (segments[slot].file for slot in range(segments.slot_of(self.flushed_offset), len(segments)))
+            files = [file for file in unflushed if needs_sync(file)]
         self._group_count += 1
         if self._group_count % SYNC_INTERVAL_FLUSHES == 0:
             files.extend(self._recovery_point_file())
@@ -116,7 +119,6 @@ class FlushState:
             end_offset=log_end_offset,
             files=files,
             sync_directory=not self._names_saved,
-            epoch_path=f"{self._directory}/{EPOCH_FILE}",
             epoch_checkpoint=None if parts.epochs_saved else encode_lines(parts.epochs.encode_entries()),
         )
         self._cap = None
@@ -145,7 +147,8 @@ class FlushState:
         """
         assert work is self._in_flight, "another group than the one in flight"
         cap, self._in_flight, self._cap = self._cap, None, None
-        self.close_segments(())
+        if self._close_later or self._closes_point:
+            self.close_segments(())
         if work.covers_names:
             self._names_saved = self._names_saved and work.is_done
         if work.covers_epochs:

@@ -91,7 +91,9 @@ class LogStartFile:
             self._overwrite(slots)
         else:
             slots.sort(key=lambda slot: slot_position(slot.sequence))
-            content = b"".join(_SLOTS.encode(slot).ljust(SECTOR_BYTES, b"\0") for slot in slots)
+            content = b"".join(
+                _SLOTS.encode(slot.sequence, slot.flags, *slot.values).ljust(SECTOR_BYTES, b"\0") for slot in slots
+            )
             replace_file(self._disk, self._path, content)
             self._is_there = True
         self._sequence += SLOT_COUNT
@@ -101,7 +103,7 @@ class LogStartFile:
         file = self._disk.open_file(self._path)
         try:
             for slot in slots:
-                file.write(_SLOTS.encode(slot), slot_position(slot.sequence))
+                file.write(_SLOTS.encode(slot.sequence, slot.flags, *slot.values), slot_position(slot.sequence))
             file.sync()
         finally:
             file.close()

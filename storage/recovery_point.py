@@ -23,12 +23,13 @@ write here. Opening a log reads the file and holds no descriptor; the first writ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .env import Disk, File
 from .errors import DiskError, DiskFailedError, FileMissingError
-from .file_budget import may_close
+from .file_budget import may_close, needs_sync, write_hint
 from .names import RECOVERY_POINT_FILE
-from .two_slots import FILE_BYTES, SLOT_COUNT, Slot, TwoSlots, slot_position
+from .two_slots import FILE_BYTES, SLOT_COUNT, TwoSlots, slot_position
 
 SYNC_INTERVAL_FLUSHES = 64
 """Every so many flush groups the file itself is synced with the group."""
@@ -45,8 +46,7 @@ class CleanEnd:
     segment_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryPoint:
+class RecoveryPoint(NamedTuple):
     """Everything below `flushed_offset` is on stable storage; `clean_end` if nothing happened after it."""
 
     flushed_offset: int
@@ -117,13 +117,14 @@ class RecoveryPointFile:
         slot = encode_slot(point, self._sequence)
         try:
             file = self.file
-            file.write(slot, slot_position(self._sequence))
+            # A slot that is lost is legal: it must not hold a descriptor until the next sync.
+            write_hint(file, slot, slot_position(self._sequence))
         except DiskFailedError:
             raise
         except DiskError:
             return
-        # A slot that is lost is legal: it must not hold a descriptor until the next sync.
-        may_close(file)
+        if needs_sync(file):
+            may_close(file)
         self._point = point
 
     def write_synced(self, point: RecoveryPoint) -> None:
@@ -153,9 +154,9 @@ def _path(directory: str) -> str:
 def encode_slot(point: RecoveryPoint, sequence: int) -> bytes:
     """Return the 44 bytes of one slot."""
     end = point.clean_end
-    flags = _CLEAN if end is not None else 0
-    base_offset, size_bytes = (end.segment_base_offset, end.segment_bytes) if end is not None else (0, 0)
-    return _SLOTS.encode(Slot(sequence, flags, (point.flushed_offset, base_offset, size_bytes)))
+    if end is None:
+        return _SLOTS.encode(sequence, 0, point.flushed_offset, 0, 0)
+    return _SLOTS.encode(sequence, _CLEAN, point.flushed_offset, end.segment_base_offset, end.segment_bytes)
 
 
 def decode_slots(content: bytes) -> tuple[int, RecoveryPoint | None]:

@@ -53,9 +53,9 @@ class TwoSlots:
         self._magic = magic
         self._body = struct.Struct(f">4sHHQ{fields}")
 
-    def encode(self, slot: Slot) -> bytes:
-        """Return the bytes of one slot, without the zeros that fill it up."""
-        body = self._body.pack(self._magic, _VERSION, slot.flags, slot.sequence, *slot.values)
+    def encode(self, sequence: int, flags: int, *values: int) -> bytes:
+        """Return the bytes of one slot, without the zeros that fill it up; see `Slot`."""
+        body = self._body.pack(self._magic, _VERSION, flags, sequence, *values)
         return body + crc32c(body).to_bytes(_CRC_BYTES, "big")
 
     def decode(self, content: bytes) -> Slot | None:

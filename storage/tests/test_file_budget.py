@@ -11,7 +11,7 @@ import pytest
 from storage.env import Disk
 from storage.env_posix import PosixDisk
 from storage.errors import DiskError, DiskFailedError, DiskReadError, TooManyOpenFilesError
-from storage.file_budget import FileBudget, may_close, needs_sync, note_synced, write_mark
+from storage.file_budget import FileBudget, may_close, needs_sync, note_synced, write_hint, write_mark
 from storage.testing.conformance import DiskConformance
 from storage.testing.sim_disk import Refusal, SimDisk
 from storage.tests.watched_disk import WatchedDisk, disk_of_four, open_all
@@ -118,6 +118,23 @@ def test_created_file_is_unsynced_until_its_owner_says_otherwise(disk: WatchedDi
     plain = disk.open_file("/b")
     may_close(plain)
     assert needs_sync(plain)
+
+
+def test_hint_keeps_no_file_open(disk: WatchedDisk) -> None:
+    """What was written with `write_hint` need not be synced: the file may close at once, also after a write that failed."""
+    budget = FileBudget(1)
+    (a,) = open_all(budget, disk, "a")
+    write_hint(a, b"A", 0)
+    assert not needs_sync(a)
+    assert (budget.close_idle(), disk.open_paths) == (1, [])
+    assert a.pread(1, 0) == b"A"
+    disk.refuse("write", "/a", Refusal.FULL)
+    with pytest.raises(DiskError):
+        write_hint(a, b"B", 0)
+    assert (budget.close_idle(), disk.open_paths) == (1, [])
+    plain = disk.open_file("/c")
+    write_hint(plain, b"C", 0)
+    assert plain.pread(1, 0) == b"C"
 
 
 def test_file_is_not_closed_under_a_read_of_another_thread(disk: WatchedDisk) -> None:

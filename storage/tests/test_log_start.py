@@ -105,7 +105,7 @@ def test_a_failed_sync_is_fatal(root: SimDisk) -> None:
 
 def test_slots_of_another_file_or_version_are_not_read() -> None:
     """Magic, version and CRC guard a slot; the larger sequence counts."""
-    old, new = SLOTS.encode(Slot(3, 0, (30,))).ljust(512, b"\0"), SLOTS.encode(Slot(4, 1, (40,)))
+    old, new = SLOTS.encode(3, 0, 30).ljust(512, b"\0"), SLOTS.encode(4, 1, 40)
     assert SLOTS.decode(old + new) == SLOTS.decode(new.ljust(512, b"\0") + old) == Slot(4, 1, (40,))
     assert TwoSlots(b"ELSE", "q").decode(old + new) is None
     assert SLOTS.decode(b"") is None

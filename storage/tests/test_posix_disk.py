@@ -26,6 +26,7 @@ from storage.errors import (
 )
 from storage.log import LogSettings
 from storage.testing.builders import append, open_log, read_values
+from storage.tests.test_idle_memory import open_below
 
 
 @pytest.mark.parametrize(
@@ -298,9 +299,8 @@ def test_whole_files_are_read_whatever_their_size(tmp_path: Path, size_bytes: in
     """Small ones are read with one call; no descriptor is left behind by any."""
     content = os.urandom(size_bytes)
     (tmp_path / "file").write_bytes(content)
-    descriptors = os.listdir("/proc/self/fd")
     assert PosixDisk().read_file(str(tmp_path / "file")) == content
-    assert os.listdir("/proc/self/fd") == descriptors
+    assert open_below(tmp_path) == []
 
 
 def test_short_reads_of_a_small_file_are_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
