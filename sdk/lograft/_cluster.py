@@ -288,6 +288,9 @@ class Cluster:
         request = metadata_pb2.WatchClusterRequest(cluster_id=self.cluster_id, topics=sorted(watched))
         opened = await open_call(lambda: MetadataServiceStub(channel).WatchCluster(request))
         self._watch_call = call = opened.call
+        if watched != frozenset(self._topics):
+            # Asked for since: this watch does not have them, and nobody could cancel it before.
+            call.cancel()
         try:
             async for response in call:
                 if response.HasField("error"):

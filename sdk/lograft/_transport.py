@@ -167,8 +167,13 @@ async def open_call(start: Callable[[], _C]) -> OpenCall[_C]:
         # It begins in the next turn of the loop, in the order in which calls were started.
         await asyncio.sleep(0)
     except asyncio.CancelledError:
-        call.cancel()
+        await finish(_claim(call, before))
         raise
+    return _claim(call, before)
+
+
+def _claim(call: _C, before: set[asyncio.Task[Any]]) -> OpenCall[_C]:
+    """Note the tasks of gRPC that are there since a call was started."""
     tasks = [task for task in _status_tasks() - before if task not in _claimed]
     _claimed.update(tasks)
     return OpenCall(call, tuple(tasks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from lograft._transport import Purpose, Transport, finish, open_call
 from lograft.v1 import metadata_pb2
 from lograft.v1.metadata_pb2_grpc import MetadataServiceStub
@@ -47,3 +48,29 @@ def test_calls_that_start_together_know_their_own_tasks(bootstrap: str) -> None:
         await transport.close()
 
     asyncio.run(watch_twice())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_a_call_that_is_cancelled_while_it_starts_leaves_nothing_either(bootstrap: str, turns: int) -> None:
+    """A client may be closed in the very turn of the loop in which a call begins."""
+
+    async def start_and_cancel() -> tuple[bool, set[str]]:
+        transport = Transport()
+        channel = await transport.connect(bootstrap, Purpose.CONTROL, timeout_s=20.0)
+        stub = MetadataServiceStub(channel)
+        request = metadata_pb2.WatchClusterRequest()
+        opening = asyncio.create_task(open_call(lambda: stub.WatchCluster(request)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+        left = {repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
+        if not opening.cancelled():
+            await finish(opening.result())
+            left = set()
+        await transport.close()
+        return opening.cancelled(), left
+
+    was_cancelled, left = asyncio.run(start_and_cancel())
+    assert left == set()
+    assert was_cancelled == (turns < 2)
