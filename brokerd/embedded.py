@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -35,10 +36,14 @@ class EmbeddedCluster:
     Args:
         data_dir: directory to keep; None: a temporary one, deleted by `stop`.
         port: public port on the loopback address; 0: any free one.
+        more_data_dirs: further directories for logs, which are kept.
     """
 
-    def __init__(self, data_dir: str | Path | None = None, *, port: int = 0) -> None:
+    def __init__(
+        self, data_dir: str | Path | None = None, *, port: int = 0, more_data_dirs: Sequence[str | Path] = ()
+    ) -> None:
         self._given_directory = None if data_dir is None else Path(data_dir)
+        self._more_directories = tuple(map(Path, more_data_dirs))
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._port = port
         self._thread: threading.Thread | None = None
@@ -124,7 +129,9 @@ class EmbeddedCluster:
     async def _serve(self, directory: Path) -> None:
         self._stop_asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        server = BrokerServer(standalone_settings(directory, port=self._port))
+        server = BrokerServer(
+            standalone_settings(directory, port=self._port, more_data_directories=self._more_directories)
+        )
         try:
             await server.start()
             await server.wait_serving(timeout_ms=START_WAIT_MS)

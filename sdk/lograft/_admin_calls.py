@@ -13,12 +13,14 @@ from typing import Final
 from lograft._cluster import Attempt, Cluster
 from lograft._codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
 from lograft._delete_records import delete_records
+from lograft._log_directories import describe_log_directories, move_replica
 from lograft._offsets import list_offsets
 from lograft.errors import UsageError
 from lograft.settings import ClientSettings
 from lograft.types import (
     ClusterDescription,
     DeletedRecords,
+    LogDirectories,
     OffsetAnswer,
     OffsetQuery,
     QuorumDescription,
@@ -144,6 +146,16 @@ class AdminCalls:
     async def delete_records(self, before: Mapping[TopicPartition, int | None]) -> list[DeletedRecords]:
         """Remove the oldest records."""
         return await delete_records(self.cluster, before, timeout_ms=self._timeout_ms)
+
+    async def describe_log_directories(self, broker_id: int | None, *, with_replicas: bool) -> LogDirectories:
+        """Describe the log directories of a broker."""
+        return await describe_log_directories(
+            self.cluster, broker_id, with_replicas=with_replicas, timeout_ms=self._timeout_ms
+        )
+
+    async def move_replica(self, where: TopicPartition, directory_id: bytes, broker_id: int | None) -> None:
+        """Begin to move a replica."""
+        await move_replica(self.cluster, where, directory_id, broker_id, timeout_ms=self._timeout_ms)
 
     async def close(self) -> None:
         """Let the connections go."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -121,6 +121,7 @@ class Cluster:
         *,
         timeout_ms: int,
         may_repeat: bool = True,
+        address: str | None = None,
     ) -> T:
         """Make a unary call at any broker, trying others and again until the time is up.
 
@@ -128,6 +129,7 @@ class Cluster:
             work: makes the call with a channel and a timeout.
             timeout_ms: milliseconds for all tries together.
             may_repeat: False when a second execution would do harm: a lost answer is then reported, not repeated.
+            address: "host:port" of the one broker to ask; None: any.
 
         Raises:
             NoBrokerError: no address answered.
@@ -139,17 +141,18 @@ class Cluster:
         backoff = self.backoff()
         failure: LograftError | None = None
         while True:
-            for address in self._candidates():
+            candidates = [address] if address is not None else self._candidates()
+            for candidate in candidates:
                 left_ms = deadline_ms - now_ms()
                 if left_ms <= 0:
                     break
                 try:
-                    return await self._try(work, address, left_ms, may_repeat)
+                    return await self._try(work, candidate, left_ms, may_repeat)
                 except RetriableError as error:
                     failure = _worse(failure, error)
             left_ms = deadline_ms - now_ms()
             if failure is None or left_ms <= 0:
-                raise self._give_up(failure, timeout_ms)
+                raise self._give_up(failure, timeout_ms, candidates)
             delay_ms = backoff.next_delay_ms(at_least_ms=failure.retry_after_ms or 0)
             await asyncio.sleep(min(delay_ms, left_ms) / 1000)
 
@@ -176,9 +179,9 @@ class Cluster:
         ordered = ([self._preferred] if self._preferred else []) + list(self._settings.addresses) + known
         return list(dict.fromkeys(ordered))
 
-    def _give_up(self, failure: LograftError | None, timeout_ms: int) -> LograftError:
+    def _give_up(self, failure: LograftError | None, timeout_ms: int, candidates: Sequence[str]) -> LograftError:
         if isinstance(failure, NoBrokerError):
-            addresses = ", ".join(self._candidates())
+            addresses = ", ".join(candidates)
             return NoBrokerError(f"no broker answered at {addresses} within {timeout_ms} ms; is it running?")
         if failure is None:
             return RequestTimeoutError(f"no time was left for a call ({timeout_ms} ms)")

@@ -18,6 +18,7 @@ from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     ClusterDescription,
     DeletedRecords,
+    LogDirectories,
     OffsetAnswer,
     OffsetQuery,
     QuorumDescription,
@@ -136,6 +137,35 @@ class Admin:
             LograftError: the call as a whole failed; it may be repeated. A refused partition has an `error` in its result.
         """
         return self._run(lambda calls: calls.delete_records(before))
+
+    def describe_log_directories(self, broker_id: int | None = None, *, with_replicas: bool = False) -> LogDirectories:
+        """Describe the log directories of one broker, and the moves between them.
+
+        Args:
+            broker_id: id of the broker; None: the only one there is.
+            with_replicas: also say which replicas are in each directory.
+
+        Raises:
+            UsageError: there is no such broker, or there are several and none is named.
+            LograftError: the broker did not answer.
+        """
+        return self._run(lambda calls: calls.describe_log_directories(broker_id, with_replicas=with_replicas))
+
+    def move_replica(self, where: TopicPartition, directory_id: bytes, broker_id: int | None = None) -> None:
+        """Begin to move a replica to another log directory of its broker, while it is used; returns at once.
+
+        `describe_log_directories` tells how it goes. Asked again for the same directory it changes nothing.
+
+        Args:
+            where: the partition.
+            directory_id: id of the directory, 16 bytes.
+            broker_id: id of the broker; None: the only one there is.
+
+        Raises:
+            UsageError: `directory_id` is none; no such broker, or several and none is named.
+            RefusedError: the broker has no such replica or directory, or it cannot be moved now.
+        """
+        self._run(lambda calls: calls.move_replica(TopicPartition(*where), directory_id, broker_id))
 
     def close(self) -> None:
         """Let the connections go. Further calls do nothing."""

@@ -175,6 +175,97 @@ class DeletedRecords:
     error: LograftError | None = None
 
 
+class LogDirectoryState(Enum):
+    """How much room a log directory has, or that it has failed."""
+
+    FREE = "free"
+    TIGHT = "tight"
+    """Appends of clients are refused; reads, deletes and retention go on."""
+    FULL = "full"
+    """Nothing that grows is written."""
+    FAILED = "failed"
+    """Its partitions are not served until the broker is restarted with a repaired disk."""
+    UNKNOWN = "unknown"
+    """A state that this version does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDirectory:
+    """A log directory of a broker.
+
+    Attributes:
+        directory_id: 16 bytes; stays with the directory for its life.
+        path: path on the broker's machine.
+        state: room, or failure.
+        free_bytes: bytes that were free at the last look; None: not known.
+        replica_count: number of replicas in it.
+        replicas: the replicas, if they were asked for.
+        problem: why it failed; empty: it has not.
+    """
+
+    directory_id: bytes
+    path: str
+    state: LogDirectoryState
+    free_bytes: int | None
+    replica_count: int
+    replicas: tuple[TopicPartition, ...]
+    problem: str
+
+
+class MoveState(Enum):
+    """How far a move of a replica is."""
+
+    WAITING = "waiting"
+    COPYING = "copying"
+    SWITCHING = "switching"
+    """The copy is taking the place of the log; appends are refused for a moment."""
+    DONE = "done"
+    FAILED = "failed"
+    """The replica is where it was."""
+    UNKNOWN = "unknown"
+    """A state that this version does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaMove:
+    """A move of a replica between two log directories of its broker.
+
+    Attributes:
+        topic: topic name.
+        partition: partition, from 0.
+        source_directory_id: directory that it was in, 16 bytes.
+        target_directory_id: directory that it goes to, 16 bytes.
+        state: how far it is.
+        size_bytes: bytes of the log when the move began.
+        copied_bytes: bytes copied so far; more than `size_bytes` when the log has grown.
+        problem: why it failed; empty: it has not.
+    """
+
+    topic: str
+    partition: int
+    source_directory_id: bytes
+    target_directory_id: bytes
+    state: MoveState
+    size_bytes: int
+    copied_bytes: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDirectories:
+    """The log directories of one broker.
+
+    Attributes:
+        broker_id: id of the broker.
+        directories: the first holds the metadata too.
+        moves: those that wait or are under way, then the last ones that have ended.
+    """
+
+    broker_id: int
+    directories: tuple[LogDirectory, ...]
+    moves: tuple[ReplicaMove, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDescription:
     """A broker, as clients see it."""
@@ -271,12 +362,17 @@ __all__ = [
     "DeletedRecords",
     "Durability",
     "Headers",
+    "LogDirectories",
+    "LogDirectory",
+    "LogDirectoryState",
+    "MoveState",
     "OffsetAnswer",
     "OffsetQuery",
     "PartitionDescription",
     "Position",
     "QuorumDescription",
     "QuorumReplicaDescription",
+    "ReplicaMove",
     "TopicDescription",
     "TopicPartition",
     "TopicSummary",

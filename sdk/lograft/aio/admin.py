@@ -12,6 +12,7 @@ from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     ClusterDescription,
     DeletedRecords,
+    LogDirectories,
     OffsetAnswer,
     OffsetQuery,
     QuorumDescription,
@@ -82,6 +83,16 @@ class Admin:
     async def delete_records(self, before: Mapping[TopicPartition, int | None]) -> list[DeletedRecords]:
         """Remove all records below an offset, for good, in each of some partitions; None: all readable records."""
         return await self._start().delete_records(before)
+
+    async def describe_log_directories(
+        self, broker_id: int | None = None, *, with_replicas: bool = False
+    ) -> LogDirectories:
+        """Describe the log directories of one broker, and the moves between them. See `lograft.Admin`."""
+        return await self._start().describe_log_directories(broker_id, with_replicas=with_replicas)
+
+    async def move_replica(self, where: TopicPartition, directory_id: bytes, broker_id: int | None = None) -> None:
+        """Begin to move a replica to another log directory of its broker. See `lograft.Admin.move_replica`."""
+        await self._start().move_replica(TopicPartition(*where), directory_id, broker_id)
 
     async def close(self) -> None:
         """Let the connections go. Further calls do nothing."""

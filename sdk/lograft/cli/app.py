@@ -17,6 +17,7 @@ import typer
 
 from lograft import __version__
 from lograft.cli.consume import consume
+from lograft.cli.directories import directories_app
 from lograft.cli.output import print_error
 from lograft.cli.produce import produce
 from lograft.cli.quorum import quorum_app
@@ -56,6 +57,7 @@ def make_app() -> typer.Typer:
     app.callback()(_root)
     app.add_typer(topics_app, name="topics")
     app.add_typer(quorum_app, name="quorum")
+    app.add_typer(directories_app, name="directories")
     app.command()(produce)
     app.command()(consume)
     known: set[str] = set()

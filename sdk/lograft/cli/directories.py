@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lograft directories`: the log directories of a broker, and moves of replicas between them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Annotated, Final
+
+import typer
+
+from lograft.admin import Admin
+from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap, ClusterId, Json, TimeoutMs
+from lograft.cli.output import print_json, print_table
+from lograft.errors import LograftError, RequestTimeoutError, UsageError
+from lograft.types import LogDirectories, LogDirectory, MoveState, ReplicaMove, TopicPartition
+
+POLL_INTERVAL_S: Final = 0.2
+"""Seconds between two looks at a move that is waited for."""
+
+DEFAULT_WAIT_MS: Final = 3_600_000
+"""Milliseconds that a move is waited for, at most, unless another time is given."""
+
+_ENDED: Final = (MoveState.DONE, MoveState.FAILED)
+
+directories_app = typer.Typer(no_args_is_help=True, help="Look at a broker's log directories, and move replicas.")
+
+Broker = Annotated[int | None, typer.Option("--broker", "-b", help="Id of the broker; needed where there are several.")]
+
+
+@directories_app.command("list")
+def list_directories(
+    broker: Broker = None,
+    replicas: Annotated[bool, typer.Option("--replicas", help="Also list the replicas in each.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Show the log directories of a broker, and the moves between them."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        found = admin.describe_log_directories(broker, with_replicas=replicas)
+    if as_json:
+        print_json(_as_json(found))
+        return
+    print_table(
+        f"log directories of broker {found.broker_id}",
+        ("id", "path", "state", "free bytes", "replicas", "problem"),
+        [
+            (each.directory_id.hex(), each.path, each.state.value, each.free_bytes, each.replica_count, each.problem)
+            for each in found.directories
+        ],
+    )
+    if replicas:
+        rows = [(each.path, where.topic, where.partition) for each in found.directories for where in each.replicas]
+        print_table("replicas", ("directory", "topic", "partition"), rows)
+    if found.moves:
+        print_table(
+            "moves",
+            ("topic", "partition", "to", "state", "bytes copied", "of bytes", "problem"),
+            [
+                (
+                    move.topic,
+                    move.partition,
+                    _path_of(found, move.target_directory_id),
+                    move.state.value,
+                    move.copied_bytes,
+                    move.size_bytes,
+                    move.problem,
+                )
+                for move in found.moves
+            ],
+        )
+
+
+@directories_app.command("move")
+def move_replica(
+    topic: Annotated[str, typer.Argument(help="Topic name.")],
+    partition: Annotated[int, typer.Argument(help="Partition, from 0.")],
+    directory: Annotated[str, typer.Argument(help="Id (in hex) or path of the directory to move to.")],
+    broker: Broker = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the replica is there.")] = False,
+    wait_ms: Annotated[int, typer.Option(help="Milliseconds to wait, at most.", min=1)] = DEFAULT_WAIT_MS,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Move a replica to another log directory of its broker, while it is used."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        found = admin.describe_log_directories(broker)
+        target = _find(found, directory)
+        admin.move_replica(TopicPartition(topic, partition), target.directory_id, found.broker_id)
+        move = _wait(admin, found.broker_id, topic, partition, wait_ms) if wait else None
+    if as_json:
+        state = "begun" if move is None else move.state.value
+        print_json({"topic": topic, "partition": partition, "directory": target.path, "state": state})
+    elif wait:
+        typer.echo(f"{topic}-{partition} is in {target.path}")
+    else:
+        typer.echo(f"{topic}-{partition} is being moved to {target.path}; `lograft directories list` tells how it goes")
+
+
+def _find(found: LogDirectories, directory: str) -> LogDirectory:
+    for each in found.directories:
+        if directory in (each.directory_id.hex(), each.path):
+            return each
+    known = ", ".join(f"{each.path} ({each.directory_id.hex()})" for each in found.directories)
+    raise UsageError(f"broker {found.broker_id} has no log directory {directory!r}; it has {known}")
+
+
+def _wait(admin: Admin, broker_id: int, topic: str, partition: int, wait_ms: int) -> ReplicaMove | None:
+    """Return the move once it has ended; None: there was nothing to move."""
+    deadline_s = time.monotonic() + wait_ms / 1000
+    pause = threading.Event()
+    while True:
+        moves = admin.describe_log_directories(broker_id).moves
+        move = next((each for each in moves if (each.topic, each.partition) == (topic, partition)), None)
+        if move is not None and move.state is MoveState.FAILED:
+            raise LograftError(f"{topic}-{partition} stays where it was: {move.problem}")
+        if move is None or move.state in _ENDED:
+            return move
+        if time.monotonic() >= deadline_s:
+            raise RequestTimeoutError(f"the move of {topic}-{partition} goes on after {wait_ms} ms: {move.state.value}")
+        pause.wait(POLL_INTERVAL_S)
+
+
+def _path_of(found: LogDirectories, directory_id: bytes) -> str:
+    paths = [each.path for each in found.directories if each.directory_id == directory_id]
+    return paths[0] if paths else directory_id.hex()
+
+
+def _as_json(found: LogDirectories) -> dict[str, object]:
+    return {
+        "broker_id": found.broker_id,
+        "directories": [
+            {
+                "directory_id": each.directory_id.hex(),
+                "path": each.path,
+                "state": each.state.value,
+                "free_bytes": each.free_bytes,
+                "replica_count": each.replica_count,
+                "replicas": [{"topic": where.topic, "partition": where.partition} for where in each.replicas],
+                "problem": each.problem,
+            }
+            for each in found.directories
+        ],
+        "moves": [
+            {
+                "topic": move.topic,
+                "partition": move.partition,
+                "source_directory_id": move.source_directory_id.hex(),
+                "target_directory_id": move.target_directory_id.hex(),
+                "state": move.state.value,
+                "size_bytes": move.size_bytes,
+                "copied_bytes": move.copied_bytes,
+                "problem": move.problem,
+            }
+            for move in found.moves
+        ],
+    }
