@@ -202,7 +202,7 @@ class CompactionPass:
         try:
             gaps = GapFiller()
             for segment in group:
-                for header, batch in read_segment(self._disk, task.directory, segment, self._pace, self._may_stay):
+                for header, batch in read_segment(self._disk, task.directory, segment, self._pace, self._needs_bytes):
                     self._clean_batch(writer, gaps, header, batch)
             _put_all(writer, (gaps.take(),))
             return writer.finish()
@@ -224,10 +224,17 @@ class CompactionPass:
         else:
             _put_all(writer, (gaps.add(header),))
 
-    def _may_stay(self, header: BatchHeader) -> bool:
-        """Tell whether the bytes of a batch must be looked at; if not, its header says all that is left of it."""
-        if header.is_filler or header.is_control:
+    def _needs_bytes(self, header: BatchHeader) -> bool:
+        """Tell whether a batch must be read; if not, all that is left of it are its offsets.
+
+        Only where its bytes were checked when the map was built: else the header that condemns it may be what is damaged.
+        """
+        if header.is_filler or header.is_control or header.base_offset in self._task.memory_offsets:
             return True
+        return not self._key_map.took_up(header.next_offset) or self._may_stay(header)
+
+    def _may_stay(self, header: BatchHeader) -> bool:
+        """Tell whether a batch of records must be looked at record by record; if not, none of them stays."""
         return not self._key_map.empties(header.base_offset, header.next_offset) and not self._is_aborted(header)
 
     def _rewrite(self, header: BatchHeader, batch: BytesLike) -> BytesLike | EncodedBatch | None:

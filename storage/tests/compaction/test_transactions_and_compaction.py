@@ -5,15 +5,23 @@ from __future__ import annotations
 
 import random
 import struct
+from dataclasses import replace
 
+import pytest
 from lograft.wire.batch import encode_batch, read_header
 from lograft.wire.checksum import crc32c
 from lograft.wire.header import ABORT_BIT, CONTROL_BIT, TRANSACTIONAL_BIT
+from lograft.wire.limits import HEADER_BYTES
 
+from storage.compaction.pass_ import CompactionPass
+from storage.errors import CorruptLogError
 from storage.log import PartitionLog
 from storage.testing.builders import open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
-from storage.tests.compaction.support import COMPACT, LOG, Pair, compact, pairs, put, roll
+from storage.tests.compaction.support import COMPACT, LOG, Pair, begin, compact, no_pace, pairs, put, roll
+
+SEQUENCE_POSITION = 56
+"""Of the last byte of a header's base sequence."""
 
 
 def append_with(log: PartitionLog, batch: bytearray, bits: int) -> int:
@@ -85,6 +93,41 @@ def test_an_aborted_record_replaces_nothing_and_goes() -> None:
     assert records_of_users(log) == expected
     duplicate = encode_batch([b"", b""], producer_id=1, producer_epoch=0, base_sequence=0)
     assert log.append_as_leader(duplicate, read_header(duplicate), leader_epoch=0, now_ms=0).duplicate
+
+
+def test_the_memory_of_a_producer_is_not_taken_from_a_header_that_went_bad() -> None:
+    """A batch that leaves only its sequences is checked again: a bit that fell over since the map was built is found."""
+    disk = SimDisk()
+    log = new_log(disk)
+    batch = encode_batch([b"old"], keys=[b"k"], producer_id=1, producer_epoch=0, base_sequence=0)
+    log.append_as_leader(batch, read_header(batch), leader_epoch=0, now_ms=0)
+    put(log, [(b"k", b"new")])
+    roll(log)
+    one = begin(log)
+    assert one is not None
+    one.build()
+    disk.corrupt(f"{LOG}/{0:020d}.log", SEQUENCE_POSITION, b"\x07")
+    (group,) = one.groups()
+    with pytest.raises(CorruptLogError, match="the CRC does not match"):
+        one.clean(group)
+
+
+def test_an_aborted_batch_below_the_map_is_checked_before_it_goes() -> None:
+    """It need not have been read in this pass: what says that it was aborted may be the damage itself."""
+    disk = SimDisk()
+    log = new_log(disk)
+    send(log, 1, 0, [(b"k", b"aborted")])
+    end(log, 1, abort=True)
+    put(log, [(b"k", b"new")])
+    roll(log)
+    found = begin(log)
+    assert found is not None
+    one = CompactionPass(disk, replace(found._task, map_offset=2, dirty_offset=2), no_pace)
+    one.build()
+    disk.corrupt(f"{LOG}/{0:020d}.log", HEADER_BYTES, b"\xff")
+    (group,) = one.groups()
+    with pytest.raises(CorruptLogError, match="the CRC does not match"):
+        one.clean(group)
 
 
 def test_an_open_transaction_is_waited_for() -> None:
