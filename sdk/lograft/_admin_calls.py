@@ -129,8 +129,7 @@ class AdminCalls:
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers."""
-        # A topic name that cannot exist keeps the answer small: brokers are always in it.
-        await self.cluster.fetch(frozenset(("-",)), timeout_ms=self._timeout_ms)
+        await self.cluster.fetch_brokers(timeout_ms=self._timeout_ms)
         view = self.cluster.view
         return ClusterDescription(
             cluster_id=view.cluster_id or "",

@@ -203,6 +203,11 @@ class Cluster:
         self.view.apply(decode_cluster(response, asked=topics))
         self._notify()
 
+    async def fetch_brokers(self, *, timeout_ms: int) -> None:
+        """Ask a broker for the brokers of the cluster, and merge them into the view."""
+        # A topic name that cannot exist keeps the answer small: brokers are always in it.
+        await self.fetch(frozenset(("-",)), timeout_ms=timeout_ms)
+
     async def topic(self, topic: str, *, timeout_ms: int) -> TopicState:
         """Return a topic, asking for it if need be, and keep watching it from now on.
 

@@ -79,8 +79,7 @@ async def move_replica(
 
 
 async def _address_of(cluster: Cluster, broker_id: int | None, timeout_ms: int) -> str:
-    # A topic name that cannot exist keeps the answer small: brokers are always in it.
-    await cluster.fetch(frozenset(("-",)), timeout_ms=timeout_ms)
+    await cluster.fetch_brokers(timeout_ms=timeout_ms)
     brokers = {broker.broker_id: broker.address for broker in cluster.view.brokers()}
     if broker_id is None and len(brokers) == 1:
         (address,) = brokers.values()

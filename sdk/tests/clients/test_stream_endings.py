@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 from lograft import _produce_stream
@@ -12,7 +13,7 @@ from lograft._cluster import Cluster
 from lograft._core.metadata import Leader
 from lograft._core.sequencer import PartitionSequencer
 from lograft._produce_sender import PartitionSender, Session
-from lograft._produce_stream import ProduceStream
+from lograft._produce_stream import ProduceStream, StreamOwner
 from lograft._transport import OpenCall, finish
 from lograft.errors import LograftError
 from lograft.settings import STREAM_SILENCE_MS, ProducerSettings, parse_bootstrap
@@ -53,7 +54,7 @@ def test_a_reset_while_a_failed_opening_winds_up_loses_no_partition(
         cluster, owner, settings = Cluster(client), Owner(), ProducerSettings()
         host, port = bootstrap.rsplit(":", 1)
         leader = Leader(broker_id=0, leader_epoch=0, address=f"{host}:{port}")
-        stream = ProduceStream(owner, cluster, settings, Session(), leader=leader)  # type: ignore[arg-type]
+        stream = ProduceStream(cast("StreamOwner", owner), cluster, settings, Session(), leader=leader)
         sender = PartitionSender(
             "t", 0, sequencer=PartitionSequencer(is_numbered=True), session=stream.session, backoff=cluster.backoff()
         )
