@@ -32,6 +32,10 @@ RETRY_MS_MAX: Final = 250
 """Longest pause between attempts."""
 
 
+_UNANSWERED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""What gRPC itself says of a call whose answer did not come."""
+
+
 class ControllerCalls:
     """Unary calls to the active controller, and the address of it.
 
@@ -136,9 +140,9 @@ class ControllerCalls:
                     hint = status.leader
                     self.note_failure(f"{hint.host}:{hint.port}" if hint is not None and hint.host else None)
                     return None
-                if status.code is not None or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if status.code is not None or error.code() not in _UNANSWERED:
                     raise
-                # The connection broke under the call.
+                # The connection broke under the call, or nobody answered in time.
                 self.note_failure(None)
                 if is_read_only:
                     return None

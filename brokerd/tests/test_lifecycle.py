@@ -122,7 +122,7 @@ async def test_broker_outlives_an_outage_of_the_quorum(fixed_settings: BrokerSet
         await stream.receipts(1)
         request = metadata_pb2.GetClusterRequest(topics=["t"])
         assert len((await client.metadata.GetCluster(request)).topics) == 1
-        status = await refusal(client.admin.ListTopics(admin_pb2.ListTopicsRequest(), timeout=0.6))
+        status = await refusal(client.admin.ListTopics(admin_pb2.ListTopicsRequest(), timeout=2))
         assert status.code is ErrorCode.QUORUM_UNAVAILABLE
 
         again = BrokerServer(fixed_settings)
@@ -146,7 +146,7 @@ async def test_producer_ids_without_a_quorum_are_refused_in_time(
     await first.wait_serving(timeout_ms=int(WAIT_S * 1000))
     async with second_broker(first, tmp_path / "2") as second, connected(second) as client:
         await first.stop()
-        status = await refusal(client.log.InitProducer(log_pb2.InitProducerRequest(), timeout=0.6))
+        status = await refusal(client.log.InitProducer(log_pb2.InitProducerRequest(), timeout=2))
         assert status.code is ErrorCode.QUORUM_UNAVAILABLE
 
 

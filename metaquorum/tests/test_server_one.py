@@ -145,7 +145,7 @@ async def test_read_that_waits_for_an_offset_gets_it_or_a_typed_error(cluster: Q
     await admin.CreateTopic(create("t"))
     assert [topic.topic for topic in (await waiting).topics] == ["t"]
     await refused(
-        admin.DescribeTopic(admin_pb2.DescribeTopicRequest(topic="t", min_metadata_offset=1 << 40), timeout=0.3),
+        admin.DescribeTopic(admin_pb2.DescribeTopicRequest(topic="t", min_metadata_offset=1 << 40), timeout=2),
         ErrorCode.METADATA_NOT_REACHED,
     )
 
