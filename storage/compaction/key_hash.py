@@ -15,7 +15,10 @@ Laws
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b, shake_256
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -110,3 +113,35 @@ class KeyHasher:
                 digest = blake2b(key, digest_size=16, key=self._secret).digest()
                 hashes[at] = np.frombuffer(digest, np.dtype("<u8"))
         return hashes
+
+
+def copy_column(column: BytesColumn) -> BytesColumn:
+    """Return a column that does not keep alive the batch it was read from."""
+    lengths = None if column.lengths is None else memoryview(bytes(column.lengths)).cast("I")
+    return BytesColumn(
+        blob=memoryview(bytes(column.blob)),
+        record_count=column.record_count,
+        lengths=lengths,
+        uniform_length=column.uniform_length,
+        nulls=column.nulls,
+    )
+
+
+def join_columns(columns: Sequence[BytesColumn]) -> Iterator[BytesColumn]:
+    """Give the same items in fewer columns: neighbours that say their lengths in the same way become one.
+
+    Args:
+        columns: columns without nulls.
+    """
+    for uniform_length, group in groupby(columns, attrgetter("uniform_length")):
+        some = list(group)
+        lengths = None
+        if uniform_length is None:
+            lengths = memoryview(b"".join([each.lengths or b"" for each in some])).cast("I")
+        yield BytesColumn(
+            blob=memoryview(b"".join([each.blob for each in some])),
+            record_count=sum([each.record_count for each in some]),
+            lengths=lengths,
+            uniform_length=uniform_length,
+            nulls=[],
+        )

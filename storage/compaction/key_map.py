@@ -25,13 +25,19 @@ import numpy.typing as npt
 from lograft.wire.columns import BytesColumn
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
-from .key_hash import Hashes, KeyHasher
+from .key_hash import Hashes, KeyHasher, copy_column, join_columns
 
 KEY_MEMORY_BYTES = 96
 """Most memory of one key of the map, what sorting takes for a moment included."""
 
 _SORT_SHARE = 8
 """A full map is sorted if at least this share of it was added since the last time."""
+
+_HASH_RECORDS = 4_096
+"""Records whose keys are hashed together: on a few hundred, the calls would cost more than the hashing."""
+
+_HASH_BYTES = 1024 * 1024
+"""Bytes of keys that wait to be hashed, at most, and one batch's."""
 
 _Positions = npt.NDArray[np.int64]
 
@@ -60,6 +66,9 @@ class KeyMap:
         "_low",
         "_max_keys",
         "_positions",
+        "_waiting",
+        "_waiting_bytes",
+        "_waiting_count",
         "end_offset",
         "start_offset",
     )
@@ -75,6 +84,10 @@ class KeyMap:
         self._positions: _Positions = np.empty(max_keys, np.int64)
         self._count = 0
         self._added = 0
+        # Keys of the last `_waiting_count` records, which are not hashed yet.
+        self._waiting: list[BytesColumn] = []
+        self._waiting_count = 0
+        self._waiting_bytes = 0
         # The positions, ascending; None: not sorted since the last addition.
         self._kept: _Positions | None = None
         # The batch that was asked for last, and the answer: several questions come for each.
@@ -105,8 +118,8 @@ class KeyMap:
         count = 0 if keys is None else keys.record_count - len(keys.nulls)
         if not self._has_room(count + is_keyless):
             return False
-        if keys is not None:
-            self._write_down(self._hasher.hash_column(keys), base_offset, keys.nulls)
+        if keys is not None and count > 0:
+            self._write_down(keys, base_offset)
         if is_keyless:
             self._keyless.add(base_offset)
         self.end_offset = next_offset
@@ -120,22 +133,43 @@ class KeyMap:
         self._sort()
         return self._count + len(self._keyless) + count <= self._max_keys
 
-    def _write_down(self, hashes: Hashes, base_offset: int, nulls: list[int]) -> None:
-        indexes = np.arange(base_offset, base_offset + len(hashes), dtype=np.int64)
-        if nulls:
-            hashes, indexes = np.delete(hashes, nulls, axis=0), np.delete(indexes, nulls)
-        start, end = self._count, self._count + len(hashes)
-        self._high[start:end] = hashes[:, 0]
-        self._low[start:end] = hashes[:, 1]
+    def _write_down(self, keys: BytesColumn, base_offset: int) -> None:
+        indexes = np.arange(base_offset, base_offset + keys.record_count, dtype=np.int64)
+        if keys.nulls:
+            self._hash_waiting()
+            indexes = np.delete(indexes, keys.nulls)
+            hashes = np.delete(self._hasher.hash_column(keys), keys.nulls, axis=0)
+            self._put_hashes(hashes, self._count)
+        else:
+            self._waiting.append(copy_column(keys))
+            self._waiting_count += keys.record_count
+            self._waiting_bytes += len(keys.blob)
+        start, end = self._count, self._count + len(indexes)
         self._positions[start:end] = indexes
         self._added += end - start
         self._count = end
         self._kept = None
+        if self._waiting_count >= _HASH_RECORDS or self._waiting_bytes >= _HASH_BYTES:
+            self._hash_waiting()
+
+    def _hash_waiting(self) -> None:
+        start = self._count - self._waiting_count
+        for column in join_columns(self._waiting):
+            self._put_hashes(self._hasher.hash_column(column), start)
+            start += column.record_count
+        self._waiting.clear()
+        self._waiting_count = self._waiting_bytes = 0
+
+    def _put_hashes(self, hashes: Hashes, start: int) -> None:
+        end = start + len(hashes)
+        self._high[start:end] = hashes[:, 0]
+        self._low[start:end] = hashes[:, 1]
 
     def _sort(self) -> None:
         """Keep the largest position of each hash, in the order of the hashes."""
         if self._added == 0:
             return
+        self._hash_waiting()
         end = self._count
         order = np.argsort(self._high[:end])
         high, low = self._high[:end][order], self._low[:end][order]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lograft.wire.columns import BytesColumn
 
 from storage.compaction import key_hash
-from storage.compaction.key_hash import MAX_WORDS_BYTES, SECRET_BYTES, KeyHasher
+from storage.compaction.key_hash import MAX_WORDS_BYTES, SECRET_BYTES, KeyHasher, copy_column, join_columns
 from storage.tests.compaction.test_key_map import column
 
 SECRET = bytes(range(SECRET_BYTES))
@@ -95,3 +95,36 @@ def test_many_keys_are_padded_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch)
     expected = hashes(some)
     monkeypatch.setattr(key_hash, "_CHUNK_BYTES", 3 * MAX_WORDS_BYTES)
     assert hashes(some) == expected
+
+
+def test_joined_columns_have_the_same_items() -> None:
+    """Neighbours that say their lengths in the same way become one column; nothing is reordered, whatever the lengths are."""
+    uniform = [replace(column([b"ab", b"cd"]), lengths=None, uniform_length=2) for _ in range(2)]
+    longer = replace(column([b"efg"]), lengths=None, uniform_length=3)
+    ragged = [column([b"", b"h" * 300]), column([b"i"])]
+    joined = list(join_columns([*uniform, longer, *ragged, uniform[0]]))
+    assert [each.record_count for each in joined] == [4, 1, 3, 2]
+    assert [each.to_list() for each in joined] == [
+        [b"ab", b"cd", b"ab", b"cd"],
+        [b"efg"],
+        [b"", b"h" * 300, b"i"],
+        [b"ab", b"cd"],
+    ]
+    assert list(join_columns([])) == []
+
+
+@pytest.mark.parametrize("is_uniform", [True, False])
+def test_a_copy_does_not_keep_the_batch(is_uniform: bool) -> None:
+    """It has the items as they were, whatever becomes of the bytes that they were read from."""
+    blob, lengths = bytearray(b"abcd"), bytearray(b"\2\0\0\0\2\0\0\0")
+    read = BytesColumn(
+        blob=memoryview(blob),
+        record_count=2,
+        lengths=None if is_uniform else memoryview(lengths).cast("I"),
+        uniform_length=2 if is_uniform else None,
+        nulls=[],
+    )
+    copied = copy_column(read)
+    blob[:] = b"wxyz"
+    lengths[:] = bytes(8)
+    assert copied.to_list() == [b"ab", b"cd"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tracemalloc
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,9 +40,19 @@ def new_map(max_keys: int = MAX_RECORDS_PER_BATCH, *, start_offset: int = 0, has
     return KeyMap(max_keys, start_offset=start_offset, hasher=hasher)
 
 
-def add(key_map: KeyMap, some: list[bytes | None], base_offset: int, next_offset: int | None = None) -> bool:
+def add(
+    key_map: KeyMap,
+    some: list[bytes | None],
+    base_offset: int,
+    next_offset: int | None = None,
+    *,
+    may_be_uniform: bool = False,
+) -> bool:
     next_offset = base_offset + len(some) if next_offset is None else next_offset
-    return key_map.add(column(some), base_offset, next_offset, is_keyless=None in some)
+    keys = column(some)
+    if may_be_uniform and None not in some and len(set(map(len, filter(None, some)))) == 1 and b"" not in some:
+        keys = replace(keys, lengths=None, uniform_length=len(some[0] or b""))
+    return key_map.add(keys, base_offset, next_offset, is_keyless=None in some)
 
 
 def column(some: list[bytes | None]) -> BytesColumn:
@@ -62,11 +73,15 @@ def column(some: list[bytes | None]) -> BytesColumn:
     st.integers(0, 3),
     st.sampled_from([HASHER, PoorHasher(bytes(SECRET_BYTES))]),
     st.booleans(),
+    st.booleans(),
 )
 def test_the_newest_of_each_key_stays(
-    drawn: list[list[bytes | None]], skipped: int, hasher: KeyHasher, is_sorted_often: bool
+    drawn: list[list[bytes | None]], skipped: int, hasher: KeyHasher, is_sorted_often: bool, may_be_uniform: bool
 ) -> None:
-    """As a plain dictionary of whole keys says, also below the start of the map, and where keys share half of their hash."""
+    """As a plain dictionary of whole keys says.
+
+    Also below the start of the map, where keys share half of their hash, and however the columns hashed together say lengths.
+    """
     offsets: list[range] = []
     for batch in drawn:
         base_offset = offsets[-1].stop if offsets else 0
@@ -76,7 +91,7 @@ def test_the_newest_of_each_key_stays(
     key_map = new_map(start_offset=offsets[first].start if first < len(drawn) else end_offset, hasher=hasher)
     newest: dict[bytes, int] = {}
     for batch, at in zip(drawn[first:], offsets[first:], strict=True):
-        assert add(key_map, batch, at.start)
+        assert add(key_map, batch, at.start, may_be_uniform=may_be_uniform)
         newest.update((key, offset) for key, offset in zip(batch, at, strict=True) if key is not None)
         if is_sorted_often:
             assert len(key_map) >= len(newest)
