@@ -28,6 +28,7 @@ class RaftConfig:
         max_uncommitted_batches: most batches that a leader appends beyond the high watermark.
         max_parked_fetches: most fetches that a leader parks; further ones are answered at once.
         max_observers: most observers that a leader keeps progress of.
+        max_pending_reads: most linearizable reads that a leader keeps waiting; further ones are rejected.
     """
 
     election_timeout_ms: int = 500
@@ -46,6 +47,7 @@ class RaftConfig:
     max_uncommitted_batches: int = 100_000
     max_parked_fetches: int = 10_000
     max_observers: int = 10_000
+    max_pending_reads: int = 10_000
 
     @property
     def check_quorum_timeout_ms(self) -> int:

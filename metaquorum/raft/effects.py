@@ -122,6 +122,22 @@ class RejectProposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadReady:
+    """Tell the user: everything below read_offset (exclusive) was committed when the read came, and nothing else was."""
+
+    read_id: int
+    read_offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectRead:
+    """Tell the user that this node cannot say what is committed."""
+
+    read_id: int
+    reason: Rejection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceCommit:
     """Every record below this offset (exclusive) is committed and flushed here: deliver it."""
 
@@ -174,6 +190,8 @@ Effect = (
     | Reply
     | ReplyWithBatches
     | RejectProposal
+    | ReadReady
+    | RejectRead
     | AdvanceCommit
     | AnnounceLeader
     | Activate

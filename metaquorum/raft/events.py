@@ -85,6 +85,13 @@ class ProposalReceived:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequested:
+    """A user of this node wants to show what is committed now; ReadReady or RejectRead with the same id follows, once."""
+
+    read_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
     """The node is to leave in an orderly way; FinishShutdown follows."""
@@ -99,5 +106,6 @@ Event = (
     | ElectionStatePersisted
     | LogFlushed
     | ProposalReceived
+    | ReadRequested
     | ShutdownRequested
 )

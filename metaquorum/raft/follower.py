@@ -91,6 +91,7 @@ def _fetch_request(state: RaftState, *, max_wait_ms: int) -> FetchRequest:
         max_bytes=state.config.max_fetch_bytes,
         max_wait_ms=max_wait_ms,
         replica_address=state.identity.address,
+        read_round=state.role.read_round if isinstance(state.role, Follower) else 0,
     )
 
 
@@ -124,6 +125,8 @@ def _take(state: RaftState, role: Follower, response: FetchResponse, now_ms: int
     if response.quorum_epoch != state.quorum_epoch or response.leader_id != role.leader_id:
         state.report(f"fetch answer without leadership of {role.leader_id} in epoch {state.quorum_epoch}: {response}")
         return False
+    # Whatever else it says, the next fetch of this epoch is sent after the round began.
+    role.read_round = max(role.read_round, response.read_round)
     if response.diverging is not None:
         return _truncate(state, response.diverging)
     if response.batches is not None and not _append(state, response.batches):

@@ -11,6 +11,7 @@ Source: KIP-595 "Fetch", "High watermark", "Check quorum"; Raft section 5.4.2; V
 
 from __future__ import annotations
 
+from metaquorum.raft import reads
 from metaquorum.raft.effects import (
     AppendAsLeader,
     Proposal,
@@ -18,7 +19,7 @@ from metaquorum.raft.effects import (
     RejectProposal,
     ReplyWithBatches,
 )
-from metaquorum.raft.events import ProposalReceived
+from metaquorum.raft.events import ProposalReceived, ReadRequested
 from metaquorum.raft.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -142,6 +143,13 @@ def on_proposal(state: RaftState, event: ProposalReceived) -> None:
     _answer_parked(state, role)
 
 
+def on_read(state: RaftState, event: ReadRequested) -> None:
+    """Take a linearizable read; the voters that wait hear of its round."""
+    if reads.on_read(state, event):
+        assert isinstance(state.role, Leader), "a round begins with a leader only"
+        _answer_parked(state, state.role)
+
+
 def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int) -> None:
     """Answer a fetch, or park it."""
     refusal = _check(state, request)
@@ -152,6 +160,8 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
     progress = _find_replica(state, role, request, now_ms)
     if progress is not None:
         progress.last_fetch_ms = now_ms
+        if reads.note_round(state, role, progress, request):
+            _answer_parked(state, role)
     own = state.log.end_offset_for_epoch(request.last_fetched_epoch)
     if own.epoch != request.last_fetched_epoch or own.end_offset < request.fetch_offset:
         state.reply(token, _response(state, role, diverging=own))
@@ -237,6 +247,8 @@ def _forget_silent_observers(state: RaftState, role: Leader, now_ms: int) -> Non
 def _has_answer(state: RaftState, role: Leader, request: FetchRequest) -> bool:
     if request.fetch_offset < state.log.log_end_offset:
         return True
+    if reads.is_news(role, request):
+        return True
     known = request.high_watermark
     return role.high_watermark is not None and (known is None or known < role.high_watermark)
 
@@ -268,6 +280,7 @@ def _response(state: RaftState, role: Leader, *, diverging: EpochEnd | None = No
         leader_address=state.identity.address,
         high_watermark=role.high_watermark,
         diverging=diverging,
+        read_round=role.read_round,
     )
 
 

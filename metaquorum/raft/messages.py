@@ -103,7 +103,7 @@ class EndQuorumEpochResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """A replica asks for what follows its log; `high_watermark` is the one it knows."""
+    """A replica asks for what follows its log; `high_watermark` is the one it knows, `read_round` the leader's last one."""
 
     cluster_id: str
     quorum_epoch: QuorumEpoch
@@ -114,6 +114,7 @@ class FetchRequest:
     max_bytes: int
     max_wait_ms: int
     replica_address: str | None
+    read_round: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,7 @@ class FetchResponse:
     batches: FetchedBatches | None = None
     log_start_offset: Offset = LOG_BEGIN
     refusal: Refusal | None = None
+    read_round: int = 0
 
 
 Request = VoteRequest | PreVoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest

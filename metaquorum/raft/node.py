@@ -26,6 +26,7 @@ from metaquorum.raft.events import (
     Event,
     LogFlushed,
     ProposalReceived,
+    ReadRequested,
     RequestFailed,
     RequestReceived,
     ResponseReceived,
@@ -149,6 +150,8 @@ def _dispatch(state: RaftState, event: Event, now_ms: int) -> None:
                 leader.update_high_watermark(state, state.role)
         case ProposalReceived():
             leader.on_proposal(state, event)
+        case ReadRequested():
+            leader.on_read(state, event)
         case ShutdownRequested():  # pragma: no branch -- all kinds are above
             resigned.request_shutdown(state, now_ms=now_ms)
 

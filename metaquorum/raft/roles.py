@@ -83,6 +83,7 @@ class ReplicaProgress:
         previous_fetch_ms: when its last fetch that matched the leader's log came.
         previous_leader_end_offset: end of the leader's log at that time.
         last_caught_up_ms: latest time at which it is known to have had everything.
+        read_round: last round of reads that it has repeated in a fetch of this epoch.
     """
 
     key: ReplicaKey
@@ -92,6 +93,22 @@ class ReplicaProgress:
     previous_fetch_ms: int | None = None
     previous_leader_end_offset: Offset | None = None
     last_caught_up_ms: int | None = None
+    read_round: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRead:
+    """A linearizable read that waits for the leadership to be confirmed; see `reads`.
+
+    Attributes:
+        read_id: the user's name for it.
+        after_round: number of the last round that was begun before the read came.
+        read_offset: high watermark at that time.
+    """
+
+    read_id: int
+    after_round: int
+    read_offset: Offset
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +126,8 @@ class Leader:
         uncommitted: (next offset, size in bytes) of each appended proposal that is not committed.
         uncommitted_bytes: sum of those sizes.
         is_active: whether its users have been told to start.
+        read_round: number of the last round of reads that was begun; see `reads`.
+        reads: reads that wait, in the order of their arrival.
     """
 
     started_ms: int
@@ -121,6 +140,8 @@ class Leader:
     uncommitted: deque[tuple[Offset, int]] = field(default_factory=deque[tuple[Offset, int]])
     uncommitted_bytes: int = 0
     is_active: bool = False
+    read_round: int = 0
+    reads: deque[PendingRead] = field(default_factory=deque[PendingRead])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,6 +180,7 @@ class Follower:
         fetch: the call that fetches.
         has_fetched: whether this leader has given a valid answer since the role began.
         is_leader_gone: whether the leader refused or said that it resigns, since its last valid answer.
+        read_round: last round of reads that this leader has named; see `reads`.
     """
 
     leader_id: NodeId
@@ -167,6 +189,7 @@ class Follower:
     fetch: PeerCall
     has_fetched: bool = False
     is_leader_gone: bool = False
+    read_round: int = 0
 
 
 Role = Unattached | Prospective | Candidate | Leader | Resigned | Follower

@@ -12,7 +12,15 @@ from __future__ import annotations
 from enum import Enum, unique
 
 from metaquorum.raft.calls import PeerCall
-from metaquorum.raft.effects import Activate, AppendAsLeader, Deactivate, LeaderChange, VotersChange
+from metaquorum.raft.effects import (
+    Activate,
+    AppendAsLeader,
+    Deactivate,
+    LeaderChange,
+    Rejection,
+    RejectRead,
+    VotersChange,
+)
 from metaquorum.raft.messages import FetchResponse, Refusal
 from metaquorum.raft.roles import (
     Candidate,
@@ -230,5 +238,7 @@ def _leave_leadership(state: RaftState, leader: Leader, old_epoch: QuorumEpoch) 
                 refusal=Refusal.NOT_LEADER,
             ),
         )
+    for read in leader.reads:
+        state.outbox.emit(RejectRead(read_id=read.read_id, reason=Rejection.NOT_LEADER))
     if leader.is_active:
         state.outbox.emit(Deactivate(quorum_epoch=old_epoch))

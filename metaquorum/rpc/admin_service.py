@@ -92,8 +92,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                     ErrorCode.INVALID_REQUEST,
                     f"the page size must be from 0 to {MAX_PAGE_SIZE}, not {request.page_size}",
                 )
-            if request.HasField("min_metadata_offset"):
-                await self._host.wait_for_offset(request.min_metadata_offset, timeout_ms=timeout_ms(context))
+            await self._catch_up(request, context)
             size = request.page_size or DEFAULT_PAGE_SIZE
             page: list[TopicImage] = []
             more = False
@@ -114,8 +113,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Describe a topic with all its configs."""
         async with answering(context):
             self._check(request.cluster_id)
-            if request.HasField("min_metadata_offset"):
-                await self._host.wait_for_offset(request.min_metadata_offset, timeout_ms=timeout_ms(context))
+            await self._catch_up(request, context)
             topic = self._host.image.topic_by_name(request.topic)
             if topic is None:
                 raise CommandError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {request.topic[:250]!r}")
@@ -146,6 +144,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Refuse: replicas belong to a broker."""
         async with answering(context):
             raise _only_a_broker()
+
+    async def _catch_up(
+        self, request: admin_pb2.ListTopicsRequest | admin_pb2.DescribeTopicRequest, context: ServicerContext
+    ) -> None:
+        """Wait until the image may be shown: it has all that is committed, and what the caller asks for."""
+        wait_ms = timeout_ms(context)
+        await self._host.wait_for_everything(timeout_ms=wait_ms)
+        if request.HasField("min_metadata_offset"):
+            await self._host.wait_for_offset(request.min_metadata_offset, timeout_ms=wait_ms)
 
     def _check(self, cluster_id: str) -> None:
         check_cluster(cluster_id, self._node.cluster_id, required=False)

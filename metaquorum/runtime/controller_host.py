@@ -72,6 +72,10 @@ class QuorumLog(Protocol):
         """Append one batch; see `QuorumNode.append`."""
         ...
 
+    async def read_offset(self) -> int:
+        """End of what is committed now; see `QuorumNode.read_offset`."""
+        ...
+
 
 class ControllerHost:
     """Listener of the quorum that carries the controller.
@@ -244,6 +248,29 @@ class ControllerHost:
             raise CommandError(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another one")
         await self._readers.wait(metadata_offset, timeout_ms=timeout_ms)
 
+    async def wait_for_everything(self, *, timeout_ms: int) -> None:
+        """Wait until the committed image has all that was committed when the wait began: a linearizable read.
+
+        Raises:
+            CommandError: this node does not lead (or cannot show it in time), METADATA_NOT_REACHED, OVERLOADED, SHUTTING_DOWN.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        try:
+            async with asyncio.timeout_at(deadline):
+                read_offset = await self._quorum().read_offset()
+        except NotLeaderError as error:
+            if error.leader.leader_id is None:
+                raise _unconfirmed(timeout_ms) from None
+            raise CommandError(
+                ErrorCode.NOT_CONTROLLER, "this node has just lost the leadership", leader=error.leader
+            ) from error
+        except BusyError as error:
+            raise CommandError(ErrorCode.OVERLOADED, str(error), retry_after_ms=RETRY_AFTER_MS) from error
+        except TimeoutError:
+            raise _unconfirmed(timeout_ms) from None
+        await self.wait_for_offset(read_offset, timeout_ms=int((deadline - loop.time()) * 1000))
+
     def _quorum(self) -> QuorumLog:
         assert self._log is not None, "the host has no quorum node"
         return self._log
@@ -368,6 +395,14 @@ class ControllerHost:
     @staticmethod
     def _now_ms() -> int:
         return int(asyncio.get_running_loop().time() * 1000)
+
+
+def _unconfirmed(timeout_ms: int) -> CommandError:
+    return CommandError(
+        ErrorCode.QUORUM_UNAVAILABLE,
+        f"no majority of the voters confirmed within {timeout_ms} ms that this node still leads; try again",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
 
 
 def _subject(command: Command) -> str:

@@ -28,8 +28,10 @@ from metaquorum.raft.effects import (
     LeaderChange,
     PersistElectionState,
     Proposal,
+    ReadReady,
     Rejection,
     RejectProposal,
+    RejectRead,
     Reply,
     ReplyWithBatches,
     ReportViolation,
@@ -42,6 +44,7 @@ from metaquorum.raft.events import (
     Event,
     LogFlushed,
     ProposalReceived,
+    ReadRequested,
     RequestFailed,
     RequestReceived,
     ResponseReceived,
@@ -104,6 +107,7 @@ class Driver:
         self._peer_tasks: set[asyncio.Task[None]] = set()
         self._disk_tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._reads: dict[int, asyncio.Future[int | Rejection]] = {}
         self._flush_lock = asyncio.Lock()
         self._next_token = 1
         self._events: deque[Event] = deque()
@@ -162,6 +166,10 @@ class Driver:
             if not future.done():
                 future.set_exception(StoppedError("this node is stopping"))
         self._pending.clear()
+        for read in self._reads.values():
+            if not read.done():
+                read.set_result(Rejection.NOT_LEADER)
+        self._reads.clear()
         for feed in self._feeds:
             feed.close()
 
@@ -221,6 +229,23 @@ class Driver:
             return Rejection.NOT_LEADER
         return base_offset if self._rejection is None else self._rejection
 
+    async def read_offset(self) -> int | Rejection:
+        """Return the end (exclusive) of what is committed now, as only a leader that still leads can know it, or why not.
+
+        Waits as long as the leadership is in doubt, which check-quorum bounds; the caller may stop waiting at any time.
+        """
+        if self._is_closed:
+            return Rejection.NOT_LEADER
+        read_id = self._next_token
+        self._next_token += 1
+        future: asyncio.Future[int | Rejection] = self._loop.create_future()
+        self._reads[read_id] = future
+        try:
+            self.submit(ReadRequested(read_id=read_id))
+            return await future
+        finally:
+            self._reads.pop(read_id, None)
+
     def fail(self, error: BaseException) -> None:
         """Stop for good: nothing is sent, answered or delivered any more."""
         if not self.failure.done():
@@ -263,6 +288,8 @@ class Driver:
     def _execute_local(
         self,
         effect: RejectProposal
+        | ReadReady
+        | RejectRead
         | AdvanceCommit
         | AnnounceLeader
         | Activate
@@ -273,6 +300,10 @@ class Driver:
         match effect:
             case RejectProposal(reason=reason):
                 self._rejection = reason
+            case ReadReady(read_id=read_id, read_offset=read_offset):
+                self._end_read(read_id, read_offset)
+            case RejectRead(read_id=read_id, reason=reason):
+                self._end_read(read_id, reason)
             case AdvanceCommit(commit_offset=commit_offset):
                 for feed in self._feeds:
                     feed.advance(commit_offset)
@@ -302,6 +333,12 @@ class Driver:
         future = self._pending.get(token)
         if future is not None and not future.done():
             future.set_result(answer)
+
+    def _end_read(self, read_id: int, outcome: int | Rejection) -> None:
+        # A caller that stopped waiting is not there any more.
+        future = self._reads.get(read_id)
+        if future is not None and not future.done():
+            future.set_result(outcome)
 
     async def _send(self, effect: Send) -> None:
         try:

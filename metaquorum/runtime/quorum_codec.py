@@ -226,6 +226,7 @@ def encode_fetch_request(request: FetchRequest) -> pb.FetchQuorumRequest:
         max_bytes=request.max_bytes,
         max_wait_ms=request.max_wait_ms,
         replica_address=request.replica_address or "",
+        read_round=request.read_round,
     )
 
 
@@ -233,6 +234,7 @@ def decode_fetch_request(message: pb.FetchQuorumRequest) -> FetchRequest:
     """Raises InvalidMessageError for a field out of range."""
     _check(message.max_bytes >= 0, "max_bytes must not be negative")
     _check(message.max_wait_ms >= 0, "max_wait_ms must not be negative")
+    _check(message.read_round >= 0, "read_round must not be negative")
     has_high_watermark = message.HasField("high_watermark")
     return FetchRequest(
         cluster_id=message.cluster_id,
@@ -244,6 +246,7 @@ def decode_fetch_request(message: pb.FetchQuorumRequest) -> FetchRequest:
         max_bytes=message.max_bytes,
         max_wait_ms=message.max_wait_ms,
         replica_address=message.replica_address or None,
+        read_round=message.read_round,
     )
 
 
@@ -260,6 +263,7 @@ def encode_fetch_response(response: FetchResponse, batches: bytes) -> pb.FetchQu
         if diverging is None
         else pb.DivergingEpoch(epoch=diverging.epoch, end_offset=diverging.end_offset),
         log_start_offset=response.log_start_offset,
+        read_round=response.read_round,
         batches=batches,
     )
 
@@ -272,6 +276,7 @@ def decode_fetch_response(message: pb.FetchQuorumResponse) -> FetchResponse:
             epoch=_epoch(message.diverging.epoch, "diverging.epoch"),
             end_offset=_offset(message.diverging.end_offset, "diverging.end_offset"),
         )
+    _check(message.read_round >= 0, "read_round must not be negative")
     has_high_watermark = message.HasField("high_watermark")
     return FetchResponse(
         refusal=_refusal(message.error),
@@ -282,6 +287,7 @@ def decode_fetch_response(message: pb.FetchQuorumResponse) -> FetchResponse:
         diverging=diverging,
         log_start_offset=_offset(message.log_start_offset, "log_start_offset"),
         batches=decode_batches(message.batches) if message.batches else None,
+        read_round=message.read_round,
     )
 
 

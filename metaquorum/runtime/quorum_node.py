@@ -216,6 +216,25 @@ class QuorumNode:
             case Rejection.TOO_LARGE:
                 raise ValueError(f"{len(records)} records do not fit one batch: append fewer at once")
 
+    async def read_offset(self) -> int:
+        """Return the end (exclusive) of what is committed now: a read of at least that much is linearizable.
+
+        Costs one exchange with a majority of the voters; reads that come at the same time share it.
+
+        Raises:
+            NotLeaderError: this node does not lead, or lost the leadership meanwhile.
+            BusyError: too many reads wait, or this leader has committed nothing yet.
+        """
+        if self._driver is None:
+            raise NotLeaderError(self.leader())
+        match await self._driver.read_offset():
+            case int(read_offset):
+                return read_offset
+            case Rejection.BUSY:
+                raise BusyError("too many reads wait for this leader, or it has committed nothing yet: try again")
+            case Rejection():
+                raise NotLeaderError(self.leader())
+
     async def handle_request(self, request: Request) -> Answer:
         """Answer a peer's request; for `rpc.quorum_service`.
 

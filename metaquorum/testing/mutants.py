@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 
-from metaquorum.raft import election, follower, leader, log_view, outbox, start, state, transitions, voters
+from metaquorum.raft import election, follower, leader, log_view, outbox, reads, start, state, transitions, voters
+from metaquorum.testing.options import SimOptions, election_storm, pause_storm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Mutant:
         function: name of the function.
         old: text that occurs exactly once in its source.
         new: what stands there instead.
+        storm: under which faults it shows, by seed.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Mutant:
     function: str
     old: str
     new: str
+    storm: Callable[[int], SimOptions] = election_storm
 
 
 _LEAD_AGAIN = """
@@ -149,6 +152,22 @@ MUTANTS = (
         function="end_flush",
         old="self.flushed_offset = self._flush_end_offset",
         new="self.flushed_offset = self.log_end_offset",
+    ),
+    Mutant(
+        name="a read is answered without asking the voters",
+        owner=reads,
+        function="_finish_round",
+        old="if confirmed < state.voter_set.majority:",
+        new="if False:",
+        storm=pause_storm,
+    ),
+    Mutant(
+        name="a read is confirmed by a fetch sent before it came",
+        owner=reads,
+        function="note_round",
+        old="min(request.read_round, role.read_round)",
+        new="role.read_round",
+        storm=pause_storm,
     ),
     Mutant(
         name="records are appended before leadership is on disk",

@@ -7,7 +7,7 @@ Source: Groce et al., "Swarm testing"; reliability 2.6.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,4 +89,11 @@ def election_storm(seed: int) -> SimOptions:
         clock_drift=0.0,
         proposal_every_ms=40,
         down_ms_max=60,
+    )
+
+
+def pause_storm(seed: int) -> SimOptions:
+    """Options under which leaders sleep until others lead, and wake: for mistakes that show old data."""
+    return replace(
+        election_storm(seed), crash_every_ms=None, cut_every_ms=None, pause_every_ms=1_500, down_ms_max=3_000
     )

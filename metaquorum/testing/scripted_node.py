@@ -271,6 +271,7 @@ class ScriptedNode:
         epoch: int | None = None,
         high_watermark: int | None = None,
         max_wait_ms: int = 400,
+        read_round: int = 0,
     ) -> FetchRequest:
         """A replica fetches from this node."""
         return FetchRequest(
@@ -283,6 +284,7 @@ class ScriptedNode:
             max_bytes=1_000_000,
             max_wait_ms=max_wait_ms,
             replica_address=f"n{replica}",
+            read_round=read_round,
         )
 
     def leader_answer(

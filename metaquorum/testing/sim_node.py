@@ -23,7 +23,9 @@ from metaquorum.raft.effects import (
     FlushLog,
     PersistElectionState,
     Proposal,
+    ReadReady,
     RejectProposal,
+    RejectRead,
     Reply,
     ReplyWithBatches,
     Send,
@@ -41,6 +43,7 @@ from metaquorum.raft.voters import VoterHistory, VoterSet
 from metaquorum.testing.invariants import Checker
 from metaquorum.testing.scheduler import Scheduler
 from metaquorum.testing.sim_log import SimBatch, SimDisk, SimFetchedBatches
+from metaquorum.testing.sim_reader import ReadChecker
 
 
 class World(Protocol):
@@ -48,6 +51,7 @@ class World(Protocol):
 
     scheduler: Scheduler
     checker: Checker
+    reads: ReadChecker
     counts: Counter[str]
     config: RaftConfig
     disks: dict[ReplicaKey, SimDisk]
@@ -216,6 +220,10 @@ class SimNode:
                 self._rejected = True
             case AdvanceCommit(commit_offset=commit_offset):
                 world.on_commit(self, commit_offset)
+            case ReadReady(read_id=read_id, read_offset=read_offset):
+                world.reads.end(read_id, read_offset, world.checker.committed_end_offset)
+            case RejectRead(read_id=read_id):
+                world.reads.reject(read_id)
             case Deactivate():
                 world.counts["leader deposed or resigned"] += 1
             case FinishShutdown():

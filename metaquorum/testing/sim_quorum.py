@@ -18,6 +18,7 @@ from metaquorum.raft.events import (
     Event,
     Failure,
     ProposalReceived,
+    ReadRequested,
     RequestFailed,
     RequestReceived,
     ResponseReceived,
@@ -32,9 +33,13 @@ from metaquorum.testing.scheduler import Scheduler
 from metaquorum.testing.sim_log import SimDisk
 from metaquorum.testing.sim_network import SimNetwork
 from metaquorum.testing.sim_node import SimNode
+from metaquorum.testing.sim_reader import ReadChecker
 
 CONVERGE_MS_MAX = 60_000
 """A healed quorum must have committed a fresh record everywhere within this virtual time."""
+
+READ_SHARE = 0.25
+"""Reads for each proposal."""
 
 HISTORY_STEPS = 50
 """Steps kept for a report."""
@@ -53,6 +58,7 @@ class SimulatedQuorum:
         self.options = options or draw_options(self.scheduler.rng("options"))
         self.counts: Counter[str] = Counter()
         self.checker = Checker()
+        self.reads = ReadChecker(self.counts)
         self.config = RaftConfig()
         # Few batches in one fetch answer, so that catching up takes several rounds; many once all is to come right.
         self.read_batches_max = 8
@@ -146,6 +152,7 @@ class SimulatedQuorum:
             held = next((b for b in node.disk.batches if b.base_offset == base_offset), None)
             if held is not None and held.payload == payload:
                 self._acknowledged[base_offset] = (next_offset, payload)
+                self.reads.promise(next_offset)
                 self.counts["acknowledged"] += 1
 
     def note(self, node: SimNode, event: Event, effects: list[Effect]) -> None:
@@ -253,7 +260,10 @@ class SimulatedQuorum:
     def _pause(self) -> None:
         node = self._pick()
         self.counts["pause"] += 1
-        node.paused_until_ms = self.scheduler.now_ms + self._faults.randint(1, self.options.down_ms_max)
+        pause_ms = self._faults.randint(1, self.options.down_ms_max)
+        node.paused_until_ms = self.scheduler.now_ms + pause_ms
+        # The first that it hears when it wakes: a leader that was replaced meanwhile must not answer from memory.
+        self.scheduler.after(pause_ms, lambda: self._read_at(node))
 
     def _wipe(self) -> None:
         """A voter loses its disk and comes back with a fresh directory id: another replica, so an observer."""
@@ -284,6 +294,7 @@ class SimulatedQuorum:
     def _schedule_proposal(self) -> None:
         def strike() -> None:
             self._propose()
+            self._read()
             # A client that proposes faster than the disks flush is a fault as well, and ends with the others.
             mean_ms = max(self.options.proposal_every_ms, 200 if self._is_healed else 0)
             self.scheduler.after(self._workload.randint(0, 2 * mean_ms), strike)
@@ -312,6 +323,16 @@ class SimulatedQuorum:
         next_offset = Offset(base_offset + record_count)
         self._waiting[node.name].append((base_offset, next_offset, payload))
         return True
+
+    def _read(self) -> None:
+        """Ask everybody who believes to lead, or else anybody, what is committed."""
+        if self._workload.random() < READ_SHARE:
+            for node in [node for node in self.nodes if node.is_leader] or [self._workload.choice(self.nodes)]:
+                self._read_at(node)
+
+    def _read_at(self, node: SimNode) -> None:
+        if node.is_up and node.paused_until_ms <= self.scheduler.now_ms:
+            node.handle(ReadRequested(read_id=self.reads.begin()))
 
     # The end.
 

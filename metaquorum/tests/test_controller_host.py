@@ -44,6 +44,7 @@ class ManualLog:
         self.failure: Exception | None = None
         self.end_offset = 2
         self.pending: list[CommittedBatch] = []
+        self.reads: list[asyncio.Future[int]] = []
 
     def leader(self) -> QuorumLeader:
         """Who leads."""
@@ -66,6 +67,11 @@ class ManualLog:
             )
         )
         return base_offset
+
+    async def read_offset(self) -> int:
+        """Answer when the test says so."""
+        self.reads.append(asyncio.get_running_loop().create_future())
+        return await self.reads[-1]
 
 
 class Shell:
@@ -404,3 +410,40 @@ async def test_contradiction_ends_all_deciding(shell: Shell, monkeypatch: pytest
         with pytest.raises(AssertionError, match="contradiction"):
             await shell.host.submit(create_topic("a"), timeout_ms=50)
     assert (await failure(shell, create_topic("b"))).code is ErrorCode.SHUTTING_DOWN
+
+
+async def test_linearizable_read_waits_for_the_quorum_and_for_the_image(shell: Shell) -> None:
+    """First the leader is confirmed, then everything that was committed by then must be in the image."""
+    here = shell.host.image.metadata_offset
+    reading = asyncio.ensure_future(shell.host.wait_for_everything(timeout_ms=5_000))
+    await until(lambda: bool(shell.log.reads), what="the read to be sent")
+    shell.log.reads[0].set_result(here + 1)
+    done, _ = await asyncio.wait((reading,), timeout=0.05)
+    assert not done
+    shell.host.on_commit(control(here, here + 1))
+    await reading
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (NotLeaderError(QuorumLeader(leader_id=2, quorum_epoch=5, address="n2:1")), ErrorCode.NOT_CONTROLLER),
+        (NotLeaderError(QuorumLeader(leader_id=None, quorum_epoch=5, address=None)), ErrorCode.QUORUM_UNAVAILABLE),
+        (BusyError("full"), ErrorCode.OVERLOADED),
+        (None, ErrorCode.QUORUM_UNAVAILABLE),
+    ],
+    ids=["another leads", "nobody leads", "too many", "no answer"],
+)
+async def test_linearizable_read_that_cannot_be_given_says_why(
+    shell: Shell, failure: Exception | None, code: ErrorCode
+) -> None:
+    """Whom to ask, or when to come again; nothing old is shown instead."""
+    reading = asyncio.ensure_future(shell.host.wait_for_everything(timeout_ms=5_000 if failure else 50))
+    await until(lambda: bool(shell.log.reads), what="the read to be sent")
+    if failure is not None:
+        shell.log.reads[0].set_exception(failure)
+    with pytest.raises(CommandError) as caught:
+        await reading
+    assert caught.value.code is code
+    assert (caught.value.leader is not None) == (code is ErrorCode.NOT_CONTROLLER)
+    assert (caught.value.retry_after_ms is not None) == (code is not ErrorCode.NOT_CONTROLLER)

@@ -25,7 +25,7 @@ from metaquorum.testing.sim_network import SimNetwork
 from metaquorum.testing.sim_quorum import SimulatedQuorum
 
 SMOKE_SEEDS = range(40)
-SMOKE_EVENTS = 2_500
+SMOKE_EVENTS = 3_500
 
 
 def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
@@ -46,6 +46,8 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "pause",
         "wipe",
         "connection refused",
+        "linearizable read",
+        "read refused",
     ):
         assert seen[name] >= 3, f"{name} in {seen[name]} of {len(SMOKE_SEEDS)} seeds"
 

@@ -155,7 +155,12 @@ async def test_without_a_majority_nothing_is_claimed(cluster: QuorumCluster) -> 
     for node_id in others:
         await cluster.stop(node_id)
     admin = cluster.admin(leader)
+    asking = asyncio.ensure_future(
+        refused(admin.ListTopics(admin_pb2.ListTopicsRequest(), timeout=20), ErrorCode.QUORUM_UNAVAILABLE)
+    )
     await refused(admin.CreateTopic(create("unsure"), timeout=2), ErrorCode.OUTCOME_UNKNOWN)
+    # What it has committed is no longer certain to be all that is committed: a read is not answered either.
+    await asking
     assert cluster.servers[leader].image.topic_by_name("unsure") is None
     await until(lambda: not cluster.servers[leader].host.is_active, what="the leader to resign")
     status = await refused(admin.CreateTopic(create("refused")), ErrorCode.QUORUM_UNAVAILABLE)

@@ -408,6 +408,7 @@ class FetchQuorumRequest(_message.Message):
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     REPLICA_ADDRESS_FIELD_NUMBER: _builtins.int
+    READ_ROUND_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     quorum_epoch: _builtins.int
@@ -424,6 +425,8 @@ class FetchQuorumRequest(_message.Message):
     """Milliseconds to wait when there is nothing to send."""
     replica_address: _builtins.str
     """Address of the fetching node's quorum listener, host:port; empty for an observer without one."""
+    read_round: _builtins.int
+    """Last round of reads that the leader of this epoch has named in an answer; 0: none. It proves that this fetch was sent after that."""
     @_builtins.property
     def replica(self) -> Global___ReplicaKey:
         """The fetching node."""
@@ -440,10 +443,11 @@ class FetchQuorumRequest(_message.Message):
         max_bytes: _builtins.int = ...,
         max_wait_ms: _builtins.int = ...,
         replica_address: _builtins.str = ...,
+        read_round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "high_watermark", b"high_watermark", "replica", b"replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "cluster_id", b"cluster_id", "fetch_offset", b"fetch_offset", "high_watermark", b"high_watermark", "last_fetched_epoch", b"last_fetched_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "quorum_epoch", b"quorum_epoch", "replica", b"replica", "replica_address", b"replica_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "cluster_id", b"cluster_id", "fetch_offset", b"fetch_offset", "high_watermark", b"high_watermark", "last_fetched_epoch", b"last_fetched_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "quorum_epoch", b"quorum_epoch", "read_round", b"read_round", "replica", b"replica", "replica_address", b"replica_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
     _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015
@@ -490,6 +494,7 @@ class FetchQuorumResponse(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     DIVERGING_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    READ_ROUND_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     error: Global___QuorumError.ValueType
     """Outcome."""
@@ -503,6 +508,8 @@ class FetchQuorumResponse(_message.Message):
     """High watermark of the leader, exclusive; absent: not known yet in this epoch."""
     log_start_offset: _builtins.int
     """First offset of the leader's log, inclusive."""
+    read_round: _builtins.int
+    """Last round of reads that the leader has begun in this epoch; 0: none. The next fetch repeats it."""
     batches: _builtins.bytes
     """Whole batches from the fetch offset on."""
     @_builtins.property
@@ -519,11 +526,12 @@ class FetchQuorumResponse(_message.Message):
         high_watermark: _builtins.int | None = ...,
         diverging: Global___DivergingEpoch | None = ...,
         log_start_offset: _builtins.int = ...,
+        read_round: _builtins.int = ...,
         batches: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "diverging", b"diverging", "high_watermark", b"high_watermark", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "batches", b"batches", "diverging", b"diverging", "error", b"error", "high_watermark", b"high_watermark", "leader_address", b"leader_address", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "quorum_epoch", b"quorum_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "batches", b"batches", "diverging", b"diverging", "error", b"error", "high_watermark", b"high_watermark", "leader_address", b"leader_address", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "quorum_epoch", b"quorum_epoch", "read_round", b"read_round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
     _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015
