@@ -47,8 +47,10 @@ def _check(state: RaftState, request: VoteRequest | PreVoteRequest) -> Refusal |
     )
     if refusal is not None:
         return refusal
-    if state.voter_set.is_impostor(request.candidate):
-        # A wiped or copied disk under a voter's node id: it may have forgotten what it promised.
+    position = LogPosition(last_epoch=request.last_epoch, log_end_offset=request.log_end_offset)
+    if state.voter_set.is_impostor(request.candidate) and position <= state.log.end_position:
+        # A wiped or copied disk under a voter's node id: it may have forgotten what it promised. But a log that is
+        # ahead of this one may have a set of voters with the new directory, which counts for its owner (KIP-853).
         return Refusal.INVALID_VOTER_KEY
     # A candidate has opened an epoch of its own, so its log is of lower ones; a pre-vote is asked before that.
     last_epoch_limit = request.quorum_epoch - 1 if isinstance(request, VoteRequest) else request.quorum_epoch

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.parking import ParkedFetches
 from metaquorum.raft.types import NodeId, Offset, ReplicaKey
+from metaquorum.raft.voter_changes import PendingChange, PendingTransfer
 from metaquorum.raft.voters import Voter
 
 
@@ -83,6 +84,8 @@ class ReplicaProgress:
         previous_fetch_ms: when its last fetch that matched the leader's log came.
         previous_leader_end_offset: end of the leader's log at that time.
         last_caught_up_ms: latest time at which it is known to have had everything.
+        counts_above: offset of the record that made it a voter in this epoch; fetches up to it (inclusive) are those of
+            an observer and prove nothing. None: it voted before this leadership.
     """
 
     key: ReplicaKey
@@ -92,6 +95,7 @@ class ReplicaProgress:
     previous_fetch_ms: int | None = None
     previous_leader_end_offset: Offset | None = None
     last_caught_up_ms: int | None = None
+    counts_above: Offset | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +113,8 @@ class Leader:
         uncommitted: (next offset, size in bytes) of each appended proposal that is not committed.
         uncommitted_bytes: sum of those sizes.
         is_active: whether its users have been told to start.
+        change: the change of voters that is not committed yet.
+        transfer: the handing over that is under way; no proposals are taken meanwhile.
     """
 
     started_ms: int
@@ -121,6 +127,8 @@ class Leader:
     uncommitted: deque[tuple[Offset, int]] = field(default_factory=deque[tuple[Offset, int]])
     uncommitted_bytes: int = 0
     is_active: bool = False
+    change: PendingChange | None = None
+    transfer: PendingTransfer | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,6 +167,7 @@ class Follower:
         fetch: the call that fetches.
         has_fetched: whether this leader has given a valid answer since the role began.
         is_leader_gone: whether the leader refused or said that it resigns, since its last valid answer.
+        update_call: the call that tells the leader of this voter's own address.
     """
 
     leader_id: NodeId
@@ -167,6 +176,7 @@ class Follower:
     fetch: PeerCall
     has_fetched: bool = False
     is_leader_gone: bool = False
+    update_call: PeerCall = field(default_factory=lambda: PeerCall(0))
 
 
 Role = Unattached | Prospective | Candidate | Leader | Resigned | Follower

@@ -12,7 +12,15 @@ from __future__ import annotations
 from enum import Enum, unique
 
 from metaquorum.raft.calls import PeerCall
-from metaquorum.raft.effects import Activate, AppendAsLeader, Deactivate, LeaderChange, VotersChange
+from metaquorum.raft.effects import (
+    Activate,
+    AnswerTransfer,
+    AnswerVoterChange,
+    AppendAsLeader,
+    Deactivate,
+    LeaderChange,
+    VotersChange,
+)
 from metaquorum.raft.messages import FetchResponse, Refusal
 from metaquorum.raft.roles import (
     Candidate,
@@ -28,6 +36,7 @@ from metaquorum.raft.roles import (
 )
 from metaquorum.raft.state import RaftState
 from metaquorum.raft.types import ElectionState, NodeId, Offset, QuorumEpoch, ReplicaKey
+from metaquorum.raft.voter_changes import ChangeRefusal, ChangeRefused, ChangeUnknown
 
 
 @unique
@@ -181,9 +190,9 @@ def activate(state: RaftState, leader: Leader) -> None:
     state.outbox.emit(Activate(quorum_epoch=state.quorum_epoch, start_offset=start_offset))
 
 
-def become_resigned(state: RaftState, leader: Leader, *, now_ms: int) -> None:
-    """Lead no more, stay in the epoch, and name the successors: the most complete log first."""
-    ranked = sorted(leader.voters.values(), key=lambda p: (-(p.end_offset or 0), p.key.node_id))
+def become_resigned(state: RaftState, leader: Leader, *, now_ms: int, first: ReplicaKey | None = None) -> None:
+    """Lead no more, stay in the epoch, and name the successors: `first` if given, then the most complete log first."""
+    ranked = sorted(leader.voters.values(), key=lambda p: (p.key != first, -(p.end_offset or 0), p.key.node_id))
     calls = {v.key.node_id: EndCall(voter=v, call=PeerCall(now_ms)) for v in state.voter_set.others(state.key)}
     role = Resigned(
         election_deadline_ms=now_ms + state.draw_election_timeout_ms(),
@@ -230,5 +239,10 @@ def _leave_leadership(state: RaftState, leader: Leader, old_epoch: QuorumEpoch) 
                 refusal=Refusal.NOT_LEADER,
             ),
         )
+    if leader.change is not None and leader.change.token is not None:
+        state.outbox.emit(AnswerVoterChange(token=leader.change.token, outcome=ChangeUnknown()))
+    if leader.transfer is not None:
+        refused = ChangeRefused(reason=ChangeRefusal.NOT_LEADER)
+        state.outbox.emit(AnswerTransfer(token=leader.transfer.token, outcome=refused))
     if leader.is_active:
         state.outbox.emit(Deactivate(quorum_epoch=old_epoch))
