@@ -133,9 +133,11 @@ def on_vote_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
 def poll_prospective(state: RaftState, role: Prospective, *, now_ms: int) -> None:
     """Open an election, give up, or go on asking."""
     granted, open_count = _tally(role.votes)
-    if granted + 1 >= state.voter_set.majority:
+    # Its own vote counts only while it is a voter.
+    granted += state.is_voter
+    if granted >= state.voter_set.majority:
         become_candidate(state, now_ms=now_ms)
-    elif granted + 1 + open_count < state.voter_set.majority or now_ms >= role.election_deadline_ms:
+    elif granted + open_count < state.voter_set.majority or now_ms >= role.election_deadline_ms:
         _fall_back(state, role, now_ms)
     else:
         _ask(state, role, now_ms)
@@ -160,7 +162,7 @@ def poll_candidate(state: RaftState, role: Candidate, *, now_ms: int) -> None:
             become_leader(state, role, now_ms=now_ms)
         return
     granted, _ = _tally(role.votes)
-    if granted + 1 >= state.voter_set.majority:
+    if granted + state.is_voter >= state.voter_set.majority:
         role.is_elected = True
         state.set_election(
             ElectionState(quorum_epoch=state.quorum_epoch, leader_id=state.key.node_id, voted_key=state.key)

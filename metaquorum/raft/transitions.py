@@ -95,7 +95,7 @@ def become_unattached(state: RaftState, epoch: QuorumEpoch, *, now_ms: int, lead
 
 def unattached_role(state: RaftState, now_ms: int) -> Unattached:
     """Role data of a node that has just become unattached."""
-    may_campaign = state.is_voter and state.shutdown_deadline_ms is None
+    may_campaign = state.may_campaign and state.shutdown_deadline_ms is None
     deadline_ms = now_ms + state.draw_election_timeout_ms() if may_campaign else None
     peer_count = len(state.peer_addresses())
     first_peer = state.rng.randrange(0, peer_count) if peer_count else 0
@@ -123,7 +123,7 @@ def follower_role(state: RaftState, leader_id: NodeId, leader_address: str, now_
 
 def become_prospective(state: RaftState, *, now_ms: int) -> None:
     """Ask around before an election. Nothing durable changes; the vote of the epoch, if given, is kept."""
-    assert state.is_voter, f"observer {state.key} would start an election"
+    assert state.may_campaign, f"observer {state.key} would start an election"
     role = Prospective(
         election_deadline_ms=now_ms + state.draw_election_timeout_ms(),
         leader_address=state.leader_address(),

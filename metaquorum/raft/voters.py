@@ -94,6 +94,11 @@ class VoterHistory:
         return self._changes[-1][1] if self._changes else self._initial
 
     @property
+    def previous(self) -> VoterSet:
+        """The set before the one in force; the one of the format when there is none."""
+        return self._changes[-2][1] if len(self._changes) > 1 else self._initial
+
+    @property
     def latest_offset(self) -> Offset:
         """Offset of the record that brought the set in force; the beginning of the log for the set of the format."""
         return self._changes[-1][0] if self._changes else LOG_BEGIN

@@ -16,7 +16,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 
-from metaquorum.raft import election, follower, leader, log_view, outbox, start, state, transitions, voters
+from metaquorum.raft import (
+    election,
+    follower,
+    leader,
+    log_view,
+    membership,
+    outbox,
+    start,
+    state,
+    transitions,
+    voters,
+)
+from metaquorum.testing.options import SimOptions, election_storm, membership_storm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +41,7 @@ class Mutant:
         function: name of the function.
         old: text that occurs exactly once in its source.
         new: what stands there instead.
+        options: what happens in the run of a seed that hunts it.
     """
 
     name: str
@@ -36,6 +49,7 @@ class Mutant:
     function: str
     old: str
     new: str
+    options: Callable[[int], SimOptions] = election_storm
 
 
 _LEAD_AGAIN = """
@@ -133,8 +147,8 @@ MUTANTS = (
         name="a leader needs one vote less than a majority",
         owner=election,
         function="poll_candidate",
-        old="if granted + 1 >= state.voter_set.majority:",
-        new="if granted + 2 >= state.voter_set.majority:",
+        old="if granted + state.is_voter >= state.voter_set.majority:",
+        new="if granted + state.is_voter + 1 >= state.voter_set.majority:",
     ),
     Mutant(
         name="a node delivers what it has not flushed",
@@ -149,6 +163,62 @@ MUTANTS = (
         function="end_flush",
         old="self.flushed_offset = self._flush_end_offset",
         new="self.flushed_offset = self.log_end_offset",
+    ),
+    Mutant(
+        name="a removed leader counts itself",
+        owner=leader,
+        function="update_high_watermark",
+        old="if state.is_voter:",
+        new="if True:",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="a second change begins before the first is committed",
+        owner=membership,
+        function="check_ready",
+        old="role.high_watermark <= state.voters.latest_offset or ",
+        new="",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="a change begins before anything of the epoch is committed",
+        owner=membership,
+        function="check_ready",
+        old="return ChangeRefusal.NOT_READY",
+        new="return None",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="the voters of a truncated record stay in force",
+        owner=follower,
+        function="_truncate",
+        old="state.voters.truncate_suffix(to_offset)",
+        new="pass",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="an addition is committed by the old majority",
+        owner=leader,
+        function="update_high_watermark",
+        old="for progress in role.voters.values()]",
+        new="for progress in role.voters.values() if progress.counts_above is None or role.change is None]",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="a new voter is counted by what it fetched as an observer",
+        owner=leader,
+        function="_note_progress",
+        old="progress.counts_above is not None and",
+        new="False and",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="a removal is answered before it is committed",
+        owner=membership,
+        function="poll_membership",
+        old="committed >= change.next_offset",
+        new="True",
+        options=membership_storm,
     ),
     Mutant(
         name="records are appended before leadership is on disk",

@@ -5,76 +5,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from metaquorum.raft.effects import Activate, AnswerVoterChange, AppendAsLeader, ReportViolation, VotersChange
-from metaquorum.raft.events import LogFlushed, ShutdownRequested, Tick, VoterChangeRequested
+from metaquorum.raft.events import LogFlushed, Tick
 from metaquorum.raft.log_view import LogView
 from metaquorum.raft.messages import (
-    BeginQuorumEpochResponse,
     EndQuorumEpochRequest,
-    FetchRequest,
-    FetchResponse,
-    Refusal,
-    VoteResponse,
 )
-from metaquorum.raft.roles import Leader, Resigned
-from metaquorum.raft.types import NodeId, Offset, QuorumEpoch
+from metaquorum.raft.roles import Resigned
+from metaquorum.raft.types import NodeId, Offset
 from metaquorum.raft.voter_changes import (
     AddVoter,
     ChangeCommitted,
-    ChangeOutcome,
     ChangeRefusal,
-    ChangeRefused,
     ChangeUnknown,
     RemoveVoter,
-    UpdateVoter,
-    VoterChange,
 )
-from metaquorum.raft.voters import Voter, voter_set
-from metaquorum.testing.scripted_node import ScriptedNode, batches, election_state, key
+from metaquorum.raft.voters import Voter
+from metaquorum.testing.scripted_node import ScriptedNode, election_state, key
 from metaquorum.tests.raft_steps import begins, fetch, leading
-
-
-def settled(voters: list[int], **arguments: object) -> tuple[ScriptedNode, Leader]:
-    """Node 1 leads, everybody has caught up and everything is committed."""
-    node, role = leading(voters, **arguments)
-    catch_up(node, *[voter for voter in voters if voter != 1])
-    return node, role
-
-
-def catch_up(node: ScriptedNode, *replicas: int) -> None:
-    """Some replicas fetch everything there is."""
-    for _ in range(2):
-        for replica in replicas:
-            fetch(node, replica, node.state.log.log_end_offset)
-
-
-def ask(node: ScriptedNode, change: VoterChange, *, token: int = 7) -> list[ChangeOutcome]:
-    """Ask for a change; the answers of that very step."""
-    effects = node.step(VoterChangeRequested(token=token, change=change))
-    return [effect.outcome for effect in effects if isinstance(effect, AnswerVoterChange)]
-
-
-def answers(node: ScriptedNode) -> list[tuple[int, ChangeOutcome]]:
-    """All answers so far."""
-    return [(effect.token, effect.outcome) for effect in node.of(AnswerVoterChange)]
-
-
-def refused(reason: ChangeRefusal) -> list[ChangeOutcome]:
-    """The one answer to a change that is refused."""
-    return [ChangeRefused(reason=reason)]
-
-
-def ids(node: ScriptedNode) -> list[int]:
-    """Node ids of the voters in force."""
-    return [voter.key.node_id for voter in node.state.voter_set.voters]
-
-
-def changes(node: ScriptedNode) -> list[VotersChange]:
-    """Records of voters appended so far."""
-    return [effect.content for effect in node.of(AppendAsLeader) if isinstance(effect.content, VotersChange)]
-
+from metaquorum.tests.raft_voter_changes import answers, ask, catch_up, changes, ids, refused, settled
 
 # Adding.
 
@@ -324,116 +272,3 @@ def test_removed_leader_delivers_its_removal_before_it_resigns() -> None:
 
 def _flush_id(log: LogView) -> int:
     return log._flush_id  # pyright: ignore[reportPrivateUsage] -- which flush is under way
-
-
-# How a change ends without a commit.
-
-
-def test_outcome_is_unknown_when_leadership_ends_before_the_commit() -> None:
-    """The next leader may have the record or cut it off."""
-    node, _ = settled([1, 2, 3])
-    ask(node, RemoveVoter(key=key(3)))
-    node.receive(node.vote_request(2, 9, last_epoch=1, log_end_offset=99))
-    assert answers(node) == [(7, ChangeUnknown())]
-    assert ids(node) == [1, 2], "as long as the record is in the log"
-
-
-def test_shutdown_answers_a_change_once() -> None:
-    """Exactly one answer, whatever comes."""
-    node, _ = settled([1, 2, 3])
-    ask(node, RemoveVoter(key=key(3)))
-    node.step(ShutdownRequested())
-    node.advance(5_000)
-    assert answers(node) == [(7, ChangeUnknown())]
-
-
-def test_truncated_record_brings_the_old_voters_back() -> None:
-    """KIP-853: 'replicas use the latest VotersRecord in their log'; cut off, it counts no more."""
-    node = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
-    send = node.follow(2, 3)
-    new = voter_set([Voter(key=key(number), address=f"n{number}") for number in (2, 3)])
-    content = replace(batches((2, 3, 3)), voters=((Offset(2), new),))
-    node.answer(send, node.leader_answer(2, batches=content))
-    assert ids(node) == [2, 3]
-    assert not node.state.is_voter
-    node.receive(node.begin_request(3, 4))
-    send, _ = node.sent(FetchRequest)[-1]
-    node.answer(send, node.leader_answer(3, diverging=(1, 2)))
-    assert ids(node) == [1, 2, 3]
-    assert node.state.is_voter
-    assert node.of(ReportViolation) == []
-
-
-def test_follower_that_was_removed_starts_no_election_and_one_that_was_added_does() -> None:
-    """KIP-853: the record makes observers of voters and voters of observers."""
-    for number, members, expected in ((1, (2, 3), "Unattached"), (4, (1, 2, 3, 4), "Prospective")):
-        node = ScriptedNode(number=number, election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
-        node.receive(node.begin_request(2, 3))
-        send, _ = node.sent(FetchRequest)[-1]
-        new = voter_set([Voter(key=key(member), address=f"n{member}") for member in members])
-        content = replace(batches((2, 3, 3)), voters=((Offset(2), new),))
-        node.answer(send, node.leader_answer(2, batches=content))
-        node.advance(1_000)
-        assert node.role == expected
-
-
-def test_new_leader_counts_by_the_record_it_inherits() -> None:
-    """The set at the end of the log is in force for a leader, committed or not; its commit ends the change."""
-    node = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
-    send = node.follow(2, 3)
-    new = voter_set([Voter(key=key(number), address=f"n{number}") for number in (1, 2)])
-    node.answer(send, node.leader_answer(2, batches=replace(batches((2, 3, 3)), voters=((Offset(2), new),))))
-    node.elect()
-    catch_up(node, 3)
-    assert node.of(Activate) == []
-    catch_up(node, 2)
-    assert len(node.of(Activate)) == 1
-
-
-# Votes while the sets differ.
-
-
-def test_vote_is_given_to_a_replaced_voter_whose_log_is_ahead() -> None:
-    """A voter that has not heard of the replacement must not block it: its own set is behind."""
-    wiped = replace(key(3), directory_id=b"w" * 16)
-    node = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
-    same = replace(node.vote_request(3, 2, last_epoch=1, log_end_offset=2), candidate=wiped)
-    answer = node.receive(same)
-    assert isinstance(answer, VoteResponse)
-    assert answer.refusal is Refusal.INVALID_VOTER_KEY
-    answer = node.receive(replace(same, log_end_offset=Offset(3)))
-    assert isinstance(answer, VoteResponse)
-    assert answer.granted
-
-
-# A leader's reminders to a voter that it has removed meanwhile.
-
-
-def test_late_answer_of_a_removed_voter_does_no_harm() -> None:
-    """Its call is forgotten with it."""
-    node, _ = leading([1, 2, 3])
-    catch_up(node, 2, 3)
-    node.forget()
-    node.advance(500)
-    sends = begins(node, 3)
-    ask(node, RemoveVoter(key=key(3)))
-    for send in sends:
-        node.answer(send, BeginQuorumEpochResponse(quorum_epoch=QuorumEpoch(1), leader_id=NodeId(1)))
-        node.fail(send)
-    assert node.role == "Leader"
-
-
-@pytest.mark.parametrize("address", ["n2", "moved:2"])
-def test_operator_may_update_an_address_and_nothing_to_change_is_done_at_once(address: str) -> None:
-    """UpdateVoter: a record only when the address differs."""
-    node, role = settled([1, 2, 3])
-    node.forget()
-    outcome = ask(node, UpdateVoter(key=key(2), address=address))
-    assert len(changes(node)) == (address != "n2")
-    if address == "n2":
-        assert role.high_watermark is not None
-        assert outcome == [ChangeCommitted(next_offset=role.high_watermark)]
-    else:
-        assert outcome == []
-        assert role.voters[NodeId(2)].address == address
-    assert isinstance(fetch(node, 2, 0, max_wait_ms=0), FetchResponse)
