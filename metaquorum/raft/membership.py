@@ -175,10 +175,9 @@ def _apply(state: RaftState, role: Leader, voters: VoterSet, token: int | None, 
             role.begin_calls[number] = PeerCall(now_ms)
         progress.address = state.address_for(voter)
         role.voters[number] = progress
-    for number, progress in known.items():
+    for number in known:
+        # It is an observer from its next fetch on.
         del role.begin_calls[number]
-        # First in the order of silence: its next fetch puts it in its place.
-        role.observers = {progress.key: progress, **role.observers}
     update_high_watermark(state, role)
     answer_parked(state, role)
 

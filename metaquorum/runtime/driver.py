@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 from metaquorum.raft.effects import (
     Activate,
@@ -51,22 +50,18 @@ from metaquorum.raft.events import (
     ShutdownRequested,
     Started,
     Tick,
-    TransferRequested,
-    VoterChangeRequested,
 )
 from metaquorum.raft.messages import Request, Response
 from metaquorum.raft.node import RaftNode
-from metaquorum.raft.types import NodeId, QuorumEpoch
-from metaquorum.raft.voter_changes import ChangeOutcome, ChangeUnknown, TransferOutcome, VoterChange
+from metaquorum.raft.types import QuorumEpoch
 from metaquorum.runtime.delivery import ListenerFeed
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.listener import QuorumLeader
 from metaquorum.runtime.log_store import LogStore, encode_control
+from metaquorum.runtime.operator_requests import OperatorRequests
 from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +107,6 @@ class Driver:
         self._peer_tasks: set[asyncio.Task[None]] = set()
         self._disk_tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[int, asyncio.Future[Answer]] = {}
-        self._changes: dict[int, asyncio.Future[ChangeOutcome]] = {}
-        self._transfers: dict[int, asyncio.Future[TransferOutcome]] = {}
         self._flush_lock = asyncio.Lock()
         self._next_token = 1
         self._events: deque[Event] = deque()
@@ -125,6 +118,7 @@ class Driver:
         self._last_role = ""
         self._is_closed = False
         self._shutdown_done = asyncio.Event()
+        self.operators = OperatorRequests(self.submit)
         self.leader = QuorumLeader(leader_id=None, quorum_epoch=node.state.quorum_epoch, address=None)
         self.failure: asyncio.Future[None] = self._loop.create_future()
         # A failure that nobody waits for is in the log already.
@@ -168,13 +162,11 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for future in (*self._pending.values(), *self._transfers.values()):
+        for future in self._pending.values():
             if not future.done():
                 future.set_exception(StoppedError("this node is stopping"))
-        for change in self._changes.values():
-            if not change.done():
-                change.set_result(ChangeUnknown())
         self._pending.clear()
+        self.operators.close()
         for feed in self._feeds:
             feed.close()
 
@@ -216,42 +208,6 @@ class Driver:
             return await future
         finally:
             self._pending.pop(token, None)
-
-    async def change_voters(self, change: VoterChange) -> ChangeOutcome:
-        """Ask the core for a change of the voters and wait for its end; the caller bounds the wait.
-
-        Raises:
-            StoppedError: the node is stopping; nothing was changed.
-        """
-        future: asyncio.Future[ChangeOutcome] = self._loop.create_future()
-        token = self._register(self._changes, future)
-        self.submit(VoterChangeRequested(token=token, change=change))
-        try:
-            return await future
-        finally:
-            del self._changes[token]
-
-    async def transfer_leadership(self, to: NodeId | None) -> TransferOutcome:
-        """Ask the core to hand the leadership over; it bounds the wait itself.
-
-        Raises:
-            StoppedError: the node is stopping.
-        """
-        future: asyncio.Future[TransferOutcome] = self._loop.create_future()
-        token = self._register(self._transfers, future)
-        self.submit(TransferRequested(token=token, to=to))
-        try:
-            return await future
-        finally:
-            del self._transfers[token]
-
-    def _register(self, waiting: dict[int, asyncio.Future[T]], future: asyncio.Future[T]) -> int:
-        if self._is_closed:
-            raise StoppedError("this node is stopping")
-        token = self._next_token
-        self._next_token += 1
-        waiting[token] = future
-        return token
 
     def propose(self, batch: bytearray, record_count: int, *, quorum_epoch: QuorumEpoch) -> int | Rejection:
         """Append an encoded batch as leader; returns its base offset, or why nothing was appended."""
@@ -335,12 +291,9 @@ class Driver:
             case Deactivate():
                 for feed in self._feeds:
                     feed.deactivate()
-            case AnswerVoterChange(token=token, outcome=outcome):
-                logger.info("event=voter_change outcome=%s", outcome)
-                _settle(self._changes.get(token), outcome)
-            case AnswerTransfer(token=token, outcome=outcome):
-                logger.info("event=leadership_transfer outcome=%s", outcome)
-                _settle(self._transfers.get(token), outcome)
+            case AnswerVoterChange() | AnswerTransfer():
+                logger.info("event=operator_answered answer=%s", effect)
+                self.operators.answer(effect)
             case ReportViolation(text=text):
                 logger.error("event=protocol_violation text=%s", text)
             case FinishShutdown():
@@ -351,6 +304,7 @@ class Driver:
         logger.info(
             "event=leader_known leader=%s epoch=%d address=%s", effect.leader_id, effect.quorum_epoch, effect.address
         )
+        self.operators.announce(self.leader)
         for feed in self._feeds:
             # Outside of the step, so that a listener may append or ask.
             self._loop.call_soon(feed.announce, self.leader)
@@ -423,9 +377,3 @@ class Driver:
                 state.log.log_end_offset,
                 state.high_watermark,
             )
-
-
-def _settle(future: asyncio.Future[T] | None, outcome: T) -> None:
-    """Give an answer to who still waits for it."""
-    if future is not None and not future.done():
-        future.set_result(outcome)
