@@ -31,6 +31,10 @@ READ_METHODS: Final = ("ListTopics", "DescribeTopic", "DescribeQuorum")
 CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
     "CreateTopic": lambda data: admin_pb2.CreateTopicResponse.FromString(data).metadata_offset,
     "DeleteTopic": lambda data: admin_pb2.DeleteTopicResponse.FromString(data).metadata_offset,
+    "AddVoter": lambda data: admin_pb2.AddVoterResponse.FromString(data).metadata_offset,
+    "RemoveVoter": lambda data: admin_pb2.RemoveVoterResponse.FromString(data).metadata_offset,
+    # The leader is no part of the image, so there is nothing to wait for.
+    "TransferLeadership": lambda data: 0,
 }
 """Methods that change something, each with the way to the metadata offset in its answer."""
 

@@ -29,6 +29,10 @@ class RaftConfig:
         max_parked_fetches: most fetches that a leader parks; further ones are answered at once.
         max_observers: most observers that a leader keeps progress of.
         max_pending_reads: most linearizable reads that a leader keeps waiting; further ones are rejected.
+        max_voters: most voters; every one of them is asked for every vote.
+        recent_fetch_ms: a replica that fetched within this time (inclusive) counts as reachable when voters change.
+        caught_up_ms_max: it counts as caught up when it had everything within this time (inclusive).
+        transfer_timeout_ms: a leader that hands over waits at most so long for its successor, and takes no proposals.
     """
 
     election_timeout_ms: int = 500
@@ -48,11 +52,20 @@ class RaftConfig:
     max_parked_fetches: int = 10_000
     max_observers: int = 10_000
     max_pending_reads: int = 10_000
+    max_voters: int = 9
+    recent_fetch_ms: int = 1_500
+    caught_up_ms_max: int = 5_000
+    transfer_timeout_ms: int = 2_000
 
     @property
     def check_quorum_timeout_ms(self) -> int:
         """A leader whose majority has not fetched for so long resigns: 1.5 times the fetch timeout."""
         return self.fetch_timeout_ms * 3 // 2
+
+    @property
+    def update_voter_every_ms(self) -> int:
+        """A voter tells its address again after twice the fetch timeout. Source: KIP-853 "UpdateRaftVoter"."""
+        return self.fetch_timeout_ms * 2
 
     @property
     def begin_quorum_epoch_after_ms(self) -> int:

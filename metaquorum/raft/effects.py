@@ -13,6 +13,7 @@ from enum import Enum, unique
 
 from metaquorum.raft.messages import FetchedBatches, FetchResponse, Request, Response
 from metaquorum.raft.types import ElectionState, NodeId, Offset, QuorumEpoch
+from metaquorum.raft.voter_changes import ChangeOutcome, TransferOutcome
 from metaquorum.raft.voters import VoterSet
 
 
@@ -169,6 +170,22 @@ class Deactivate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerVoterChange:
+    """Tell who asked under this token how the change of the voters ended."""
+
+    token: int
+    outcome: ChangeOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTransfer:
+    """Tell who asked under this token how the handing over ended."""
+
+    token: int
+    outcome: TransferOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportViolation:
     """A peer said what the protocol rules out; it was refused or ignored, and an operator should know."""
 
@@ -196,6 +213,8 @@ Effect = (
     | AnnounceLeader
     | Activate
     | Deactivate
+    | AnswerVoterChange
+    | AnswerTransfer
     | ReportViolation
     | FinishShutdown
 )

@@ -47,8 +47,10 @@ def _check(state: RaftState, request: VoteRequest | PreVoteRequest) -> Refusal |
     )
     if refusal is not None:
         return refusal
-    if state.voter_set.is_impostor(request.candidate):
-        # A wiped or copied disk under a voter's node id: it may have forgotten what it promised.
+    position = LogPosition(last_epoch=request.last_epoch, log_end_offset=request.log_end_offset)
+    if state.voter_set.is_impostor(request.candidate) and position <= state.log.end_position:
+        # A wiped or copied disk under a voter's node id: it may have forgotten what it promised. But a log that is
+        # ahead of this one may have a set of voters with the new directory, which counts for its owner (KIP-853).
         return Refusal.INVALID_VOTER_KEY
     # A candidate has opened an epoch of its own, so its log is of lower ones; a pre-vote is asked before that.
     last_epoch_limit = request.quorum_epoch - 1 if isinstance(request, VoteRequest) else request.quorum_epoch
@@ -131,9 +133,11 @@ def on_vote_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
 def poll_prospective(state: RaftState, role: Prospective, *, now_ms: int) -> None:
     """Open an election, give up, or go on asking."""
     granted, open_count = _tally(role.votes)
-    if granted + 1 >= state.voter_set.majority:
+    # Its own vote counts only while it is a voter.
+    granted += state.is_voter
+    if granted >= state.voter_set.majority:
         become_candidate(state, now_ms=now_ms)
-    elif granted + 1 + open_count < state.voter_set.majority or now_ms >= role.election_deadline_ms:
+    elif granted + open_count < state.voter_set.majority or now_ms >= role.election_deadline_ms:
         _fall_back(state, role, now_ms)
     else:
         _ask(state, role, now_ms)
@@ -158,7 +162,7 @@ def poll_candidate(state: RaftState, role: Candidate, *, now_ms: int) -> None:
             become_leader(state, role, now_ms=now_ms)
         return
     granted, _ = _tally(role.votes)
-    if granted + 1 >= state.voter_set.majority:
+    if granted + state.is_voter >= state.voter_set.majority:
         role.is_elected = True
         state.set_election(
             ElectionState(quorum_epoch=state.quorum_epoch, leader_id=state.key.node_id, voted_key=state.key)

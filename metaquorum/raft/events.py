@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, unique
 
 from metaquorum.raft.messages import Request, Response
-from metaquorum.raft.types import QuorumEpoch
+from metaquorum.raft.types import NodeId, QuorumEpoch
+from metaquorum.raft.voter_changes import VoterChange
 
 
 @unique
@@ -92,6 +93,27 @@ class ReadRequested:
     read_id: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoterChangeRequested:
+    """An operator wants the voters changed; AnswerVoterChange with the same token follows, once."""
+
+    token: int
+    change: VoterChange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferRequested:
+    """An operator wants this leader to hand over; AnswerTransfer with the same token follows, once.
+
+    Attributes:
+        token: comes back in the answer.
+        to: node id of the voter that is to lead; None for any.
+    """
+
+    token: int
+    to: NodeId | None
+
+
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
     """The node is to leave in an orderly way; FinishShutdown follows."""
@@ -107,5 +129,7 @@ Event = (
     | LogFlushed
     | ProposalReceived
     | ReadRequested
+    | VoterChangeRequested
+    | TransferRequested
     | ShutdownRequested
 )

@@ -56,7 +56,7 @@ def unattached_deadline_ms(state: RaftState, role: Unattached) -> int | None:
 def poll_follower(state: RaftState, role: Follower, *, now_ms: int) -> None:
     """Give the leader up when it is silent for too long, else fetch."""
     if now_ms >= role.fetch_deadline_ms:
-        if not state.is_voter:
+        if not state.may_campaign:
             become_unattached(state, state.quorum_epoch, now_ms=now_ms)
             return
         if state.shutdown_deadline_ms is None:

@@ -73,8 +73,9 @@ def leader_deadline_ms(state: RaftState, role: Leader) -> int | None:
 
 
 def quorum_seen_ms(state: RaftState, role: Leader) -> int | None:
-    """The latest time by which a majority of voters, this one included, had fetched; None for the only voter."""
-    needed = state.voter_set.majority - 1
+    """The latest time by which a majority of voters (this one is there) had fetched; None for the only voter."""
+    # A leader that is being removed leads on, and is not counted.
+    needed = state.voter_set.majority - state.is_voter
     if needed == 0:
         return None
     seen = [
@@ -123,7 +124,7 @@ def on_proposal(state: RaftState, event: ProposalReceived) -> None:
         state.outbox.emit(RejectProposal(proposal_id=event.proposal_id, reason=Rejection.TOO_LARGE))
         return
     is_full = role.uncommitted_bytes + event.size_bytes > config.max_uncommitted_bytes
-    if is_full or len(role.uncommitted) >= config.max_uncommitted_batches:
+    if role.transfer is not None or is_full or len(role.uncommitted) >= config.max_uncommitted_batches:
         state.outbox.emit(RejectProposal(proposal_id=event.proposal_id, reason=Rejection.BUSY))
         return
     assert event.record_count > 0, f"proposal of {event.record_count} records"
@@ -140,14 +141,14 @@ def on_proposal(state: RaftState, event: ProposalReceived) -> None:
             content=Proposal(proposal_id=event.proposal_id),
         )
     )
-    _answer_parked(state, role)
+    answer_parked(state, role)
 
 
 def on_read(state: RaftState, event: ReadRequested) -> None:
     """Take a linearizable read; the voters that wait hear of its round."""
     if reads.on_read(state, event):
         assert isinstance(state.role, Leader), "a round begins with a leader only"
-        _answer_parked(state, state.role)
+        answer_parked(state, state.role)
 
 
 def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int) -> None:
@@ -161,7 +162,7 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
     if progress is not None:
         progress.last_fetch_ms = now_ms
         if reads.note_round(state, role, progress, request):
-            _answer_parked(state, role)
+            answer_parked(state, role)
     own = state.log.end_offset_for_epoch(request.last_fetched_epoch)
     if own.epoch != request.last_fetched_epoch or own.end_offset < request.fetch_offset:
         state.reply(token, _response(state, role, diverging=own))
@@ -217,6 +218,9 @@ def _note_progress(state: RaftState, progress: ReplicaProgress, request: FetchRe
         progress.last_caught_up_ms = progress.previous_fetch_ms
     progress.previous_fetch_ms = now_ms
     progress.previous_leader_end_offset = leader_end_offset
+    if progress.counts_above is not None and request.fetch_offset <= progress.counts_above:
+        # It did not know yet that it votes, so it need not have flushed.
+        return
     # Requests may arrive out of order; what was flushed once stays flushed.
     progress.end_offset = max(progress.end_offset or Offset(0), request.fetch_offset)
 
@@ -266,7 +270,8 @@ def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest) -
         state.reply(token, response)
 
 
-def _answer_parked(state: RaftState, role: Leader) -> None:
+def answer_parked(state: RaftState, role: Leader) -> None:
+    """Answer every parked fetch that there is something for now."""
     for fetch in role.parked:
         if _has_answer(state, role, fetch.request):
             role.parked.remove(fetch.request.replica)
@@ -297,7 +302,8 @@ def _refuse(state: RaftState, token: int, refusal: Refusal) -> None:
 def update_high_watermark(state: RaftState, role: Leader) -> None:
     """Commit what a majority of voters has flushed; answer the fetches that wait for the news."""
     end_offsets = [progress.end_offset or Offset(0) for progress in role.voters.values()]
-    end_offsets.append(state.log.flushed_offset)
+    if state.is_voter:
+        end_offsets.append(state.log.flushed_offset)
     high_watermark = majority_offset(end_offsets)
     if high_watermark <= role.epoch_start_offset or high_watermark <= (role.high_watermark or Offset(0)):
         return
@@ -307,4 +313,4 @@ def update_high_watermark(state: RaftState, role: Leader) -> None:
         role.uncommitted_bytes -= role.uncommitted.popleft()[1]
     if not role.is_active:
         activate(state, role)
-    _answer_parked(state, role)
+    answer_parked(state, role)

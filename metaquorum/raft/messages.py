@@ -3,7 +3,7 @@
 
 Owns their shape only. Meaning of each field: `proto/lograft/internal/v1/quorum.proto`. Batches stay opaque: the shell
 reads their headers into `BatchSpan`s, the core decides by those.
-Source: KIP-595, KIP-996.
+Source: KIP-595, KIP-853, KIP-996.
 """
 
 from __future__ import annotations
@@ -156,5 +156,26 @@ class FetchResponse:
     read_round: int = 0
 
 
-Request = VoteRequest | PreVoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest
-Response = VoteResponse | BeginQuorumEpochResponse | EndQuorumEpochResponse | FetchResponse
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateVoterRequest:
+    """A voter tells its leader where its quorum listener is, because the set of voters says otherwise."""
+
+    cluster_id: str
+    quorum_epoch: QuorumEpoch
+    voter: ReplicaKey
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateVoterResponse:
+    """Answer to that; without a refusal the record is appended or was not needed. UNAVAILABLE: ask again."""
+
+    quorum_epoch: QuorumEpoch
+    leader_id: NodeId | None
+    refusal: Refusal | None = None
+
+
+Request = (
+    VoteRequest | PreVoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest | UpdateVoterRequest
+)
+Response = VoteResponse | BeginQuorumEpochResponse | EndQuorumEpochResponse | FetchResponse | UpdateVoterResponse

@@ -17,7 +17,7 @@ is not on disk yet.
 
 from __future__ import annotations
 
-from metaquorum.raft import election, follower, leader, peers, resigned
+from metaquorum.raft import election, follower, leader, membership, peers, resigned, transfer
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import Effect
@@ -33,6 +33,8 @@ from metaquorum.raft.events import (
     ShutdownRequested,
     Started,
     Tick,
+    TransferRequested,
+    VoterChangeRequested,
 )
 from metaquorum.raft.log_view import LogView
 from metaquorum.raft.messages import (
@@ -43,6 +45,8 @@ from metaquorum.raft.messages import (
     FetchRequest,
     FetchResponse,
     PreVoteRequest,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
     VoteRequest,
     VoteResponse,
 )
@@ -115,20 +119,30 @@ class RaftNode:
         state = self.state
         if self._has_finished:
             return None
+        deadline_ms: int | None
         match state.role:
             case Unattached() as role:
                 deadline_ms = follower.unattached_deadline_ms(state, role)
             case Prospective() | Candidate() as role:
                 deadline_ms = election.voting_deadline_ms(role)
             case Leader() as role:
-                deadline_ms = leader.leader_deadline_ms(state, role)
+                deadline_ms = _earliest(
+                    leader.leader_deadline_ms(state, role),
+                    membership.membership_deadline_ms(state, role),
+                    transfer.transfer_deadline_ms(state, role),
+                )
             case Resigned() as role:
                 deadline_ms = resigned.resigned_deadline_ms(state, role)
             case Follower() as role:  # pragma: no branch -- all kinds are above
-                deadline_ms = follower.follower_deadline_ms(state, role)
-        if state.shutdown_deadline_ms is None:
-            return deadline_ms
-        return state.shutdown_deadline_ms if deadline_ms is None else min(deadline_ms, state.shutdown_deadline_ms)
+                deadline_ms = _earliest(
+                    follower.follower_deadline_ms(state, role), membership.own_address_deadline_ms(state, role)
+                )
+        return _earliest(deadline_ms, state.shutdown_deadline_ms)
+
+
+def _earliest(*deadlines_ms: int | None) -> int | None:
+    """The first of some deadlines, None when there is none."""
+    return min((deadline_ms for deadline_ms in deadlines_ms if deadline_ms is not None), default=None)
 
 
 def _dispatch(state: RaftState, event: Event, now_ms: int) -> None:
@@ -152,6 +166,10 @@ def _dispatch(state: RaftState, event: Event, now_ms: int) -> None:
             leader.on_proposal(state, event)
         case ReadRequested():
             leader.on_read(state, event)
+        case VoterChangeRequested():
+            membership.on_change_request(state, event, now_ms=now_ms)
+        case TransferRequested():
+            transfer.on_transfer_request(state, event, now_ms=now_ms)
         case ShutdownRequested():  # pragma: no branch -- all kinds are above
             resigned.request_shutdown(state, now_ms=now_ms)
 
@@ -164,8 +182,10 @@ def _dispatch_request(state: RaftState, event: RequestReceived, now_ms: int) -> 
             peers.on_begin_quorum_epoch(state, event.token, request, now_ms=now_ms)
         case EndQuorumEpochRequest() as request:
             follower.on_end_quorum_epoch(state, event.token, request, now_ms=now_ms)
-        case FetchRequest() as request:  # pragma: no branch -- all kinds are above
+        case FetchRequest() as request:
             leader.on_fetch(state, event.token, request, now_ms=now_ms)
+        case UpdateVoterRequest() as request:  # pragma: no branch -- all kinds are above
+            membership.on_update_request(state, event.token, request, now_ms=now_ms)
 
 
 def _dispatch_response(state: RaftState, event: ResponseReceived, now_ms: int) -> None:
@@ -176,8 +196,10 @@ def _dispatch_response(state: RaftState, event: ResponseReceived, now_ms: int) -
             leader.on_begin_response(state, event.request_id, response, now_ms=now_ms)
         case EndQuorumEpochResponse() as response:
             resigned.on_end_response(state, event.request_id, response, now_ms=now_ms)
-        case FetchResponse() as response:  # pragma: no branch -- all kinds are above
+        case FetchResponse() as response:
             follower.on_fetch_response(state, event.request_id, response, now_ms=now_ms)
+        case UpdateVoterResponse() as response:  # pragma: no branch -- all kinds are above
+            membership.on_update_response(state, event.request_id, response, now_ms=now_ms)
 
 
 def _dispatch_failure(state: RaftState, event: RequestFailed, now_ms: int) -> None:
@@ -186,6 +208,7 @@ def _dispatch_failure(state: RaftState, event: RequestFailed, now_ms: int) -> No
         follower.on_fetch_failure(state, event.request_id, event.failure, now_ms=now_ms)
         or election.on_vote_failure(state, event.request_id, now_ms=now_ms)
         or leader.on_begin_failure(state, event.request_id, now_ms=now_ms)
+        or membership.on_update_failure(state, event.request_id, now_ms=now_ms)
         or resigned.on_end_failure(state, event.request_id, event.failure, now_ms=now_ms)
     )
 
@@ -201,11 +224,20 @@ def _poll(state: RaftState, now_ms: int) -> None:
             case Candidate():
                 election.poll_candidate(state, role, now_ms=now_ms)
             case Leader():
-                leader.poll_leader(state, role, now_ms=now_ms)
+                _poll_leader(state, role, now_ms)
             case Resigned():
                 resigned.poll_resigned(state, role, now_ms=now_ms)
             case Follower():  # pragma: no branch -- all kinds are above
                 follower.poll_follower(state, role, now_ms=now_ms)
+                if state.role is role:
+                    membership.poll_own_address(state, role, now_ms=now_ms)
         if state.role is role:
             return
     raise AssertionError(f"role does not settle: {state.role}")
+
+
+def _poll_leader(state: RaftState, role: Leader, now_ms: int) -> None:
+    for poll in (leader.poll_leader, membership.poll_membership, transfer.poll_transfer):
+        poll(state, role, now_ms=now_ms)
+        if state.role is not role:
+            return

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.parking import ParkedFetches
 from metaquorum.raft.types import NodeId, Offset, ReplicaKey
+from metaquorum.raft.voter_changes import PendingChange, PendingTransfer
 from metaquorum.raft.voters import Voter
 
 
@@ -84,6 +85,8 @@ class ReplicaProgress:
         previous_leader_end_offset: end of the leader's log at that time.
         last_caught_up_ms: latest time at which it is known to have had everything.
         read_round: last round of reads that it has repeated in a fetch of this epoch.
+        counts_above: offset of the record that made it a voter in this epoch; fetches up to it (inclusive) are those of
+            an observer and prove nothing. None: it voted before this leadership.
     """
 
     key: ReplicaKey
@@ -94,6 +97,7 @@ class ReplicaProgress:
     previous_leader_end_offset: Offset | None = None
     last_caught_up_ms: int | None = None
     read_round: int = 0
+    counts_above: Offset | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,8 @@ class Leader:
         is_active: whether its users have been told to start.
         read_round: number of the last round of reads that was begun; see `reads`.
         reads: reads that wait, in the order of their arrival.
+        change: the change of voters that is not committed yet.
+        transfer: the handing over that is under way; no proposals are taken meanwhile.
     """
 
     started_ms: int
@@ -142,6 +148,8 @@ class Leader:
     is_active: bool = False
     read_round: int = 0
     reads: deque[PendingRead] = field(default_factory=deque[PendingRead])
+    change: PendingChange | None = None
+    transfer: PendingTransfer | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -181,6 +189,7 @@ class Follower:
         has_fetched: whether this leader has given a valid answer since the role began.
         is_leader_gone: whether the leader refused or said that it resigns, since its last valid answer.
         read_round: last round of reads that this leader has named; see `reads`.
+        update_call: the call that tells the leader of this voter's own address.
     """
 
     leader_id: NodeId
@@ -190,6 +199,7 @@ class Follower:
     has_fetched: bool = False
     is_leader_gone: bool = False
     read_round: int = 0
+    update_call: PeerCall = field(default_factory=lambda: PeerCall(0))
 
 
 Role = Unattached | Prospective | Candidate | Leader | Resigned | Follower

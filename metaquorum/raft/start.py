@@ -26,6 +26,6 @@ def initial_role(state: RaftState, *, now_ms: int) -> Role:
     if leader_id is not None:
         address = state.address_of(leader_id)
         return unattached_role(state, now_ms) if address is None else follower_role(state, leader_id, address, now_ms)
-    if voted_key == state.key and state.is_voter:
+    if voted_key == state.key and state.may_campaign:
         return candidate_role(state, now_ms)
     return unattached_role(state, now_ms)

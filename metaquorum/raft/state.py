@@ -105,6 +105,18 @@ class RaftState:
         """Whether this replica votes."""
         return self.voters.latest.contains(self.identity.key)
 
+    @property
+    def may_campaign(self) -> bool:
+        """Whether this replica may ask for votes: a voter, or one whose removal is not known to be committed.
+
+        Until then it may be the only one with the longest log, so that nobody else can be elected.
+        Source: Raft dissertation 4.2.2.
+        """
+        if self.is_voter:
+            return True
+        is_committed = self.high_watermark is not None and self.high_watermark > self.voters.latest_offset
+        return not is_committed and self.voters.previous.contains(self.identity.key)
+
     def address_of(self, node_id: NodeId) -> str | None:
         """Where to reach a node by its id: as configured, else as the voter set has it."""
         voter = self.voter_set.find(node_id)

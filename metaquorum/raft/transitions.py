@@ -14,6 +14,8 @@ from enum import Enum, unique
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.effects import (
     Activate,
+    AnswerTransfer,
+    AnswerVoterChange,
     AppendAsLeader,
     Deactivate,
     LeaderChange,
@@ -36,6 +38,7 @@ from metaquorum.raft.roles import (
 )
 from metaquorum.raft.state import RaftState
 from metaquorum.raft.types import ElectionState, NodeId, Offset, QuorumEpoch, ReplicaKey
+from metaquorum.raft.voter_changes import ChangeRefusal, ChangeRefused, ChangeUnknown
 
 
 @unique
@@ -94,7 +97,7 @@ def become_unattached(state: RaftState, epoch: QuorumEpoch, *, now_ms: int, lead
 
 def unattached_role(state: RaftState, now_ms: int) -> Unattached:
     """Role data of a node that has just become unattached."""
-    may_campaign = state.is_voter and state.shutdown_deadline_ms is None
+    may_campaign = state.may_campaign and state.shutdown_deadline_ms is None
     deadline_ms = now_ms + state.draw_election_timeout_ms() if may_campaign else None
     peer_count = len(state.peer_addresses())
     first_peer = state.rng.randrange(0, peer_count) if peer_count else 0
@@ -122,7 +125,7 @@ def follower_role(state: RaftState, leader_id: NodeId, leader_address: str, now_
 
 def become_prospective(state: RaftState, *, now_ms: int) -> None:
     """Ask around before an election. Nothing durable changes; the vote of the epoch, if given, is kept."""
-    assert state.is_voter, f"observer {state.key} would start an election"
+    assert state.may_campaign, f"observer {state.key} would start an election"
     role = Prospective(
         election_deadline_ms=now_ms + state.draw_election_timeout_ms(),
         leader_address=state.leader_address(),
@@ -189,9 +192,9 @@ def activate(state: RaftState, leader: Leader) -> None:
     state.outbox.emit(Activate(quorum_epoch=state.quorum_epoch, start_offset=start_offset))
 
 
-def become_resigned(state: RaftState, leader: Leader, *, now_ms: int) -> None:
-    """Lead no more, stay in the epoch, and name the successors: the most complete log first."""
-    ranked = sorted(leader.voters.values(), key=lambda p: (-(p.end_offset or 0), p.key.node_id))
+def become_resigned(state: RaftState, leader: Leader, *, now_ms: int, first: ReplicaKey | None = None) -> None:
+    """Lead no more, stay in the epoch, and name the successors: `first` if given, then the most complete log first."""
+    ranked = sorted(leader.voters.values(), key=lambda p: (p.key != first, -(p.end_offset or 0), p.key.node_id))
     calls = {v.key.node_id: EndCall(voter=v, call=PeerCall(now_ms)) for v in state.voter_set.others(state.key)}
     role = Resigned(
         election_deadline_ms=now_ms + state.draw_election_timeout_ms(),
@@ -240,5 +243,10 @@ def _leave_leadership(state: RaftState, leader: Leader, old_epoch: QuorumEpoch) 
         )
     for read in leader.reads:
         state.outbox.emit(RejectRead(read_id=read.read_id, reason=Rejection.NOT_LEADER))
+    if leader.change is not None and leader.change.token is not None:
+        state.outbox.emit(AnswerVoterChange(token=leader.change.token, outcome=ChangeUnknown()))
+    if leader.transfer is not None:
+        refused = ChangeRefused(reason=ChangeRefusal.NOT_LEADER)
+        state.outbox.emit(AnswerTransfer(token=leader.transfer.token, outcome=refused))
     if leader.is_active:
         state.outbox.emit(Deactivate(quorum_epoch=old_epoch))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metaquorum.raft.types import NodeId, Offset, ReplicaKey
+from metaquorum.raft.types import LOG_BEGIN, NodeId, Offset, ReplicaKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +92,16 @@ class VoterHistory:
     def latest(self) -> VoterSet:
         """The set in force at the end of the log."""
         return self._changes[-1][1] if self._changes else self._initial
+
+    @property
+    def previous(self) -> VoterSet:
+        """The set before the one in force; the one of the format when there is none."""
+        return self._changes[-2][1] if len(self._changes) > 1 else self._initial
+
+    @property
+    def latest_offset(self) -> Offset:
+        """Offset of the record that brought the set in force; the beginning of the log for the set of the format."""
+        return self._changes[-1][0] if self._changes else LOG_BEGIN
 
     @property
     def is_in_log(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft.v1.AdminService` on the quorum listener: create, delete, list and describe topics, describe the quorum.
+"""`lograft.v1.AdminService` on the quorum listener: create, delete, list and describe topics, describe and change the quorum.
 
 Owns requests to commands and images to answers. Only the active controller answers; others refuse with NOT_CONTROLLER
 and a hint at the leader's quorum listener. Changes are answering when they are committed.
@@ -16,7 +16,7 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 from metaquorum.controller.state import TopicImage
-from metaquorum.rpc import codec
+from metaquorum.rpc import codec, voter_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
@@ -130,6 +130,30 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async with answering(context):
             self._check(request.cluster_id)
             return codec.to_quorum(self._node.status(), cluster_id=self._node.cluster_id)
+
+    async def AddVoter(
+        self, request: admin_pb2.AddVoterRequest, context: ServicerContext
+    ) -> admin_pb2.AddVoterResponse:
+        """Make a voter of an observer."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            return await voter_calls.add_voter(self._node, request, timeout_ms=timeout_ms(context))
+
+    async def RemoveVoter(
+        self, request: admin_pb2.RemoveVoterRequest, context: ServicerContext
+    ) -> admin_pb2.RemoveVoterResponse:
+        """Make an observer of a voter."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            return await voter_calls.remove_voter(self._node, request, timeout_ms=timeout_ms(context))
+
+    async def TransferLeadership(
+        self, request: admin_pb2.TransferLeadershipRequest, context: ServicerContext
+    ) -> admin_pb2.TransferLeadershipResponse:
+        """Hand the leadership over."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            return await voter_calls.transfer_leadership(self._node, request, timeout_ms=timeout_ms(context))
 
     async def DescribeLogDirectories(
         self, request: admin_pb2.DescribeLogDirectoriesRequest, context: ServicerContext

@@ -24,6 +24,7 @@ from metaquorum.raft.messages import (
     EndQuorumEpochResponse,
     FetchResponse,
     Request,
+    UpdateVoterResponse,
     VoteResponse,
 )
 from metaquorum.runtime import quorum_codec as codec
@@ -133,3 +134,18 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
             return pb.FetchQuorumResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)
         assert isinstance(answer.response, FetchResponse), f"{answer.response} to a fetch request"
         return codec.encode_fetch_response(answer.response, answer.batches)
+
+    async def UpdateVoter(
+        self,
+        request: pb.UpdateVoterRequest,
+        context: grpc.aio.ServicerContext[pb.UpdateVoterRequest, pb.UpdateVoterResponse],
+    ) -> pb.UpdateVoterResponse:
+        """Answer a voter that tells its address."""
+        try:
+            answer = await self._ask(codec.decode_update_request(request))
+        except codec.InvalidMessageError:
+            return pb.UpdateVoterResponse(error=pb.QUORUM_ERROR_INVALID_REQUEST)
+        except StoppedError:
+            return pb.UpdateVoterResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)
+        assert isinstance(answer.response, UpdateVoterResponse), f"{answer.response} to an update request"
+        return codec.encode_update_response(answer.response)

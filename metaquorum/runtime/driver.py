@@ -19,6 +19,8 @@ from metaquorum.raft.effects import (
     Activate,
     AdvanceCommit,
     AnnounceLeader,
+    AnswerTransfer,
+    AnswerVoterChange,
     AppendAsFollower,
     AppendAsLeader,
     Deactivate,
@@ -59,6 +61,7 @@ from metaquorum.runtime.delivery import ListenerFeed
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.listener import QuorumLeader
 from metaquorum.runtime.log_store import LogStore, encode_control
+from metaquorum.runtime.operator_requests import OperatorRequests
 from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
 
 logger = logging.getLogger(__name__)
@@ -119,6 +122,7 @@ class Driver:
         self._last_role = ""
         self._is_closed = False
         self._shutdown_done = asyncio.Event()
+        self.operators = OperatorRequests(self.submit)
         self.leader = QuorumLeader(leader_id=None, quorum_epoch=node.state.quorum_epoch, address=None)
         self.failure: asyncio.Future[None] = self._loop.create_future()
         # A failure that nobody waits for is in the log already.
@@ -170,6 +174,7 @@ class Driver:
             if not read.done():
                 read.set_result(Rejection.NOT_LEADER)
         self._reads.clear()
+        self.operators.close()
         for feed in self._feeds:
             feed.close()
 
@@ -294,6 +299,8 @@ class Driver:
         | AnnounceLeader
         | Activate
         | Deactivate
+        | AnswerVoterChange
+        | AnswerTransfer
         | ReportViolation
         | FinishShutdown,
     ) -> None:
@@ -315,6 +322,9 @@ class Driver:
             case Deactivate():
                 for feed in self._feeds:
                     feed.deactivate()
+            case AnswerVoterChange() | AnswerTransfer():
+                logger.info("event=operator_answered answer=%s", effect)
+                self.operators.answer(effect)
             case ReportViolation(text=text):
                 logger.error("event=protocol_violation text=%s", text)
             case FinishShutdown():
@@ -325,6 +335,7 @@ class Driver:
         logger.info(
             "event=leader_known leader=%s epoch=%d address=%s", effect.leader_id, effect.quorum_epoch, effect.address
         )
+        self.operators.announce(self.leader)
         for feed in self._feeds:
             # Outside of the step, so that a listener may append or ask.
             self._loop.call_soon(feed.announce, self.leader)

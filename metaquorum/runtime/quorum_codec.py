@@ -26,6 +26,8 @@ from metaquorum.raft.messages import (
     FetchResponse,
     PreVoteRequest,
     Refusal,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
     VoteRequest,
     VoteResponse,
 )
@@ -35,6 +37,9 @@ from metaquorum.raft.voters import Voter, VoterSet, voter_set
 DIRECTORY_ID_BYTES = 16
 MAX_SUCCESSORS = 64
 """Most successors in one EndQuorumEpoch; more voters than this make no quorum that commits in useful time."""
+
+MAX_ADDRESS_CHARACTERS = 300
+"""Longest address of a voter: a host name has at most 253 characters."""
 
 _REFUSALS: dict[Refusal, pb.QuorumError.ValueType] = {
     Refusal.WRONG_CLUSTER: pb.QUORUM_ERROR_WRONG_CLUSTER,
@@ -208,6 +213,43 @@ def encode_end_response(response: EndQuorumEpochResponse) -> pb.EndQuorumEpochRe
 def decode_end_response(message: pb.EndQuorumEpochResponse) -> EndQuorumEpochResponse:
     """Raises InvalidMessageError for a field out of range."""
     return EndQuorumEpochResponse(
+        refusal=_refusal(message.error),
+        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
+        leader_id=_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
+    )
+
+
+def encode_update_request(request: UpdateVoterRequest) -> pb.UpdateVoterRequest:
+    """Core to wire."""
+    return pb.UpdateVoterRequest(
+        cluster_id=request.cluster_id,
+        quorum_epoch=request.quorum_epoch,
+        voter=_to_key(request.voter),
+        address=request.address,
+    )
+
+
+def decode_update_request(message: pb.UpdateVoterRequest) -> UpdateVoterRequest:
+    """Raises InvalidMessageError for a field out of range."""
+    _check(0 < len(message.address) <= MAX_ADDRESS_CHARACTERS, f"address of {len(message.address)} characters")
+    return UpdateVoterRequest(
+        cluster_id=message.cluster_id,
+        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
+        voter=_key(message.voter, "voter"),
+        address=message.address,
+    )
+
+
+def encode_update_response(response: UpdateVoterResponse) -> pb.UpdateVoterResponse:
+    """Core to wire."""
+    return pb.UpdateVoterResponse(
+        error=_to_error(response.refusal), quorum_epoch=response.quorum_epoch, leader_id=response.leader_id
+    )
+
+
+def decode_update_response(message: pb.UpdateVoterResponse) -> UpdateVoterResponse:
+    """Raises InvalidMessageError for a field out of range."""
+    return UpdateVoterResponse(
         refusal=_refusal(message.error),
         quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
         leader_id=_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,

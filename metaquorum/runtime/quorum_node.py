@@ -21,6 +21,7 @@ from metaquorum.raft.messages import Request
 from metaquorum.raft.node import RaftNode
 from metaquorum.raft.state import Identity
 from metaquorum.raft.types import NodeId, QuorumEpoch, ReplicaKey
+from metaquorum.raft.voter_changes import ChangeOutcome, TransferOutcome, VoterChange
 from metaquorum.raft.voters import VoterHistory
 from metaquorum.runtime.delivery import ListenerFeed
 from metaquorum.runtime.driver import Answer, Driver, StoppedError
@@ -28,6 +29,7 @@ from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.first_start import probe_response, read_initial_voters
 from metaquorum.runtime.listener import CommittedBatch, MetadataListener, QuorumLeader
 from metaquorum.runtime.log_store import LogStore, encode_records
+from metaquorum.runtime.operator_requests import OperatorRequests
 from metaquorum.runtime.quorum_settings import QuorumSettings, QuorumTimers, raft_config
 from metaquorum.runtime.quorum_status import QuorumStatus, ReplicaStatus, describe
 from metaquorum.runtime.transport import GrpcTransport
@@ -244,6 +246,35 @@ class QuorumNode:
         if self._driver is None:
             raise StoppedError(f"node {self._key.node_id} is starting or stopping")
         return await self._driver.ask(request)
+
+    async def change_voters(self, change: VoterChange) -> ChangeOutcome:
+        """Change the voters, as leader, and wait for the commit; the caller bounds the wait.
+
+        Raises:
+            StoppedError: the node is starting or stopping; nothing was changed.
+        """
+        return await self._operators().change_voters(change)
+
+    async def transfer_leadership(self, to: int | None) -> TransferOutcome:
+        """Hand the leadership over to a voter, None for any; bounded by `transfer_timeout_ms` of the core.
+
+        Raises:
+            StoppedError: the node is starting or stopping; nothing was changed.
+        """
+        return await self._operators().transfer_leadership(None if to is None else NodeId(to))
+
+    async def next_leader(self, *, above_epoch: int) -> QuorumLeader:
+        """Wait until a leader of an epoch above the given one is known; the caller bounds the wait.
+
+        Raises:
+            StoppedError: the node is starting or stopping.
+        """
+        return await self._operators().next_leader(self.leader(), above_epoch=above_epoch)
+
+    def _operators(self) -> OperatorRequests:
+        if self._driver is None or self._driver.failure.done():
+            raise StoppedError(f"node {self._key.node_id} is starting or stopping")
+        return self._driver.operators
 
     def handle_probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
         """Answer a node that wants to know whether it may format; for `rpc.quorum_service`.

@@ -27,6 +27,7 @@ from metaquorum.raft.messages import (
     PreVoteRequest,
     Request,
     Response,
+    UpdateVoterRequest,
     VoteRequest,
 )
 from metaquorum.runtime import quorum_codec as codec
@@ -163,3 +164,6 @@ async def _call(stub: QuorumServiceAsyncStub, request: Request, timeout: float) 
         case FetchRequest():
             fetched = await stub.FetchQuorum(codec.encode_fetch_request(request), timeout=timeout)
             return codec.decode_fetch_response(fetched)
+        case UpdateVoterRequest():
+            updated = await stub.UpdateVoter(codec.encode_update_request(request), timeout=timeout)
+            return codec.decode_update_response(updated)

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from metaquorum.raft.effects import Activate, Effect, Reply, ReplyWithBatches, ReportViolation, Send
+from metaquorum.raft.effects import (
+    Activate,
+    AppendAsLeader,
+    Effect,
+    Reply,
+    ReplyWithBatches,
+    ReportViolation,
+    Send,
+    TruncateLog,
+    VotersChange,
+)
 from metaquorum.raft.messages import FetchRequest, VoteRequest, VoteResponse
 from metaquorum.raft.roles import Leader
 from metaquorum.raft.state import RaftState
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
+from metaquorum.raft.voters import VoterSet
 from metaquorum.testing.sim_log import SimBatch, SimDisk
 
 
@@ -174,12 +185,29 @@ class Checker:
             case ReplyWithBatches(response=response):
                 self._spoken(disk, response.quorum_epoch, effect)
                 require(disk.election.leader_id == state.key.node_id, "only a leader serves", effect)
+            case AppendAsLeader(content=VotersChange()):
+                self._one_change(disk)
+            case TruncateLog():
+                require(
+                    _latest_voters(disk) in (None, state.voter_set),
+                    "voters in force are the newest in the log",
+                    state.voter_set,
+                )
             case Activate(start_offset=start_offset):
                 require(start_offset <= self.committed_end_offset, "activation follows a commit", start_offset)
             case ReportViolation(text=text):
                 require(False, "no node breaks the protocol", text)
             case _:
                 pass
+
+    def _one_change(self, disk: SimDisk) -> None:
+        """A leader appends a set of voters only when the one before it is committed [KIP-853]."""
+        uncommitted = 0
+        for batch in reversed(disk.batches):
+            if batch.next_offset <= self.committed_end_offset:
+                break
+            uncommitted += batch.voters is not None
+        require(uncommitted <= 1, "one change of voters at a time", uncommitted)
 
     def _spoken(self, disk: SimDisk, epoch: QuorumEpoch, effect: Effect) -> None:
         require(epoch <= disk.election.quorum_epoch, "nothing is said before it is on disk", (epoch, effect))
@@ -192,3 +220,8 @@ class Checker:
         )
         known = self._vote_of.setdefault((key, epoch), candidate)
         require(known == candidate, "one vote per epoch", (key, epoch, known, candidate))
+
+
+def _latest_voters(disk: SimDisk) -> VoterSet | None:
+    """The newest voters in a log, if there are any."""
+    return next((batch.voters for batch in reversed(disk.batches) if batch.voters is not None), None)

@@ -16,8 +16,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 
-from metaquorum.raft import election, follower, leader, log_view, outbox, reads, start, state, transitions, voters
-from metaquorum.testing.options import SimOptions, election_storm, pause_storm
+from metaquorum.raft import (
+    election,
+    follower,
+    leader,
+    log_view,
+    membership,
+    outbox,
+    reads,
+    start,
+    state,
+    transitions,
+    voters,
+)
+from metaquorum.testing.options import SimOptions, election_storm, membership_storm, pause_storm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +42,7 @@ class Mutant:
         function: name of the function.
         old: text that occurs exactly once in its source.
         new: what stands there instead.
-        storm: under which faults it shows, by seed.
+        options: what happens in the run of a seed that hunts it.
     """
 
     name: str
@@ -38,7 +50,7 @@ class Mutant:
     function: str
     old: str
     new: str
-    storm: Callable[[int], SimOptions] = election_storm
+    options: Callable[[int], SimOptions] = election_storm
 
 
 _LEAD_AGAIN = """
@@ -136,8 +148,8 @@ MUTANTS = (
         name="a leader needs one vote less than a majority",
         owner=election,
         function="poll_candidate",
-        old="if granted + 1 >= state.voter_set.majority:",
-        new="if granted + 2 >= state.voter_set.majority:",
+        old="if granted + state.is_voter >= state.voter_set.majority:",
+        new="if granted + state.is_voter + 1 >= state.voter_set.majority:",
     ),
     Mutant(
         name="a node delivers what it has not flushed",
@@ -159,7 +171,7 @@ MUTANTS = (
         function="_finish_round",
         old="if confirmed < state.voter_set.majority:",
         new="if False:",
-        storm=pause_storm,
+        options=pause_storm,
     ),
     Mutant(
         name="a read is confirmed by a fetch sent before it came",
@@ -167,7 +179,63 @@ MUTANTS = (
         function="note_round",
         old="min(request.read_round, role.read_round)",
         new="role.read_round",
-        storm=pause_storm,
+        options=pause_storm,
+    ),
+    Mutant(
+        name="a removed leader counts itself",
+        owner=leader,
+        function="update_high_watermark",
+        old="if state.is_voter:",
+        new="if True:",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="a second change begins before the first is committed",
+        owner=membership,
+        function="check_ready",
+        old="role.high_watermark <= state.voters.latest_offset or ",
+        new="",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="a change begins before anything of the epoch is committed",
+        owner=membership,
+        function="check_ready",
+        old="return ChangeRefusal.NOT_READY",
+        new="return None",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="the voters of a truncated record stay in force",
+        owner=follower,
+        function="_truncate",
+        old="state.voters.truncate_suffix(to_offset)",
+        new="pass",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="an addition is committed by the old majority",
+        owner=leader,
+        function="update_high_watermark",
+        old="for progress in role.voters.values()]",
+        new="for progress in role.voters.values() if progress.counts_above is None or role.change is None]",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="a new voter is counted by what it fetched as an observer",
+        owner=leader,
+        function="_note_progress",
+        old="progress.counts_above is not None and",
+        new="False and",
+        options=membership_storm,
+    ),
+    Mutant(
+        name="a removal is answered before it is committed",
+        owner=membership,
+        function="poll_membership",
+        old="committed >= change.next_offset",
+        new="True",
+        options=membership_storm,
     ),
     Mutant(
         name="records are appended before leadership is on disk",

@@ -29,6 +29,8 @@ class SimOptions:
         clock_drift: greatest relative drift of a node's clock.
         proposal_every_ms: mean time between proposals.
         down_ms_max: longest time that a stopped node stays down, and that a cut lasts.
+        change_every_ms: mean time between requests to change the voters; None for none.
+        transfer_every_ms: mean time between requests to hand the leadership over; None for none.
     """
 
     voter_count: int
@@ -45,6 +47,8 @@ class SimOptions:
     clock_drift: float
     proposal_every_ms: int
     down_ms_max: int
+    change_every_ms: int | None
+    transfer_every_ms: int | None
 
 
 def draw_options(rng: random.Random) -> SimOptions:
@@ -69,6 +73,8 @@ def draw_options(rng: random.Random) -> SimOptions:
         clock_drift=rng.choice([0.0, 0.0, 0.01, 0.1]),
         proposal_every_ms=rng.choice([4, 10, 30, 100]),
         down_ms_max=rng.choice([50, 500, 3_000]),
+        change_every_ms=sometimes(100, 3_000),
+        transfer_every_ms=sometimes(500, 5_000, 0.4),
     )
 
 
@@ -89,6 +95,22 @@ def election_storm(seed: int) -> SimOptions:
         clock_drift=0.0,
         proposal_every_ms=40,
         down_ms_max=60,
+        change_every_ms=None,
+        transfer_every_ms=None,
+    )
+
+
+def membership_storm(seed: int) -> SimOptions:
+    """Options under which voters change and leaders fall all the time: for the hunt of mutants."""
+    return replace(
+        election_storm(seed),
+        voter_count=1 + seed % 4,
+        observer_count=2,
+        crash_every_ms=400,
+        cut_every_ms=600,
+        down_ms_max=300,
+        change_every_ms=60,
+        transfer_every_ms=2_000,
     )
 
 

@@ -68,7 +68,7 @@ def find_mutant(mutant: Mutant, seeds: Sequence[int], event_count: int) -> int |
     with apply(mutant):
         for seed in seeds:
             try:
-                SimulatedQuorum(seed, mutant.storm(seed)).run(event_count)
+                SimulatedQuorum(seed, mutant.options(seed)).run(event_count)
             except AssertionError:
                 return seed
     return None
@@ -101,7 +101,7 @@ def run_seeds(seeds: Sequence[int], event_count: int, *, with_digests: bool) -> 
         write(f", least {min(events)}; {sum(events) / seconds:.0f} events/s\n")
         for name in sorted(total):
             share = 100 * seeds_with[name] / len(events)
-            write(f"  {name:34} {total[name]:9}   in {share:5.1f} % of the seeds\n")
+            write(f"  {name:44} {total[name]:9}   in {seeds_with[name]:5} seeds, {share:5.1f} %\n")
     return 1 if failures else 0
 
 

@@ -15,6 +15,8 @@ from typing import Protocol
 from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import (
     AdvanceCommit,
+    AnswerTransfer,
+    AnswerVoterChange,
     AppendAsFollower,
     AppendAsLeader,
     Deactivate,
@@ -67,6 +69,14 @@ class World(Protocol):
 
     def on_commit(self, node: SimNode, commit_offset: Offset) -> None:
         """A node delivers up to this offset."""
+        ...
+
+    def on_answer(self, node: SimNode, effect: AnswerVoterChange | AnswerTransfer) -> None:
+        """A node answers the operator."""
+        ...
+
+    def on_stop(self, node: SimNode) -> None:
+        """A process is gone."""
         ...
 
     def note(self, node: SimNode, event: Event, effects: list[Effect]) -> None:
@@ -143,6 +153,7 @@ class SimNode:
     def stop(self) -> None:
         """Kill the process and lose what is not durable."""
         self.raft = None
+        self.world.on_stop(self)
         lost = self.disk.crash(self._rng)
         if lost:
             self.world.counts["crash that loses unflushed data"] += 1
@@ -171,6 +182,8 @@ class SimNode:
         self.world.checker.on_state(self.raft.state, self.disk, self.world.disks)
         for effect in effects:
             self.world.checker.on_effect(self.raft.state, self.disk, effect)
+            if isinstance(effect, AnswerVoterChange | AnswerTransfer):
+                self.world.on_answer(self, effect)
         if finished:
             self.stop()
         else:
@@ -181,6 +194,8 @@ class SimNode:
         role = self.raft.state.role
         if type(role) is not was:
             self.world.counts[f"became {type(role).__name__.lower()}"] += 1
+            if isinstance(role, Leader) and self.world.counts["became leader"] > 1:
+                self.world.counts["leader change"] += 1
             if isinstance(role, Resigned) and self.raft.state.shutdown_deadline_ms is None and was is Leader:
                 self.world.counts["leader without majority resigned"] += 1
 
@@ -194,6 +209,8 @@ class SimNode:
             case AppendAsLeader(next_offset=next_offset, quorum_epoch=epoch, content=content):
                 payload = self._proposal_payload if isinstance(content, Proposal) else type(content).__name__
                 voters = content.voters if isinstance(content, VotersChange) else None
+                if voters is not None:
+                    payload += " " + " ".join(str(voter.key) for voter in voters.voters)
                 world.checker.on_append(
                     disk.append(next_offset=next_offset, epoch=epoch, payload=payload, voters=voters)
                 )

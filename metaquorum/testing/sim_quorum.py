@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from metaquorum.raft.config import RaftConfig
-from metaquorum.raft.effects import Effect, Send
+from metaquorum.raft.effects import AnswerTransfer, AnswerVoterChange, Effect, Send
 from metaquorum.raft.events import (
     Event,
     Failure,
@@ -33,6 +33,7 @@ from metaquorum.testing.scheduler import Scheduler
 from metaquorum.testing.sim_log import SimDisk
 from metaquorum.testing.sim_network import SimNetwork
 from metaquorum.testing.sim_node import SimNode
+from metaquorum.testing.sim_operator import SimOperator
 from metaquorum.testing.sim_reader import ReadChecker
 
 CONVERGE_MS_MAX = 60_000
@@ -74,6 +75,7 @@ class SimulatedQuorum:
         self._is_healed = False
         self._has_wiped = False
         self.nodes = self._build_nodes()
+        self._operator = SimOperator(self)
         self.disks: dict[ReplicaKey, SimDisk] = {node.key: node.disk for node in self.nodes}
 
     def _build_nodes(self) -> list[SimNode]:
@@ -155,6 +157,17 @@ class SimulatedQuorum:
                 self.reads.promise(next_offset)
                 self.counts["acknowledged"] += 1
 
+    def on_answer(self, node: SimNode, effect: AnswerVoterChange | AnswerTransfer) -> None:
+        """Take an answer to the operator."""
+        if isinstance(effect, AnswerVoterChange):
+            self._operator.on_change_answer(node, effect)
+        else:
+            self._operator.on_transfer_answer(node, effect)
+
+    def on_stop(self, node: SimNode) -> None:
+        """Tell the operator that a process is gone."""
+        self._operator.on_stop(node)
+
     def note(self, node: SimNode, event: Event, effects: list[Effect]) -> None:
         """Add a step to the trace."""
         assert node.raft is not None, "a node notes its own step"
@@ -201,6 +214,8 @@ class SimulatedQuorum:
         self._repeat(options.shutdown_every_ms, self._shut_down)
         self._repeat(options.cut_every_ms, self._cut)
         self._repeat(options.pause_every_ms, self._pause)
+        self._repeat(options.change_every_ms, self._operator.change_voters)
+        self._repeat(options.transfer_every_ms, self._operator.transfer_leadership)
         if options.wipe:
             self.scheduler.after(self._faults.randint(1_000, 8_000), self._wipe)
 
@@ -269,7 +284,11 @@ class SimulatedQuorum:
         """A voter loses its disk and comes back with a fresh directory id: another replica, so an observer."""
         if self._has_wiped or self._is_healed:
             return
-        node = self.nodes[self._faults.randrange(self.options.voter_count)]
+        node = self._operator.disk_to_lose()
+        if node is None:
+            # The voters are being changed, or there are none to spare.
+            self.scheduler.after(100, self._wipe)
+            return
         self._has_wiped = True
         self.counts["wipe"] += 1
         if node.is_up:
@@ -287,6 +306,7 @@ class SimulatedQuorum:
         # The lost disk stays in `disks` as it was: what it held counts as held, by a voter that is down for good.
         self.disks[fresh.key] = fresh.disk
         self._waiting.pop(node.name, None)
+        self._operator.on_stop(node)
         self._restart_later(fresh)
 
     # The client.
@@ -354,6 +374,7 @@ class SimulatedQuorum:
             for node in self.nodes:
                 self._start(node)
             if self.scheduler.now_ms >= settled_from_ms and self._has_converged():
+                self._operator.require_all_answered()
                 return
         raise InvariantViolation(f"the healed quorum did not converge: {self.describe()}")
 

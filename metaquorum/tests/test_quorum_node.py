@@ -232,8 +232,9 @@ async def test_wiped_voter_comes_back_as_an_observer_and_gets_no_vote(quorum_of:
             quorum_epoch=1_000,
             candidate=candidate,
             voter=pb.ReplicaKey(node_id=leader.number, directory_id=leader.directory_id),
-            last_epoch=999,
-            log_end_offset=1_000_000,
+            # All that it can have; a log ahead of this voter's could know of other voters (KIP-853).
+            last_epoch=node.leader().quorum_epoch,
+            log_end_offset=node.status().log_end_offset,
         )
     )
     await channel.close()

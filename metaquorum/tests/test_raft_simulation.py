@@ -16,7 +16,7 @@ from metaquorum.raft.messages import FetchResponse, VoteRequest, VoteResponse
 from metaquorum.raft.types import ElectionState, NodeId, Offset, QuorumEpoch
 from metaquorum.testing.invariants import Checker, InvariantViolation
 from metaquorum.testing.mutants import MUTANTS, Mutant
-from metaquorum.testing.options import SimOptions, election_storm
+from metaquorum.testing.options import SimOptions, election_storm, membership_storm
 from metaquorum.testing.run import find_mutant, main, run_seed
 from metaquorum.testing.scheduler import Scheduler
 from metaquorum.testing.scripted_node import ScriptedNode, election_state, key
@@ -48,6 +48,10 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "connection refused",
         "linearizable read",
         "read refused",
+        "leader change",
+        "voter added",
+        "voter removed",
+        "leadership transfer",
     ):
         assert seen[name] >= 3, f"{name} in {seen[name]} of {len(SMOKE_SEEDS)} seeds"
 
@@ -80,6 +84,7 @@ def test_storm_is_clean_without_a_mutant() -> None:
     """The options of the hunt find nothing in the core as it is."""
     for seed in range(4):
         SimulatedQuorum(seed, election_storm(seed)).run(4_000)
+        SimulatedQuorum(seed, membership_storm(seed)).run(4_000)
 
 
 def test_mutants_leave_no_trace() -> None:
@@ -293,6 +298,8 @@ def quiet(**changes: object) -> SimOptions:
         "clock_drift": 0.0,
         "proposal_every_ms": 10,
         "down_ms_max": 10,
+        "change_every_ms": None,
+        "transfer_every_ms": None,
     }
     return SimOptions(**{**fields, **changes})  # pyright: ignore
 

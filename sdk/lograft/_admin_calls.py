@@ -15,6 +15,7 @@ from lograft._codec import decode_quorum, decode_summary, decode_topic, describe
 from lograft._delete_records import delete_records
 from lograft._log_directories import describe_log_directories, move_replica
 from lograft._offsets import list_offsets
+from lograft._quorum_calls import add_voter, remove_voter, replace_voter, transfer_leadership
 from lograft.errors import UsageError
 from lograft.settings import ClientSettings
 from lograft.types import (
@@ -126,6 +127,23 @@ class AdminCalls:
             return await AdminServiceStub(attempt.channel).DescribeQuorum(request, timeout=attempt.timeout_s)
 
         return decode_quorum(await self.cluster.call(work, timeout_ms=self._timeout_ms))
+
+    async def add_voter(self, node_id: int, directory_id: bytes | None) -> bytes:
+        """Make a voter of an observer."""
+        return await add_voter(self.cluster, node_id, directory_id, timeout_ms=self._timeout_ms)
+
+    async def remove_voter(self, node_id: int, directory_id: bytes | None) -> bytes:
+        """Make an observer of a voter."""
+        return await remove_voter(self.cluster, node_id, directory_id, timeout_ms=self._timeout_ms)
+
+    async def replace_voter(self, node_id: int) -> bytes:
+        """Put a voter's new replica in the place of the one whose disk was lost."""
+        quorum = await self.describe_quorum()
+        return await replace_voter(self.cluster, node_id, quorum, timeout_ms=self._timeout_ms)
+
+    async def transfer_leadership(self, node_id: int | None) -> int:
+        """Hand the leadership of the quorum over."""
+        return await transfer_leadership(self.cluster, node_id, timeout_ms=self._timeout_ms)
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers."""

@@ -118,6 +118,59 @@ class Admin:
         """Describe the metadata quorum: leader, voters, observers."""
         return self._run(lambda calls: calls.describe_quorum())
 
+    def add_voter(self, node_id: int, *, directory_id: bytes | None = None) -> bytes:
+        """Make a voter of an observer of the metadata quorum that has caught up; returns once that is committed.
+
+        Args:
+            node_id: node id of the observer.
+            directory_id: id of its metadata directory, 16 bytes; None: the one that fetched last under this node id.
+
+        Returns:
+            The directory id.
+
+        Raises:
+            RefusedError: it votes already, or has not caught up, or the quorum is full. Nothing was changed.
+            OutcomeUnknownError: the answer was lost; describe the quorum to find out.
+        """
+        return self._run(lambda calls: calls.add_voter(node_id, directory_id))
+
+    def remove_voter(self, node_id: int, *, directory_id: bytes | None = None) -> bytes:
+        """Make an observer of a voter of the metadata quorum; returns once that is committed.
+
+        Args:
+            node_id: node id of the voter.
+            directory_id: id of its metadata directory, 16 bytes; None: whichever votes under this node id.
+
+        Returns:
+            The directory id.
+
+        Raises:
+            RefusedError: there is no such voter, or the quorum would be lost. Nothing was changed.
+            OutcomeUnknownError: the answer was lost; describe the quorum to find out.
+        """
+        return self._run(lambda calls: calls.remove_voter(node_id, directory_id))
+
+    def replace_voter(self, node_id: int) -> bytes:
+        """Replace a voter whose disk was lost by the replica that now fetches under its node id. May be repeated.
+
+        Returns:
+            The directory id of the new voter.
+
+        Raises:
+            RefusedError: no such replica has caught up, or the quorum would be lost.
+            OutcomeUnknownError: an answer was lost; repeat it.
+        """
+        return self._run(lambda calls: calls.replace_voter(node_id))
+
+    def transfer_leadership(self, node_id: int | None = None) -> int:
+        """Have the leader of the metadata quorum hand over to a voter (None: any); returns who leads then.
+
+        Raises:
+            RefusedError: there is no such voter, or it does not keep up. The leader leads on.
+            OutcomeUnknownError: the answer was lost, or no new leader was known in time.
+        """
+        return self._run(lambda calls: calls.transfer_leadership(node_id))
+
     def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers and the active controller."""
         return self._run(lambda calls: calls.describe_cluster())

@@ -20,6 +20,8 @@ from metaquorum.raft.messages import (
     FetchResponse,
     PreVoteRequest,
     Refusal,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
     VoteRequest,
     VoteResponse,
 )
@@ -234,3 +236,22 @@ def test_unknown_refusal_of_a_newer_peer_is_unavailable() -> None:
     """Enum values of a later version are no yes."""
     message = pb.VoteResponse.FromString(b"\x08\x63\x20\x01")
     assert codec.decode_vote_response(message).refusal is Refusal.UNAVAILABLE
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.builds(UpdateVoterRequest, cluster_id=CLUSTERS, quorum_epoch=EPOCHS, voter=KEYS, address=ADDRESSES),
+    st.builds(UpdateVoterResponse, quorum_epoch=EPOCHS, leader_id=st.none() | NODE_IDS, refusal=REFUSALS),
+)
+def test_update_round_trip(request_: UpdateVoterRequest, response: UpdateVoterResponse) -> None:
+    """What a voter tells of its address arrives as it was."""
+    assert codec.decode_update_request(codec.encode_update_request(request_)) == request_
+    assert codec.decode_update_response(codec.encode_update_response(response)) == response
+
+
+@pytest.mark.parametrize("address", ["", "x" * (codec.MAX_ADDRESS_CHARACTERS + 1)])
+def test_update_with_an_impossible_address_is_refused(address: str) -> None:
+    """No correct peer sends none, or one longer than a host name and a port."""
+    message = pb.UpdateVoterRequest(voter=pb.ReplicaKey(node_id=1, directory_id=b"d" * 16), address=address)
+    with pytest.raises(codec.InvalidMessageError):
+        codec.decode_update_request(message)

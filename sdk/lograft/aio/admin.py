@@ -72,6 +72,22 @@ class Admin:
         """Describe the metadata quorum."""
         return await self._start().describe_quorum()
 
+    async def add_voter(self, node_id: int, *, directory_id: bytes | None = None) -> bytes:
+        """Make a voter of an observer of the metadata quorum. See `lograft.Admin.add_voter`."""
+        return await self._start().add_voter(node_id, directory_id)
+
+    async def remove_voter(self, node_id: int, *, directory_id: bytes | None = None) -> bytes:
+        """Make an observer of a voter of the metadata quorum. See `lograft.Admin.remove_voter`."""
+        return await self._start().remove_voter(node_id, directory_id)
+
+    async def replace_voter(self, node_id: int) -> bytes:
+        """Replace a voter whose disk was lost. See `lograft.Admin.replace_voter`."""
+        return await self._start().replace_voter(node_id)
+
+    async def transfer_leadership(self, node_id: int | None = None) -> int:
+        """Have the leader of the metadata quorum hand over. See `lograft.Admin.transfer_leadership`."""
+        return await self._start().transfer_leadership(node_id)
+
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers and the active controller."""
         return await self._start().describe_cluster()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft quorum`: the state of the metadata quorum."""
+"""`lograft quorum`: the state of the metadata quorum, its voters and its leadership."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -12,17 +13,21 @@ from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap
 from lograft.cli.output import print_facts, print_json, print_table
 from lograft.types import QuorumDescription, QuorumReplicaDescription
 
-quorum_app = typer.Typer(no_args_is_help=True, help="Look at the metadata quorum.")
+quorum_app = typer.Typer(no_args_is_help=True, help="Look at the metadata quorum and change it.")
+
+Node = Annotated[int, typer.Argument(help="Node id.", min=0)]
+Directory = Annotated[str | None, typer.Option("--directory", help="Id of its metadata directory, in hex.")]
 
 
-@quorum_app.command()
-def status(
+@quorum_app.command("describe")
+@quorum_app.command("status")
+def describe(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     cluster_id: ClusterId = None,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
-    """Show leader, voters, observers and brokers."""
+    """Show leader, voters, observers and brokers. Lag is counted in records behind the longest log."""
     with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
         quorum = admin.describe_quorum()
         cluster = admin.describe_cluster()
@@ -40,8 +45,8 @@ def status(
     replicas = [("voter", replica) for replica in quorum.voters] + [("observer", each) for each in quorum.observers]
     print_table(
         "metadata quorum",
-        ("role", "node", "address", "log end", "last fetch (ms)", "caught up (ms)", "directory"),
-        [_row("leader" if replica.node_id == quorum.leader_id else role, replica) for role, replica in replicas],
+        ("role", "node", "address", "log end", "lag", "last fetch (ms)", "caught up (ms)", "directory"),
+        [_row(role, replica, quorum) for role, replica in replicas],
     )
     print_table(
         "brokers",
@@ -53,34 +58,109 @@ def status(
     )
 
 
-def _group() -> None:
-    """Look at the metadata quorum."""
+@quorum_app.command("add-voter")
+def add_voter(
+    node: Node,
+    directory: Directory = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Make a voter of an observer that has caught up."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        found = admin.add_voter(node, directory_id=_directory_id(directory))
+    _print_voter("votes now", node, found, as_json)
 
 
-# With a callback, a group of one command keeps the command's name: `lograft quorum status`.
-quorum_app.callback()(_group)
+@quorum_app.command("remove-voter")
+def remove_voter(
+    node: Node,
+    directory: Directory = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Make an observer of a voter; refused when it would lose the quorum."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        found = admin.remove_voter(node, directory_id=_directory_id(directory))
+    _print_voter("votes no more", node, found, as_json)
 
 
-def _row(role: str, replica: QuorumReplicaDescription) -> tuple[object, ...]:
+@quorum_app.command("replace-voter")
+def replace_voter(
+    node: Node,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Put the replica that now fetches under a voter's node id in the place of the one whose disk was lost."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        found = admin.replace_voter(node)
+    _print_voter("votes now", node, found, as_json)
+
+
+@quorum_app.command("transfer-leader")
+def transfer_leader(
+    node: Annotated[int | None, typer.Argument(help="Node id of the voter that is to lead; none: any.", min=0)] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Have the leader hand over to a voter that has everything."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        leader_id = admin.transfer_leadership(node)
+    if as_json:
+        print_json({"leader_id": leader_id})
+    else:
+        typer.echo(f"node {leader_id} leads the metadata quorum")
+
+
+def _directory_id(text: str | None) -> bytes | None:
+    try:
+        return None if text is None else bytes.fromhex(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not 32 hexadecimal digits", param_hint="--directory") from None
+
+
+def _print_voter(what: str, node: int, directory_id: bytes, as_json: bool) -> None:
+    if as_json:
+        print_json({"node_id": node, "directory_id": directory_id.hex()})
+    else:
+        typer.echo(f"node {node} (directory {directory_id.hex()}) {what}")
+
+
+def _row(role: str, replica: QuorumReplicaDescription, quorum: QuorumDescription) -> tuple[object, ...]:
     return (
-        role,
+        "leader" if replica.node_id == quorum.leader_id and role == "voter" else role,
         replica.node_id,
         replica.address,
         replica.log_end_offset,
+        _lag(replica, quorum),
         replica.last_fetch_age_ms,
         replica.last_caught_up_age_ms,
         None if replica.directory_id is None else replica.directory_id.hex(),
     )
 
 
-def _replica_as_json(replica: QuorumReplicaDescription) -> dict[str, object]:
+def _lag(replica: QuorumReplicaDescription, quorum: QuorumDescription) -> int | None:
+    """Records behind the longest log that the leader knows; None: not known."""
+    if replica.log_end_offset is None:
+        return None
+    return max(each.log_end_offset or 0 for each in (*quorum.voters, *quorum.observers)) - replica.log_end_offset
+
+
+def _replica_as_json(replica: QuorumReplicaDescription, quorum: QuorumDescription) -> dict[str, object]:
     directory_id = None if replica.directory_id is None else replica.directory_id.hex()
-    return {**asdict(replica), "directory_id": directory_id}
+    return {**asdict(replica), "directory_id": directory_id, "lag": _lag(replica, quorum)}
 
 
 def _quorum_as_json(quorum: QuorumDescription) -> dict[str, object]:
     return {
         **asdict(quorum),
-        "voters": [_replica_as_json(replica) for replica in quorum.voters],
-        "observers": [_replica_as_json(replica) for replica in quorum.observers],
+        "voters": [_replica_as_json(replica, quorum) for replica in quorum.voters],
+        "observers": [_replica_as_json(replica, quorum) for replica in quorum.observers],
     }

@@ -72,6 +72,21 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaResponse.FromString,
                 _registered_method=True)
+        self.AddVoter = channel.unary_unary(
+                '/lograft.v1.AdminService/AddVoter',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.AddVoterRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.AddVoterResponse.FromString,
+                _registered_method=True)
+        self.RemoveVoter = channel.unary_unary(
+                '/lograft.v1.AdminService/RemoveVoter',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.RemoveVoterRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.RemoveVoterResponse.FromString,
+                _registered_method=True)
+        self.TransferLeadership = channel.unary_unary(
+                '/lograft.v1.AdminService/TransferLeadership',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -130,6 +145,27 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddVoter(self, request, context):
+        """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveVoter(self, request, context):
+        """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TransferLeadership(self, request, context):
+        """Has the leader of the metadata quorum hand over. Answers when the next leader is known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -167,6 +203,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.MoveReplica,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaResponse.SerializeToString,
+            ),
+            'AddVoter': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddVoter,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.AddVoterRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.AddVoterResponse.SerializeToString,
+            ),
+            'RemoveVoter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveVoter,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.RemoveVoterRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.RemoveVoterResponse.SerializeToString,
+            ),
+            'TransferLeadership': grpc.unary_unary_rpc_method_handler(
+                    servicer.TransferLeadership,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.TransferLeadershipRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.TransferLeadershipResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -361,6 +412,87 @@ class AdminService(object):
             '/lograft.v1.AdminService/MoveReplica',
             lograft_dot_v1_dot_admin__pb2.MoveReplicaRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.MoveReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddVoter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/AddVoter',
+            lograft_dot_v1_dot_admin__pb2.AddVoterRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.AddVoterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveVoter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/RemoveVoter',
+            lograft_dot_v1_dot_admin__pb2.RemoveVoterRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.RemoveVoterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TransferLeadership(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/TransferLeadership',
+            lograft_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
             options,
             channel_credentials,
             insecure,

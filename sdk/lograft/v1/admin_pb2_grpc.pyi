@@ -52,6 +52,12 @@ class AdminServiceStub:
     """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
     DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
     """
+    AddVoter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AddVoterRequest, _admin_pb2.AddVoterResponse]
+    """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed."""
+    RemoveVoter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveVoterRequest, _admin_pb2.RemoveVoterResponse]
+    """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
+    TransferLeadership: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]
+    """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -77,6 +83,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
     DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
     """
+    AddVoter: _aio.UnaryUnaryMultiCallable[_admin_pb2.AddVoterRequest, _admin_pb2.AddVoterResponse]  # type: ignore[assignment]
+    """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed."""
+    RemoveVoter: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveVoterRequest, _admin_pb2.RemoveVoterResponse]  # type: ignore[assignment]
+    """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
+    TransferLeadership: _aio.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
+    """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
@@ -141,5 +153,29 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
         DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
         """
+
+    @_abc_1.abstractmethod
+    def AddVoter(
+        self,
+        request: _admin_pb2.AddVoterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AddVoterResponse, _abc.Awaitable[_admin_pb2.AddVoterResponse]]:
+        """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed."""
+
+    @_abc_1.abstractmethod
+    def RemoveVoter(
+        self,
+        request: _admin_pb2.RemoveVoterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RemoveVoterResponse, _abc.Awaitable[_admin_pb2.RemoveVoterResponse]]:
+        """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
+
+    @_abc_1.abstractmethod
+    def TransferLeadership(
+        self,
+        request: _admin_pb2.TransferLeadershipRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.TransferLeadershipResponse, _abc.Awaitable[_admin_pb2.TransferLeadershipResponse]]:
+        """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -111,11 +111,39 @@ def test_quorum_status_shows_leader_voters_and_brokers(run: Run) -> None:
     assert [broker["fenced"] for broker in status["brokers"]] == [False]
 
 
+def test_quorum_describe_shows_lag_and_directories_and_changes_are_refused(run: Run) -> None:
+    """Voters and observers with directory and lag; what the quorum refuses ends with 1 and says why."""
+    code, out, _ = run("quorum", "describe", "--json")
+    assert code == 0
+    (voter,) = json.loads(out)["voters"]
+    assert voter["lag"] == 0
+    code, out, _ = run("quorum", "describe")
+    assert code == 0
+    assert voter["directory_id"] in out.replace("\n", "")
+    number = str(voter["node_id"])
+    for arguments, reason in (
+        (["remove-voter", number], "LAST_VOTER"),
+        (["remove-voter", number, "--directory", "00" * 16], "VOTER_NOT_FOUND"),
+        (["add-voter", "9"], "NOT_CAUGHT_UP"),
+        (["replace-voter", number], "does not fetch"),
+        (["transfer-leader"], "NO_SUCCESSOR"),
+    ):
+        code, out, err = run("quorum", *arguments)
+        assert (code, out) == (1, "")
+        assert reason in err
+    code, out, _ = run("quorum", "transfer-leader", number)
+    assert (code, out) == (0, f"node {number} leads the metadata quorum\n")
+    assert json.loads(run("quorum", "transfer-leader", number, "--json")[1]) == {"leader_id": voter["node_id"]}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["no-such-command"],
         ["topics", "create"],
+        ["quorum", "add-voter"],
+        ["quorum", "add-voter", "1", "--directory", "xyz"],
+        ["quorum", "remove-voter", "1", "--directory", "00"],
         ["topics", "create", "t", "--partitions", "many"],
         ["topics", "create", "t", "--config", "novalue"],
         ["topics", "list", "--bootstrap", "nonsense:port"],

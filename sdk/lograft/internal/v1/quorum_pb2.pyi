@@ -543,3 +543,71 @@ class FetchQuorumResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___FetchQuorumResponse: _TypeAlias = FetchQuorumResponse  # noqa: Y015
+
+@_typing.final
+class UpdateVoterRequest(_message.Message):
+    """Tells the leader where a voter is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    QUORUM_EPOCH_FIELD_NUMBER: _builtins.int
+    VOTER_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id."""
+    quorum_epoch: _builtins.int
+    """Epoch that the voter is in."""
+    address: _builtins.str
+    """Address of its quorum listener, host:port."""
+    @_builtins.property
+    def voter(self) -> Global___ReplicaKey:
+        """The voter that asks."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        quorum_epoch: _builtins.int = ...,
+        voter: Global___ReplicaKey | None = ...,
+        address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["voter", b"voter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cluster_id", b"cluster_id", "quorum_epoch", b"quorum_epoch", "voter", b"voter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateVoterRequest: _TypeAlias = UpdateVoterRequest  # noqa: Y015
+
+@_typing.final
+class UpdateVoterResponse(_message.Message):
+    """Answer of the leader: appended, or nothing to change. With UNAVAILABLE another change is under way: ask again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    QUORUM_EPOCH_FIELD_NUMBER: _builtins.int
+    LEADER_ID_FIELD_NUMBER: _builtins.int
+    error: Global___QuorumError.ValueType
+    """Outcome."""
+    quorum_epoch: _builtins.int
+    """Epoch of the answering node."""
+    leader_id: _builtins.int
+    """Leader that it knows in this epoch; absent: none."""
+    def __init__(
+        self,
+        *,
+        error: Global___QuorumError.ValueType = ...,
+        quorum_epoch: _builtins.int = ...,
+        leader_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "error", b"error", "leader_id", b"leader_id", "quorum_epoch", b"quorum_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
+    _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
+
+Global___UpdateVoterResponse: _TypeAlias = UpdateVoterResponse  # noqa: Y015

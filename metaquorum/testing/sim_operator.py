@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator of the simulated quorum: adds, removes and replaces voters, and has the leadership handed over.
+
+Owns what it asked for and the answers to that. Laws: an answer comes once; what is reported as committed is committed;
+what is refused left no trace in the log. It also says when a disk may be lost: only while every voter agrees on who
+votes, for a set that shrinks at that very moment may have no voter to spare.
+Fault budget: while the lost disk's key votes, no other voter is removed, as a careful operator would have it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from metaquorum.raft.effects import AnswerTransfer, AnswerVoterChange
+from metaquorum.raft.events import TransferRequested, VoterChangeRequested
+from metaquorum.raft.types import NodeId, ReplicaKey
+from metaquorum.raft.voter_changes import (
+    AddVoter,
+    ChangeCommitted,
+    ChangeRefused,
+    ChangeUnknown,
+    RemoveVoter,
+    TransferResigned,
+    TransferTimedOut,
+    VoterChange,
+)
+from metaquorum.raft.voters import VoterSet
+from metaquorum.testing.invariants import Checker, require
+from metaquorum.testing.scheduler import Scheduler
+from metaquorum.testing.sim_node import SimNode
+
+MIN_VOTERS_TO_LOSE_ONE = 3
+"""Fewer voters than this cannot lose a disk and go on."""
+
+
+class OperatedWorld(Protocol):
+    """What the operator sees of the world."""
+
+    scheduler: Scheduler
+    checker: Checker
+    counts: Counter[str]
+    nodes: list[SimNode]
+
+
+class SimOperator:
+    """Asks leaders for changes and checks what it is told."""
+
+    def __init__(self, world: OperatedWorld) -> None:
+        self._world = world
+        self._rng: random.Random = world.scheduler.rng("operator")
+        self._next_token = 1
+        self._asked: dict[int, tuple[SimNode, int]] = {}
+        self._change_of: dict[int, VoterChange] = {}
+
+    def change_voters(self) -> None:
+        """Ask a leader, maybe a deposed one, for a change."""
+        node = self._some_leader()
+        if node is None or node.raft is None:
+            return
+        change = self._choose(node.raft.state.voter_set)
+        if change is None:
+            return
+        token = self._ask(node)
+        self._change_of[token] = change
+        self._world.counts["voter change asked for"] += 1
+        end_offset = node.disk.log_end_offset
+        node.handle(VoterChangeRequested(token=token, change=change))
+        if token not in self._asked and node.disk.log_end_offset != end_offset:
+            # Answered at once: committed by a leader that is the majority, or a second record was due in this step.
+            self._world.counts["voter change answered at once"] += 1
+
+    def transfer_leadership(self) -> None:
+        """Ask a leader to hand over to somebody, or to anybody."""
+        node = self._some_leader()
+        if node is None:
+            return
+        to = self._rng.choice([None, *(NodeId(other.key.node_id) for other in self._world.nodes)])
+        node.handle(TransferRequested(token=self._ask(node), to=to))
+
+    def on_change_answer(self, node: SimNode, effect: AnswerVoterChange) -> None:
+        """Check the answer to a change."""
+        self._answered(node, effect.token)
+        change = self._change_of.pop(effect.token)
+        match effect.outcome:
+            case ChangeCommitted(next_offset=next_offset):
+                self._world.counts["voter change"] += 1
+                committed = self._world.checker.committed_end_offset
+                require(next_offset <= committed, "a change is answered when it is committed", effect)
+                record = next(batch for batch in node.disk.batches if batch.next_offset == next_offset)
+                voters = record.voters
+                require(
+                    voters is not None and voters.contains(change.key) == isinstance(change, AddVoter),
+                    "the committed change is the one asked for",
+                    (change, record),
+                )
+                kind = "voter added" if isinstance(change, AddVoter) else "voter removed"
+                self._world.counts[kind] += 1
+            case ChangeRefused(reason=reason):
+                self._world.counts[f"voter change refused, {reason.name.lower()}"] += 1
+            case ChangeUnknown():
+                self._world.counts["voter change, outcome unknown"] += 1
+
+    def on_transfer_answer(self, node: SimNode, effect: AnswerTransfer) -> None:
+        """Check the answer to a transfer."""
+        self._answered(node, effect.token)
+        match effect.outcome:
+            case TransferResigned():
+                require(not node.is_leader, "who hands over leads no more", effect)
+                self._world.counts["leadership transfer"] += 1
+            case TransferTimedOut():
+                self._world.counts["leadership transfer given up"] += 1
+            case ChangeRefused():
+                self._world.counts["leadership transfer refused"] += 1
+
+    def on_stop(self, node: SimNode) -> None:
+        """A process is gone, and with it whoever waited for its answers."""
+        for token in [token for token, (asked, _) in self._asked.items() if asked is node]:
+            del self._asked[token]
+            self._change_of.pop(token, None)
+
+    def require_all_answered(self) -> None:
+        """Long after the last request nobody may wait any more."""
+        require(not self._asked, "every request is answered", sorted(self._asked))
+
+    def disk_to_lose(self) -> SimNode | None:
+        """A voter whose disk may be lost now; None while the voters do not agree, or are too few."""
+        sets = [(node, _voters_on_disk(node)) for node in self._world.nodes]
+        newest = max(sets, key=lambda entry: entry[0].disk.log_end_offset)[1]
+        members = [node for node, _ in sets if newest.contains(node.key)]
+        agree = all(voters == newest for node, voters in sets if newest.contains(node.key))
+        if not agree or len(members) < len(newest.voters) or len(members) < MIN_VOTERS_TO_LOSE_ONE:
+            return None
+        return self._rng.choice(members)
+
+    def _some_leader(self) -> SimNode | None:
+        now_ms = self._world.scheduler.now_ms
+        leaders = [node for node in self._world.nodes if node.is_leader and node.paused_until_ms <= now_ms]
+        return self._rng.choice(leaders) if leaders else None
+
+    def _ask(self, node: SimNode) -> int:
+        token = self._next_token
+        self._next_token += 1
+        self._asked[token] = (node, node.incarnation)
+        return token
+
+    def _answered(self, node: SimNode, token: int) -> None:
+        require(
+            self._asked.pop(token, None) == (node, node.incarnation), "an answer comes once, from who was asked", token
+        )
+
+    def _choose(self, voters: VoterSet) -> VoterChange | None:
+        keys = [node.key for node in self._world.nodes]
+        lost = [voter.key for voter in voters.voters if voter.key not in keys]
+        if lost:
+            return RemoveVoter(key=lost[0])
+        if self._rng.random() < 0.05:
+            return self._senseless(keys)
+        outsiders = [key for key in keys if not voters.contains(key)]
+        # Adds about as often as it removes, so that sets of all sizes occur.
+        if outsiders and self._rng.random() < 0.6:
+            return AddVoter(key=self._rng.choice(outsiders))
+        return RemoveVoter(key=self._rng.choice(voters.voters).key) if voters.voters else None
+
+    def _senseless(self, keys: Sequence[ReplicaKey]) -> VoterChange:
+        """A change of a replica that nobody knows."""
+        unknown = ReplicaKey(node_id=self._rng.choice(keys).node_id, directory_id=b"nobody's disk...")
+        return AddVoter(key=unknown) if self._rng.random() < 0.5 else RemoveVoter(key=unknown)
+
+
+def _voters_on_disk(node: SimNode) -> VoterSet:
+    for batch in reversed(node.disk.batches):
+        if batch.voters is not None:
+            return batch.voters
+    return node.initial_voters
