@@ -28,6 +28,7 @@ class RaftConfig:
         max_uncommitted_batches: most batches that a leader appends beyond the high watermark.
         max_parked_fetches: most fetches that a leader parks; further ones are answered at once.
         max_observers: most observers that a leader keeps progress of.
+        kept_snapshots: newest snapshots that are kept, at least 1; once there are so many, the log begins at the oldest.
     """
 
     election_timeout_ms: int = 500
@@ -46,6 +47,7 @@ class RaftConfig:
     max_uncommitted_batches: int = 100_000
     max_parked_fetches: int = 10_000
     max_observers: int = 10_000
+    kept_snapshots: int = 2
 
     @property
     def check_quorum_timeout_ms(self) -> int:
