@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 
-from metaquorum.raft import election, follower, leader, log_view, outbox, start, state, transitions, voters
+from metaquorum.raft import election, follower, leader, log_view, outbox, snapshots, start, state, transitions, voters
+from metaquorum.testing.options import SimOptions, election_storm, snapshot_storm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Mutant:
         function: name of the function.
         old: text that occurs exactly once in its source.
         new: what stands there instead.
+        storm: options of a seed under which it is to be found.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Mutant:
     function: str
     old: str
     new: str
+    storm: Callable[[int], SimOptions] = election_storm
 
 
 _LEAD_AGAIN = """
@@ -149,6 +152,62 @@ MUTANTS = (
         function="end_flush",
         old="self.flushed_offset = self._flush_end_offset",
         new="self.flushed_offset = self.log_end_offset",
+    ),
+    Mutant(
+        name="the log is trimmed above the snapshot",
+        owner=snapshots,
+        function="_on_created",
+        old="    oldest = kept[0]\n",
+        new="    oldest = SnapshotId(end_offset=state.log.log_end_offset, epoch=state.log.last_epoch)\n",
+        storm=snapshot_storm,
+    ),
+    Mutant(
+        name="an install keeps the epoch of the old log",
+        owner=log_view.LogView,
+        function="truncate_fully",
+        old="self.start_epoch = to.epoch",
+        new="self.start_epoch = self.last_epoch or to.epoch",
+        storm=snapshot_storm,
+    ),
+    Mutant(
+        name="an install forgets the voters",
+        owner=snapshots,
+        function="_on_downloaded",
+        old="state.voters.reset(snapshot.end_offset, event.voters)",
+        new="state.voters.truncate_suffix(LOG_BEGIN)",
+        storm=snapshot_storm,
+    ),
+    Mutant(
+        name="an install keeps the old high watermark",
+        owner=snapshots,
+        function="_on_downloaded",
+        old="state.raise_high_watermark(snapshot.end_offset)",
+        new="pass",
+        storm=snapshot_storm,
+    ),
+    Mutant(
+        name="an interrupted install is not seen at the start",
+        owner=snapshots,
+        function="must_restart_log",
+        old="not log.contains(newest)",
+        new="newest.end_offset > log.log_end_offset + 1_000",
+        storm=snapshot_storm,
+    ),
+    Mutant(
+        name="the only snapshot is dropped with the log that it stands for",
+        owner=snapshots,
+        function="_on_created",
+        old="(*state.snapshots.ids, snapshot)[-state.config.kept_snapshots :]",
+        new="(*state.snapshots.ids[:-1], snapshot)[-state.config.kept_snapshots :]",
+        storm=snapshot_storm,
+    ),
+    Mutant(
+        name="a log that parted before the log start is cut instead of replaced",
+        owner=snapshots,
+        function="snapshot_for",
+        old="if request.last_fetched_epoch < log.start_epoch:",
+        new="if False:",
+        storm=snapshot_storm,
     ),
     Mutant(
         name="records are appended before leadership is on disk",

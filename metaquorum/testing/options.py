@@ -7,7 +7,7 @@ Source: Groce et al., "Swarm testing"; reliability 2.6.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,9 @@ class SimOptions:
         clock_drift: greatest relative drift of a node's clock.
         proposal_every_ms: mean time between proposals.
         down_ms_max: longest time that a stopped node stays down, and that a cut lasts.
+        snapshot_every: records between two snapshots of a node; None for no snapshots.
+        kept_snapshots: snapshots that a node keeps.
+        power_loss: chance that the power goes between the steps of an install or of a trim.
     """
 
     voter_count: int
@@ -45,6 +48,9 @@ class SimOptions:
     clock_drift: float
     proposal_every_ms: int
     down_ms_max: int
+    snapshot_every: int | None = None
+    kept_snapshots: int = 2
+    power_loss: float = 0.0
 
 
 def draw_options(rng: random.Random) -> SimOptions:
@@ -69,6 +75,9 @@ def draw_options(rng: random.Random) -> SimOptions:
         clock_drift=rng.choice([0.0, 0.0, 0.01, 0.1]),
         proposal_every_ms=rng.choice([4, 10, 30, 100]),
         down_ms_max=rng.choice([50, 500, 3_000]),
+        snapshot_every=rng.choice([None, 3, 10, 50, 300]),
+        kept_snapshots=rng.choice([1, 2, 3]),
+        power_loss=rng.choice([0.0, 0.02, 0.2]),
     )
 
 
@@ -89,4 +98,18 @@ def election_storm(seed: int) -> SimOptions:
         clock_drift=0.0,
         proposal_every_ms=40,
         down_ms_max=60,
+    )
+
+
+def snapshot_storm(seed: int) -> SimOptions:
+    """Options under which replicas are down for longer than the log lasts: for the hunt of mutants of snapshots."""
+    return replace(
+        election_storm(seed),
+        crash_every_ms=300,
+        down_ms_max=600,
+        proposal_every_ms=10,
+        observer_count=1,
+        snapshot_every=5,
+        kept_snapshots=1 + seed % 2,
+        power_loss=0.1,
     )

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from metaquorum.testing.mutants import MUTANTS, Mutant, apply
-from metaquorum.testing.options import election_storm
 from metaquorum.testing.sim_quorum import SimulatedQuorum
 
 DEFAULT_EVENTS = 20_000
@@ -69,7 +68,7 @@ def find_mutant(mutant: Mutant, seeds: Sequence[int], event_count: int) -> int |
     with apply(mutant):
         for seed in seeds:
             try:
-                SimulatedQuorum(seed, election_storm(seed)).run(event_count)
+                SimulatedQuorum(seed, mutant.storm(seed)).run(event_count)
             except AssertionError:
                 return seed
     return None
