@@ -62,6 +62,11 @@ class QuorumServiceStub(object):
                 request_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumRequest.SerializeToString,
                 response_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumResponse.FromString,
                 _registered_method=True)
+        self.FetchSnapshot = channel.unary_stream(
+                '/lograft.internal.v1.QuorumService/FetchSnapshot',
+                request_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotRequest.SerializeToString,
+                response_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotResponse.FromString,
+                _registered_method=True)
 
 
 class QuorumServiceServicer(object):
@@ -105,6 +110,13 @@ class QuorumServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchSnapshot(self, request, context):
+        """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_QuorumServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +144,11 @@ def add_QuorumServiceServicer_to_server(servicer, server):
                     servicer.FetchQuorum,
                     request_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumRequest.FromString,
                     response_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumResponse.SerializeToString,
+            ),
+            'FetchSnapshot': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchSnapshot,
+                    request_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotRequest.FromString,
+                    response_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -272,6 +289,33 @@ class QuorumService(object):
             '/lograft.internal.v1.QuorumService/FetchQuorum',
             lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumRequest.SerializeToString,
             lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/lograft.internal.v1.QuorumService/FetchSnapshot',
+            lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotRequest.SerializeToString,
+            lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class QuorumServiceStub:
     """A resigning leader tells voters to elect another without waiting."""
     FetchQuorum: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.FetchQuorumRequest, _quorum_pb2.FetchQuorumResponse]
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
+    FetchSnapshot: _grpc.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]
+    """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end."""
 
 @_typing.type_check_only
 class QuorumServiceAsyncStub(QuorumServiceStub):
@@ -65,6 +67,8 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     """A resigning leader tells voters to elect another without waiting."""
     FetchQuorum: _aio.UnaryUnaryMultiCallable[_quorum_pb2.FetchQuorumRequest, _quorum_pb2.FetchQuorumResponse]  # type: ignore[assignment]
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
+    FetchSnapshot: _aio.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]  # type: ignore[assignment]
+    """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end."""
 
 class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
     """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
@@ -111,5 +115,13 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.FetchQuorumResponse, _abc.Awaitable[_quorum_pb2.FetchQuorumResponse]]:
         """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
+
+    @_abc_1.abstractmethod
+    def FetchSnapshot(
+        self,
+        request: _quorum_pb2.FetchSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_quorum_pb2.FetchSnapshotResponse], _abc.AsyncIterator[_quorum_pb2.FetchSnapshotResponse]]:
+        """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end."""
 
 def add_QuorumServiceServicer_to_server(servicer: QuorumServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
