@@ -33,9 +33,6 @@ from metaquorum.runtime.image_store import (
 PIECE_BYTES: Final = 256 * 1024
 """Bytes of rows in one message; one row is sent whatever its size."""
 
-MAX_PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Most bytes of rows that a receiver takes in one message."""
-
 _LENGTHS: Final = struct.Struct(">II")
 _ID: Final = struct.Struct(">qI")
 _LENGTH: Final = struct.Struct(">I")

@@ -21,7 +21,7 @@ from metaquorum.raft.snapshots import check_download
 from metaquorum.raft.state import RaftState
 from metaquorum.runtime import quorum_codec as codec
 from metaquorum.runtime.snapshot_files import SnapshotFiles
-from metaquorum.runtime.snapshot_rows import MAX_PIECE_BYTES, PIECE_BYTES, SnapshotReader
+from metaquorum.runtime.snapshot_rows import PIECE_BYTES, SnapshotReader
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class SnapshotServer:
     async def _stream(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
         loop = asyncio.get_running_loop()
         replica, snapshot = codec.decode_replica_key(request.replica), codec.decode_snapshot_id(request.snapshot)
-        max_bytes = min(max(request.max_bytes, 1), PIECE_BYTES, MAX_PIECE_BYTES)
+        max_bytes = min(max(request.max_bytes, 1), PIECE_BYTES)
         logger.info("event=snapshot_sent replica=%s snapshot=%d", replica, snapshot.end_offset)
         # A thread of its own: the rows of a stream are read one piece after the other, and a slow one delays nobody.
         with self._files.pinned(snapshot) as path, ThreadPoolExecutor(1, thread_name_prefix="snapshot") as thread:

@@ -171,7 +171,8 @@ class SnapshotShell:
             self._submit(SnapshotDownloaded(download_id=download_id, voters=_voters(ready)))
             return
         finally:
-            if download_id not in self._ready and part.exists():
+            if download_id not in self._ready:
+                # In the thread, so after whatever a cancelled download still does there.
                 self._remove([part])
         self._forget(download_id)
         self._submit(SnapshotFailed(download_id=download_id, failure=failure))

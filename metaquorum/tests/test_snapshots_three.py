@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from lograft.v1 import admin_pb2
 
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.records import MetadataRecord
+from metaquorum.runtime.image_store import ImageStore
+from metaquorum.runtime.log_store import LogStore
 from metaquorum.runtime.quorum_node import SnapshotSettings
-from metaquorum.runtime.snapshot_files import parse_name
+from metaquorum.runtime.snapshot_files import SnapshotFiles, parse_name
 from metaquorum.runtime.snapshot_rows import snapshot_digest
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, until
@@ -145,3 +148,80 @@ async def test_a_restart_reads_only_the_tail_of_the_log(cluster: QuorumCluster) 
     assert 0 < server.node.log_read_bytes < 3_000
     status = server.node.status()
     assert [voter.node_id for voter in status.voters] == [1, 2, 3], "voters come from the image"
+
+
+@pytest.mark.parametrize(
+    ("owner", "function"),
+    [
+        (LogStore, "truncate_fully"),
+        (ImageStore, "replace"),
+        (SnapshotFiles, "remove_below"),
+    ],
+)
+async def test_an_install_that_stops_half_way_is_finished_by_the_next_start(
+    cluster: QuorumCluster, monkeypatch: pytest.MonkeyPatch, owner: type, function: str
+) -> None:
+    """Stopped before the log, before the image, before the old snapshots: the node stops, and comes back whole."""
+    await with_broker(cluster)
+    await create_topics(cluster, 0, 2)
+    away = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
+    end_offset = cluster.servers[away].image.metadata_offset
+    await cluster.stop(away)
+    await create_topics(cluster, 2, 40)
+    await trimmed(cluster, end_offset)
+    directory = str(cluster.path(away))
+    original = getattr(owner, function)
+
+    def stop_here(self: object, *arguments: object) -> object:
+        path = str(getattr(self, "_directory", ""))
+        calls = [frame.function for frame in inspect.stack()[1:3]]
+        if path.startswith(directory) and "_install" in calls:
+            raise OSError(f"power lost before {function}")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(owner, function, stop_here)
+    server = await cluster.start(away)
+    with pytest.raises(OSError, match="power lost"):
+        await server.wait_stopped()
+    await cluster.stop(away)
+    monkeypatch.undo()
+    server = await cluster.start(away)
+    assert server.node.log_start_offset > end_offset
+    assert server.image.metadata_offset >= server.node.log_start_offset
+    offset = await create_topics(cluster, 42, 1)
+    await equal(cluster, offset)
+
+
+async def test_a_snapshot_that_cannot_be_made_stops_nothing(
+    cluster: QuorumCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full: it is said, nothing is trimmed, nothing half-made stays, and the next one is tried."""
+
+    def full(self: ImageStore, directory: Path) -> None:
+        directory.mkdir()
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ImageStore, "checkpoint", full)
+    await with_broker(cluster)
+    offset = await create_topics(cluster, 0, 30)
+    await equal(cluster, offset)
+    await until(lambda: "event=snapshot_failed" in caplog.text or None, what="the report")
+    assert all(server.node.log_start_offset == 0 for server in cluster.servers.values())
+    monkeypatch.undo()
+    await create_topics(cluster, 30, 40)
+    await trimmed(cluster, 0)
+    for node_id in cluster.voters:
+        await cluster.stop(node_id)
+    assert not any(name.endswith(".part") for node_id in cluster.voters for name in snapshot_names(cluster, node_id))
+
+
+async def test_a_quiet_log_gets_its_snapshot_by_the_clock(tmp_path: Path) -> None:
+    """Few records, far below the bytes: the time since the first of them counts."""
+    settings = SnapshotSettings(log_bytes=1 << 40, interval_ms=1, kept=1)
+    cluster = QuorumCluster(tmp_path, 1, controller=PATIENT, snapshots=settings)
+    try:
+        server = await cluster.start(1)
+        await until(lambda: server.node.log_start_offset > 0 or None, what="a trimmed log")
+        assert len(snapshot_names(cluster, 1)) == 1
+    finally:
+        await cluster.close()
