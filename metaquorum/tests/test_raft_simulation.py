@@ -50,7 +50,6 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "snapshot made",
         "log trimmed",
         "snapshot installed",
-        "interrupted install healed",
         "power lost in a trim",
     ):
         assert seen[name] >= 3, f"{name} in {seen[name]} of {len(SMOKE_SEEDS)} seeds"
@@ -81,10 +80,15 @@ def test_mutant_is_found(mutant: Mutant) -> None:
 
 
 def test_storm_is_clean_without_a_mutant() -> None:
-    """The options of the hunts find nothing in the core as it is."""
+    """The options of the hunts find nothing in the core as it is, and that of snapshots loses power where it matters."""
+    seen: Counter[str] = Counter()
     for seed in range(4):
         SimulatedQuorum(seed, election_storm(seed)).run(4_000)
-        SimulatedQuorum(seed, snapshot_storm(seed)).run(4_000)
+        quorum = SimulatedQuorum(seed, snapshot_storm(seed))
+        quorum.run(4_000)
+        seen.update(quorum.counts)
+    assert seen["interrupted install healed"] >= 3
+    assert seen["power lost in a trim"] >= 3
 
 
 def test_mutants_leave_no_trace() -> None:
