@@ -9,11 +9,14 @@ Law: a directory that holds anything is never formatted; an empty one only when 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 from brokerd.settings import BrokerSettings, CombinedSettings
 from metaquorum.runtime.first_start import format_observer, is_formatted
+from metaquorum.runtime.image_store import ImageStore
 from metaquorum.runtime.listener import MetadataListener
+from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
 from metaquorum.server import QuorumServer
 from metaquorum.settings import QuorumServerSettings, SettingsError
@@ -49,7 +52,15 @@ class QuorumMember(Protocol):
         ...
 
 
-async def open_quorum_member(settings: BrokerSettings, listener: MetadataListener) -> QuorumMember:
+class StoredListener(MetadataListener, Protocol):
+    """A listener that can keep its image on disk; the voter of a combined node has a copy already and does not ask."""
+
+    def store_in(self, store: ImageStore) -> None:
+        """Write the image to `store` from here on."""
+        ...
+
+
+async def open_quorum_member(settings: BrokerSettings, listener: StoredListener) -> QuorumMember:
     """Open the data directory and start the quorum node of this process.
 
     Raises:
@@ -65,7 +76,10 @@ class _Observer:
 
     own_voter = None
 
-    def __init__(self, settings: BrokerSettings, data_directory: DataDirectory, listener: MetadataListener) -> None:
+    def __init__(
+        self, settings: BrokerSettings, data_directory: DataDirectory, listener: StoredListener, metadata: MetadataFiles
+    ) -> None:
+        self._store = metadata.store
         self.data_directory = data_directory
         self.bootstrap_addresses = settings.quorum_addresses
         self._node = QuorumNode(
@@ -76,10 +90,11 @@ class _Observer:
             ),
             data_directory,
             listeners=(listener,),
+            metadata=metadata,
         )
 
     @classmethod
-    async def open(cls, settings: BrokerSettings, listener: MetadataListener) -> _Observer:
+    async def open(cls, settings: BrokerSettings, listener: StoredListener) -> _Observer:
         path = settings.data_directory
         if not is_formatted(path):
             if settings.cluster_id is None:
@@ -93,9 +108,17 @@ class _Observer:
                 )
             format_observer(path, node_id=settings.node_id, cluster_id=settings.cluster_id)
         data_directory = _open_directory(settings)
-        member = cls(settings, data_directory, listener)
         try:
-            await member._node.start()
+            metadata = open_metadata(Path(data_directory.metadata_path))
+            try:
+                if metadata.loaded.image.metadata_offset > 0:
+                    listener.on_snapshot(metadata.loaded)
+                listener.store_in(metadata.store)
+                member = cls(settings, data_directory, listener, metadata)
+                await member._node.start()
+            except BaseException:
+                metadata.store.close()
+                raise
         except BaseException:
             data_directory.close()
             raise
@@ -106,6 +129,7 @@ class _Observer:
 
     async def stop(self) -> None:
         await self._node.stop()
+        self._store.close()
         self.data_directory.close()
 
 

@@ -28,8 +28,9 @@ from metaquorum.rpc.controller_service import ControllerServicer
 from metaquorum.rpc.quorum_service import QuorumServicer
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.first_start import FirstStart, is_formatted
-from metaquorum.runtime.image_store import ImageUnreadableError, open_image
+from metaquorum.runtime.image_store import ImageUnreadableError
 from metaquorum.runtime.listener import MetadataListener
+from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
 from metaquorum.settings import Address, QuorumServerSettings
 from storage.data_directory import DataDirectory
@@ -148,7 +149,8 @@ class QuorumServer:
             self._stack.callback(self._directory.close)
         else:
             self._directory = self._given_directory
-        self._host = host = self._open_controller(self._directory)
+        metadata = self._open_metadata(self._directory)
+        self._host = host = ControllerHost(metadata.store, metadata.loaded, settings=settings.controller)
 
         server = new_grpc_server()
         self._address = bind(server, listen)
@@ -160,9 +162,11 @@ class QuorumServer:
                 voters=settings.voters or {settings.node_id: str(advertised)},
                 advertised_address=str(advertised),
                 timers=settings.timers,
+                snapshots=settings.snapshots,
             ),
             self._directory,
             listeners=(host, *self._listeners),
+            metadata=metadata,
         )
         host.attach(node)
         quorum = QuorumServicer()
@@ -206,17 +210,19 @@ class QuorumServer:
             await server.stop(STOP_GRACE_S)
         return address
 
-    def _open_controller(self, directory: DataDirectory) -> ControllerHost:
-        path = Path(directory.image_path)
+    def _open_metadata(self, directory: DataDirectory) -> MetadataFiles:
         try:
-            store, loaded = open_image(path)
+            metadata = open_metadata(Path(directory.metadata_path))
         except ImageUnreadableError as error:
             raise ServerError(f"{error}; free the directory or its disk") from error
-        self._stack.callback(store.close)
-        logger.info(
-            "event=image_open metadata_offset=%d quorum_epoch=%d", loaded.image.metadata_offset, loaded.quorum_epoch
-        )
-        return ControllerHost(store, loaded, settings=self._settings.controller)
+        self._stack.callback(metadata.store.close)
+        offset = metadata.loaded.image.metadata_offset
+        logger.info("event=image_open metadata_offset=%d quorum_epoch=%d", offset, metadata.loaded.quorum_epoch)
+        for listener in self._listeners:
+            if offset > listener.applied_offset:
+                # Each has an image of its own, for they go on apart.
+                listener.on_snapshot(metadata.store.load())
+        return metadata
 
     async def wait_stopped(self) -> None:
         """Wait until the quorum node has stopped; raises what stopped it when that was a failure."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from metaquorum.controller.limits import MAX_NODE_ID, ControllerSettings
-from metaquorum.runtime.quorum_node import QuorumTimers
+from metaquorum.runtime.quorum_node import QuorumTimers, SnapshotSettings
 
 MAX_PORT = 65_535
 """Highest TCP port."""
@@ -146,6 +146,7 @@ class QuorumServerSettings:
         insecure_plaintext: True: plaintext is accepted on an address that other machines can reach.
         controller: times and limits of the controller.
         timers: times of the quorum.
+        snapshots: when snapshots of the metadata are made.
     """
 
     node_id: int
@@ -157,6 +158,7 @@ class QuorumServerSettings:
     insecure_plaintext: bool = False
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     timers: QuorumTimers = field(default_factory=QuorumTimers)
+    snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
 
     def check(self) -> None:
         """Return when the settings can work.
@@ -175,5 +177,7 @@ class QuorumServerSettings:
             raise SettingsError(f"{self.listen} stands for all addresses: say with --advertise which one peers use")
         if self.advertise is not None and (self.advertise.is_wildcard or self.advertise.port == 0):
             raise SettingsError(f"nobody can connect to {self.advertise}: advertise a real address and port")
+        if min(self.snapshots.kept, self.snapshots.log_bytes, self.snapshots.interval_ms) < 1:
+            raise SettingsError(f"{self.snapshots}: each of the three must be at least 1")
         if self.first_start and self.node_id not in self.voters:
             raise SettingsError(f"--first-start: node {self.node_id} is not among the voters {sorted(self.voters)}")

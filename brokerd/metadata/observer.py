@@ -16,9 +16,11 @@ from heapq import heappop, heappush
 
 from brokerd.limits import WATCH_HISTORY_CHANGES
 from brokerd.metadata.changes import ChangeCollector, ChangeHistory, MetadataChange
+from metaquorum.controller import image_rows
 from metaquorum.controller.image import MetadataImage
 from metaquorum.runtime import record_codec
-from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
+from metaquorum.runtime.image_store import ImageStore, LoadedImage
+from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class MetadataObserver:
     def __init__(self) -> None:
         self.image = MetadataImage()
         self.history = ChangeHistory(WATCH_HISTORY_CHANGES)
+        self._store: ImageStore | None = None
         self._leader = QuorumLeader(leader_id=None, quorum_epoch=0, address=None)
         self._metadata_offset = 0
         self._change_callbacks: list[ChangeCallback] = []
@@ -40,7 +43,7 @@ class MetadataObserver:
 
     @property
     def applied_offset(self) -> int:
-        """Offset (exclusive) of the applied records; the image is rebuilt from the log at every start."""
+        """Offset (exclusive) of the applied records; a start begins with the image that the disk has."""
         return self._metadata_offset
 
     @property
@@ -52,6 +55,10 @@ class MetadataObserver:
     def leader(self) -> QuorumLeader:
         """Who leads the quorum, as far as this node knows; that node is the active controller."""
         return self._leader
+
+    def store_in(self, store: ImageStore) -> None:
+        """Write the image to `store` from here on, which holds what this observer holds; the caller closes it."""
+        self._store = store
 
     def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
         """Call `callback` after every change of the image; returns the way to stop that. It must not block."""
@@ -93,15 +100,38 @@ class MetadataObserver:
     def on_commit(self, batch: CommittedBatch) -> None:
         """Apply a committed batch and tell those who follow."""
         collector = ChangeCollector()
+        keys: list[bytes] = []
         if not batch.is_control:
             for position, data in enumerate(batch.records):
                 record = record_codec.decode(data)
                 collector.add(record, self.image)
+                if self._store is not None:
+                    keys.extend(image_rows.touched_keys(record, self.image))
                 self.image.replay(record, batch.base_offset + position)
         self.image.advance(batch.next_offset)
+        if self._store is not None:
+            self._store.apply(self.image, keys, quorum_epoch=batch.quorum_epoch, voters=control_voters(batch))
         self._metadata_offset = batch.next_offset
         change = collector.finish(batch.next_offset)
         self.history.add(change, base_offset=batch.base_offset)
+        self._tell(change)
+
+    def on_snapshot(self, loaded: LoadedImage) -> None:
+        """Take an image in the place of this one; to those who follow, everything in either may have changed."""
+        images = (self.image, loaded.image)
+        change = MetadataChange(
+            metadata_offset=loaded.image.metadata_offset,
+            topics=frozenset(topic.topic for image in images for topic in image.topics()),
+            topic_ids=frozenset(topic.topic_id for image in images for topic in image.topics()),
+            broker_ids=frozenset(broker_id for image in images for broker_id in image.brokers),
+        )
+        self.image = loaded.image
+        self._metadata_offset = loaded.image.metadata_offset
+        # What changed in between is not known, so whoever resumes from before gets everything.
+        self.history = ChangeHistory(WATCH_HISTORY_CHANGES)
+        self._tell(change)
+
+    def _tell(self, change: MetadataChange) -> None:
         if not change.is_empty:
             for callback in tuple(self._change_callbacks):
                 callback(change)

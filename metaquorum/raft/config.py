@@ -33,6 +33,7 @@ class RaftConfig:
         recent_fetch_ms: a replica that fetched within this time (inclusive) counts as reachable when voters change.
         caught_up_ms_max: it counts as caught up when it had everything within this time (inclusive).
         transfer_timeout_ms: a leader that hands over waits at most so long for its successor, and takes no proposals.
+        kept_snapshots: newest snapshots that are kept, at least 1; once there are so many, the log begins at the oldest.
     """
 
     election_timeout_ms: int = 500
@@ -56,6 +57,7 @@ class RaftConfig:
     recent_fetch_ms: int = 1_500
     caught_up_ms_max: int = 5_000
     transfer_timeout_ms: int = 2_000
+    kept_snapshots: int = 2
 
     @property
     def check_quorum_timeout_ms(self) -> int:

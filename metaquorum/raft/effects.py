@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, unique
 
 from metaquorum.raft.messages import FetchedBatches, FetchResponse, Request, Response
-from metaquorum.raft.types import ElectionState, NodeId, Offset, QuorumEpoch
+from metaquorum.raft.types import ElectionState, NodeId, Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voter_changes import ChangeOutcome, TransferOutcome
 from metaquorum.raft.voters import VoterSet
 
@@ -69,6 +69,45 @@ class TruncateLog:
     """Drop everything from to_offset (inclusive) on, durably, before anything else is done to the log."""
 
     to_offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadSnapshot:
+    """Fetch a snapshot from the leader at `address` beside everything else.
+
+    Each piece that comes is reported with SnapshotProgressed; the end with SnapshotDownloaded, once all of it is
+    checked and on stable storage, or with SnapshotFailed. A newer download ends an older one.
+    """
+
+    download_id: int
+    address: str
+    quorum_epoch: QuorumEpoch
+    snapshot: SnapshotId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardSnapshot:
+    """Nobody wants this download any more: stop it and remove what there is of it."""
+
+    download_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstallSnapshot:
+    """Put a downloaded snapshot in the place of log and image, durably, before anything else is done to the log.
+
+    Order: the snapshot gets its final name, the log is emptied and begins at its end, the image is replaced.
+    """
+
+    download_id: int
+    snapshot: SnapshotId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimLog:
+    """Drop the log below a snapshot, durably, then every older snapshot."""
+
+    snapshot: SnapshotId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +241,10 @@ Effect = (
     | AppendAsLeader
     | AppendAsFollower
     | TruncateLog
+    | DownloadSnapshot
+    | DiscardSnapshot
+    | InstallSnapshot
+    | TrimLog
     | FlushLog
     | Send
     | Reply

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import Enum, unique
 
 from metaquorum.raft.messages import Request, Response
-from metaquorum.raft.types import NodeId, QuorumEpoch
+from metaquorum.raft.types import NodeId, QuorumEpoch, ReplicaKey, SnapshotId
 from metaquorum.raft.voter_changes import VoterChange
+from metaquorum.raft.voters import VoterSet
 
 
 @unique
@@ -114,6 +115,43 @@ class TransferRequested:
     to: NodeId | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotCreated:
+    """A snapshot of this node's own committed log is complete and on stable storage."""
+
+    snapshot: SnapshotId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotProgressed:
+    """A valid piece of a download has come from the leader."""
+
+    download_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDownloaded:
+    """A download is whole, its digest is right, it is on stable storage; `voters` are in force at its end."""
+
+    download_id: int
+    voters: VoterSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFailed:
+    """A download came to nothing: no answer, an answer that cannot be used, or the leader has no such snapshot."""
+
+    download_id: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotServed:
+    """This node sent a piece of a snapshot to a replica, which therefore lives and follows."""
+
+    replica: ReplicaKey
+
+
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
     """The node is to leave in an orderly way; FinishShutdown follows."""
@@ -131,5 +169,10 @@ Event = (
     | ReadRequested
     | VoterChangeRequested
     | TransferRequested
+    | SnapshotCreated
+    | SnapshotProgressed
+    | SnapshotDownloaded
+    | SnapshotFailed
+    | SnapshotServed
     | ShutdownRequested
 )

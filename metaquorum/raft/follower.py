@@ -22,6 +22,7 @@ from metaquorum.raft.messages import (
 )
 from metaquorum.raft.peers import leader_is_gone, observe
 from metaquorum.raft.roles import Follower, Unattached
+from metaquorum.raft.snapshots import begin_download, download_of
 from metaquorum.raft.state import RaftState
 from metaquorum.raft.transitions import become_prospective, become_unattached
 from metaquorum.raft.types import LOG_BEGIN, EpochEnd, Offset
@@ -64,15 +65,16 @@ def poll_follower(state: RaftState, role: Follower, *, now_ms: int) -> None:
             return
     if role.fetch.is_expired(now_ms):
         role.fetch.fail(now_ms=now_ms, config=state.config)
-    if role.fetch.is_ready(now_ms) and _is_word_good(state):
+    if role.fetch.is_ready(now_ms) and _is_word_good(state) and download_of(state, role) is None:
         request = _fetch_request(state, max_wait_ms=state.config.fetch_wait_ms)
         state.send(role.fetch, role.leader_address, request, now_ms=now_ms)
 
 
 def follower_deadline_ms(state: RaftState, role: Follower) -> int:
     """When a follower has something to do without an event."""
-    waits_for_flush = role.fetch.request_id is None and not _is_word_good(state)
-    return role.fetch_deadline_ms if waits_for_flush else min(role.fetch_deadline_ms, role.fetch.deadline_ms)
+    may_fetch = _is_word_good(state) and download_of(state, role) is None
+    waits = role.fetch.request_id is None and not may_fetch
+    return role.fetch_deadline_ms if waits else min(role.fetch_deadline_ms, role.fetch.deadline_ms)
 
 
 def _is_word_good(state: RaftState) -> bool:
@@ -127,6 +129,8 @@ def _take(state: RaftState, role: Follower, response: FetchResponse, now_ms: int
         return False
     # Whatever else it says, the next fetch of this epoch is sent after the round began.
     role.read_round = max(role.read_round, response.read_round)
+    if response.snapshot is not None:
+        return begin_download(state, role, response.snapshot)
     if response.diverging is not None:
         return _truncate(state, response.diverging)
     if response.batches is not None and not _append(state, response.batches):

@@ -30,9 +30,10 @@ from metaquorum.raft.messages import (
 from metaquorum.raft.parking import ParkedFetch
 from metaquorum.raft.peers import observe
 from metaquorum.raft.roles import Leader, ReplicaProgress
+from metaquorum.raft.snapshots import snapshot_for
 from metaquorum.raft.state import RaftState
 from metaquorum.raft.transitions import activate, become_resigned
-from metaquorum.raft.types import NO_EPOCH, EpochEnd, Offset, ReplicaKey
+from metaquorum.raft.types import NO_EPOCH, EpochEnd, Offset, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import majority_offset
 
 
@@ -163,6 +164,10 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
         progress.last_fetch_ms = now_ms
         if reads.note_round(state, role, progress, request):
             answer_parked(state, role)
+    snapshot = snapshot_for(state, request)
+    if snapshot is not None:
+        state.reply(token, _response(state, role, snapshot=snapshot))
+        return
     own = state.log.end_offset_for_epoch(request.last_fetched_epoch)
     if own.epoch != request.last_fetched_epoch or own.end_offset < request.fetch_offset:
         state.reply(token, _response(state, role, diverging=own))
@@ -278,7 +283,9 @@ def answer_parked(state: RaftState, role: Leader) -> None:
             _answer(state, role, fetch.token, fetch.request)
 
 
-def _response(state: RaftState, role: Leader, *, diverging: EpochEnd | None = None) -> FetchResponse:
+def _response(
+    state: RaftState, role: Leader, *, diverging: EpochEnd | None = None, snapshot: SnapshotId | None = None
+) -> FetchResponse:
     return FetchResponse(
         quorum_epoch=state.quorum_epoch,
         leader_id=state.key.node_id,
@@ -286,6 +293,8 @@ def _response(state: RaftState, role: Leader, *, diverging: EpochEnd | None = No
         high_watermark=role.high_watermark,
         diverging=diverging,
         read_round=role.read_round,
+        log_start_offset=state.log.log_start_offset,
+        snapshot=snapshot,
     )
 
 

@@ -3,7 +3,8 @@
 
 Owns these numbers; the records themselves stay in the shell. The core keeps the shadow and the log in step: every
 change here goes out as an effect in the same step.
-Laws: flushed_offset <= log_end_offset. Epochs and their start offsets both ascend strictly.
+Laws: log_start_offset <= flushed_offset <= log_end_offset. Epochs and their start offsets both ascend strictly.
+A log that begins above 0 knows the epoch of the record before its start: the id of the snapshot that stands for it.
 A flush that was under way when the log was truncated proves nothing about what was appended since: each flush has an
 id, and a truncation forgets the one under way.
 Source: KIP-101 and KIP-279 (leader epoch cache), KIP-595.
@@ -13,13 +14,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metaquorum.raft.types import LOG_BEGIN, NO_EPOCH, EpochEnd, LogPosition, Offset, QuorumEpoch
+from metaquorum.raft.types import LOG_BEGIN, NO_EPOCH, EpochEnd, LogPosition, Offset, QuorumEpoch, SnapshotId
 
 
 class LogView:
     """Shadow of one log. All offsets are ends (exclusive) unless named start or base."""
 
-    __slots__ = ("_epochs", "_flush_end_offset", "_flush_id", "flushed_offset", "log_end_offset")
+    __slots__ = (
+        "_epochs",
+        "_flush_end_offset",
+        "_flush_id",
+        "flushed_offset",
+        "log_end_offset",
+        "log_start_offset",
+        "start_epoch",
+    )
 
     def __init__(
         self,
@@ -27,7 +36,11 @@ class LogView:
         epochs: Sequence[tuple[QuorumEpoch, Offset]] = (),
         log_end_offset: Offset = LOG_BEGIN,
         flushed_offset: Offset = LOG_BEGIN,
+        start: SnapshotId | None = None,
     ) -> None:
+        self.log_start_offset = LOG_BEGIN if start is None else start.end_offset
+        self.start_epoch = NO_EPOCH if start is None else start.epoch
+        assert self.log_start_offset <= flushed_offset, f"log starts at {start}, flushed only to {flushed_offset}"
         assert flushed_offset <= log_end_offset, f"flushed {flushed_offset} beyond the end {log_end_offset}"
         self._epochs = list(epochs)
         self._flush_end_offset: Offset | None = None
@@ -37,8 +50,8 @@ class LogView:
 
     @property
     def last_epoch(self) -> QuorumEpoch:
-        """Epoch of the last record, 0 when the log is empty."""
-        return self._epochs[-1][0] if self._epochs else NO_EPOCH
+        """Epoch of the record before the end, be it in the log or in the snapshot before it; 0 when there is none."""
+        return self._epochs[-1][0] if self._epochs else self.start_epoch
 
     @property
     def end_position(self) -> LogPosition:
@@ -64,14 +77,51 @@ class LogView:
         """The largest epoch with records that is not above the given one, and its end.
 
         Returns:
-            EpochEnd of epoch 0 at the beginning of the log when every record is of a higher epoch.
+            EpochEnd of epoch 0 at the beginning of the log when every record, and the one before the log, is of a higher
+            epoch.
         """
         end_offset = self.log_end_offset
         for known_epoch, start_offset in reversed(self._epochs):
             if known_epoch <= epoch:
                 return EpochEnd(epoch=known_epoch, end_offset=end_offset)
             end_offset = start_offset
-        return EpochEnd(epoch=NO_EPOCH, end_offset=end_offset)
+        # Only the end of the epoch before the log start is known, and only when it lies at the start or beyond.
+        epoch_before = self.start_epoch if self.start_epoch <= epoch else NO_EPOCH
+        return EpochEnd(epoch=epoch_before, end_offset=end_offset)
+
+    def contains(self, snapshot: SnapshotId) -> bool:
+        """Whether a snapshot's end lies in this log, or at one of its ends, and the record before it is of its epoch."""
+        end_offset = snapshot.end_offset
+        if end_offset == self.log_start_offset:
+            return snapshot.epoch == self.start_epoch
+        if not self.log_start_offset < end_offset <= self.log_end_offset:
+            return False
+        return self._epoch_before(end_offset) == snapshot.epoch
+
+    def _epoch_before(self, end_offset: Offset) -> QuorumEpoch:
+        epochs = [epoch for epoch, start_offset in self._epochs if start_offset < end_offset]
+        return epochs[-1]
+
+    def truncate_prefix(self, to: SnapshotId) -> None:
+        """Everything below a snapshot's end was dropped; the snapshot stands for it."""
+        assert self.contains(to), f"{to} is not of this log, which starts at {self.log_start_offset}"
+        kept = [(epoch, start_offset) for epoch, start_offset in self._epochs if start_offset >= to.end_offset]
+        following = kept[0][1] if kept else self.log_end_offset
+        if following > to.end_offset:
+            kept.insert(0, (self._epoch_at(to.end_offset), to.end_offset))
+        self._epochs = kept
+        self.log_start_offset, self.start_epoch = to.end_offset, to.epoch
+
+    def _epoch_at(self, offset: Offset) -> QuorumEpoch:
+        epochs = [epoch for epoch, start_offset in self._epochs if start_offset <= offset]
+        return epochs[-1]
+
+    def truncate_fully(self, to: SnapshotId) -> None:
+        """Everything was dropped, durably; the log begins again, empty, at a snapshot's end."""
+        self._epochs.clear()
+        self._flush_end_offset = None
+        self.log_start_offset = self.log_end_offset = self.flushed_offset = to.end_offset
+        self.start_epoch = to.epoch
 
     def append(self, *, epoch: QuorumEpoch, next_offset: Offset) -> None:
         """Records of one epoch were appended up to next_offset (exclusive)."""
@@ -79,13 +129,15 @@ class LogView:
         assert epoch >= self.last_epoch > NO_EPOCH or epoch > NO_EPOCH == self.last_epoch, (
             f"append of epoch {epoch} after epoch {self.last_epoch}"
         )
-        if epoch != self.last_epoch:
+        if not self._epochs or epoch != self._epochs[-1][0]:
             self._epochs.append((epoch, self.log_end_offset))
         self.log_end_offset = next_offset
 
     def truncate_suffix(self, to_offset: Offset) -> None:
         """Everything from to_offset (inclusive) on was dropped, on stable storage as well."""
-        assert to_offset <= self.log_end_offset, f"truncate to {to_offset} at log end {self.log_end_offset}"
+        assert self.log_start_offset <= to_offset <= self.log_end_offset, (
+            f"truncate to {to_offset}, log from {self.log_start_offset} to {self.log_end_offset}"
+        )
         while self._epochs and self._epochs[-1][1] >= to_offset:
             self._epochs.pop()
         self._flush_end_offset = None

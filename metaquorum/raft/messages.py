@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, unique
 
-from metaquorum.raft.types import LOG_BEGIN, EpochEnd, NodeId, Offset, QuorumEpoch, ReplicaKey
+from metaquorum.raft.types import LOG_BEGIN, EpochEnd, NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import VoterSet
 
 
@@ -25,6 +25,7 @@ class Refusal(Enum):
     NOT_LEADER = "not leader"
     INVALID_VOTER_KEY = "invalid voter key"
     INVALID_REQUEST = "invalid request"
+    SNAPSHOT_NOT_FOUND = "snapshot not found"
     UNAVAILABLE = "unavailable"
 
 
@@ -143,7 +144,7 @@ class FetchedBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResponse:
-    """What follows, or where the logs part, or why neither; `batches` and `diverging` exclude each other."""
+    """What follows, or where the logs part, or why neither; `batches`, `diverging`, `snapshot` exclude each other."""
 
     quorum_epoch: QuorumEpoch
     leader_id: NodeId | None
@@ -152,6 +153,7 @@ class FetchResponse:
     diverging: EpochEnd | None = None
     batches: FetchedBatches | None = None
     log_start_offset: Offset = LOG_BEGIN
+    snapshot: SnapshotId | None = None
     refusal: Refusal | None = None
     read_round: int = 0
 

@@ -17,7 +17,9 @@ is not on disk yet.
 
 from __future__ import annotations
 
-from metaquorum.raft import election, follower, leader, membership, peers, resigned, transfer
+from collections.abc import Sequence
+
+from metaquorum.raft import election, follower, leader, membership, peers, resigned, snapshots, transfer
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import Effect
@@ -31,6 +33,11 @@ from metaquorum.raft.events import (
     RequestReceived,
     ResponseReceived,
     ShutdownRequested,
+    SnapshotCreated,
+    SnapshotDownloaded,
+    SnapshotFailed,
+    SnapshotProgressed,
+    SnapshotServed,
     Started,
     Tick,
     TransferRequested,
@@ -53,7 +60,7 @@ from metaquorum.raft.messages import (
 from metaquorum.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached
 from metaquorum.raft.start import initial_role
 from metaquorum.raft.state import Identity, RaftState
-from metaquorum.raft.types import ElectionState, Rng
+from metaquorum.raft.types import LOG_BEGIN, ElectionState, Offset, Rng, SnapshotId
 from metaquorum.raft.voters import VoterHistory
 
 _MAX_POLLS = 8
@@ -70,6 +77,8 @@ class RaftNode:
         election: election state as found on disk.
         voters: voter sets as found in the log, and the one of the format.
         log: shadow of the log as found on disk.
+        kept_snapshots: ids of the snapshots on disk, ascending, none below the log start.
+        committed_offset: everything below it (exclusive) is known to be committed, from the image on disk.
     """
 
     __slots__ = ("_has_finished", "_has_started", "state")
@@ -83,12 +92,15 @@ class RaftNode:
         election: ElectionState,
         voters: VoterHistory,
         log: LogView,
+        kept_snapshots: Sequence[SnapshotId] = (),
+        committed_offset: Offset = LOG_BEGIN,
     ) -> None:
         # A placeholder that is replaced by Started: until then the node says nothing.
         role = Unattached(election_deadline_ms=None, fetch=PeerCall(0))
         self.state = RaftState(
             identity=identity, config=config, rng=rng, election=election, voters=voters, log=log, role=role
         )
+        snapshots.restore(self.state, kept_snapshots, committed_offset=committed_offset)
         self._has_started = False
         self._has_finished = False
 
@@ -107,6 +119,7 @@ class RaftNode:
         self._has_started = True
         _dispatch(state, event, now_ms)
         _poll(state, now_ms)
+        snapshots.discard_orphan(state)
         state.settle()
         if state.shutdown_deadline_ms is not None and not self._has_finished:
             self._has_finished = resigned.is_shutdown_done(state, now_ms=now_ms)
@@ -170,6 +183,8 @@ def _dispatch(state: RaftState, event: Event, now_ms: int) -> None:
             membership.on_change_request(state, event, now_ms=now_ms)
         case TransferRequested():
             transfer.on_transfer_request(state, event, now_ms=now_ms)
+        case SnapshotCreated() | SnapshotProgressed() | SnapshotDownloaded() | SnapshotFailed() | SnapshotServed():
+            snapshots.on_event(state, event, now_ms=now_ms)
         case ShutdownRequested():  # pragma: no branch -- all kinds are above
             resigned.request_shutdown(state, now_ms=now_ms)
 

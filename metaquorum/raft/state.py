@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import AdvanceCommit, AnnounceLeader, FlushLog, Reply, ReportViolation, Send
+from metaquorum.raft.kept_snapshots import KeptSnapshots
 from metaquorum.raft.log_view import LogView
 from metaquorum.raft.messages import Request, Response
 from metaquorum.raft.outbox import Outbox
@@ -57,6 +58,7 @@ class RaftState:
         "rng",
         "role",
         "shutdown_deadline_ms",
+        "snapshots",
         "voters",
     )
 
@@ -82,6 +84,7 @@ class RaftState:
         self.high_watermark: Offset | None = None
         self.commit_offset = LOG_BEGIN
         self.shutdown_deadline_ms: int | None = None
+        self.snapshots = KeptSnapshots()
         self._next_request_id = 1
         self._announced: tuple[QuorumEpoch, NodeId | None, str | None] | None = None
 
@@ -163,10 +166,15 @@ class RaftState:
         gone_ms = self.config.leader_gone_ms
         return self.rng.randrange(gone_ms // 2, gone_ms + gone_ms // 2)
 
-    def send(self, call: PeerCall, address: str, request: Request, *, now_ms: int) -> None:
-        """Send the next request of a repeated call."""
+    def next_request_id(self) -> int:
+        """Draw an id that no other call of this node has."""
         request_id = self._next_request_id
         self._next_request_id += 1
+        return request_id
+
+    def send(self, call: PeerCall, address: str, request: Request, *, now_ms: int) -> None:
+        """Send the next request of a repeated call."""
+        request_id = self.next_request_id()
         call.start(request_id, now_ms=now_ms, config=self.config)
         self.outbox.say(Send(request_id=request_id, address=address, request=request))
 

@@ -71,6 +71,19 @@ class EpochEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotId:
+    """Names a snapshot of the committed log; two snapshots of a cluster with the same id have the same content.
+
+    Attributes:
+        end_offset: every record below it (exclusive) is in the snapshot.
+        epoch: epoch of the last of them.
+    """
+
+    end_offset: Offset
+    epoch: QuorumEpoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionState:
     """What a node must not forget: epoch, leader and vote. Written to stable storage before any message that shows it.
 

@@ -113,6 +113,10 @@ class VoterHistory:
         assert not self._changes or offset > self._changes[-1][0], f"voters at {offset} after {self._changes[-1][0]}"
         self._changes.append((offset, voters))
 
+    def reset(self, end_offset: Offset, voters: VoterSet) -> None:
+        """The log was replaced by a snapshot: this set is in force at its end, whatever brought it lies before."""
+        self._changes = [(Offset(end_offset - 1), voters)]
+
     def truncate_suffix(self, to_offset: Offset) -> None:
         """Forget every set whose record is at or after this offset."""
         while self._changes and self._changes[-1][0] >= to_offset:

@@ -12,6 +12,7 @@ Owns no decision. What no correct peer sends is answered with INVALID_REQUEST an
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 import grpc
@@ -36,6 +37,10 @@ class QuorumTarget(Protocol):
 
     async def handle_request(self, request: Request) -> Answer:
         """Answer a peer's request; raises StoppedError when it cannot."""
+        ...
+
+    def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
+        """Serve a snapshot; raises StoppedError when it cannot."""
         ...
 
     def handle_probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
@@ -149,3 +154,19 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
             return pb.UpdateVoterResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)
         assert isinstance(answer.response, UpdateVoterResponse), f"{answer.response} to an update request"
         return codec.encode_update_response(answer.response)
+
+    async def FetchSnapshot(
+        self,
+        request: pb.FetchSnapshotRequest,
+        context: grpc.aio.ServicerContext[pb.FetchSnapshotRequest, pb.FetchSnapshotResponse],
+    ) -> AsyncIterator[pb.FetchSnapshotResponse]:
+        """Send a snapshot."""
+        try:
+            if self._target is None:
+                raise StoppedError("no node is attached")
+            async for message in self._target.handle_snapshot(request):
+                yield message
+        except codec.InvalidMessageError:
+            yield pb.FetchSnapshotResponse(error=pb.QUORUM_ERROR_INVALID_REQUEST)
+        except StoppedError:
+            yield pb.FetchSnapshotResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)

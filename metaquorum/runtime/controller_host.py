@@ -44,7 +44,7 @@ from metaquorum.runtime.commit_waiters import (
     ParkedAnswers,
 )
 from metaquorum.runtime.image_store import ImageStore, LoadedImage
-from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
+from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
 from metaquorum.runtime.quorum_node import BusyError, NotLeaderError
 
 logger = logging.getLogger(__name__)
@@ -130,17 +130,24 @@ class ControllerHost:
         """Replay a committed batch on the image and in the store, then answer who waited for it."""
         image = self._image
         keys: list[bytes] = []
+        voters = control_voters(batch)
         if not batch.is_control:
             for offset, data in enumerate(batch.records, start=batch.base_offset):
                 record = record_codec.decode(data)
                 keys.extend(image_rows.touched_keys(record, image))
                 image.replay(record, offset)
         image.advance(batch.next_offset)
-        self._store.apply(image, keys, quorum_epoch=batch.quorum_epoch)
+        self._store.apply(image, keys, quorum_epoch=batch.quorum_epoch, voters=voters)
         if self._controller is not None:
             self._controller.committed(batch.next_offset)
         self._parked.committed(batch.next_offset)
         self._readers.committed(batch.next_offset)
+
+    def on_snapshot(self, loaded: LoadedImage) -> None:
+        """Take the leader's image; the store has it already."""
+        assert self._controller is None, "the active controller would load a snapshot"
+        self._image = loaded.image
+        self._readers.committed(loaded.image.metadata_offset)
 
     def on_leader(self, leader: QuorumLeader) -> None:
         """Nothing to do: who leads is asked of the node when somebody wants to know."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from metaquorum.runtime.image_store import LoadedImage
 from metaquorum.runtime.listener import MetadataListener, QuorumLeader
 from metaquorum.runtime.log_store import LogStore
 
@@ -42,6 +43,19 @@ class ListenerFeed:
                 f"listener stands at {self._next_offset}, the log starts at {log.log_start_offset}:"
                 " load a snapshot first"
             )
+
+    @property
+    def next_offset(self) -> int:
+        """Offset (exclusive) below which everything was delivered."""
+        return self._next_offset
+
+    def install(self, loaded: LoadedImage) -> None:
+        """Give the image of a snapshot in the place of everything below its offset."""
+        if self._is_closed:
+            return
+        self._next_offset = loaded.image.metadata_offset
+        self._commit_offset = max(self._commit_offset, self._next_offset)
+        self._guard(lambda: self._listener.on_snapshot(loaded))
 
     def announce(self, leader: QuorumLeader) -> None:
         """Tell who leads."""

@@ -24,9 +24,12 @@ from metaquorum.raft.effects import (
     AppendAsFollower,
     AppendAsLeader,
     Deactivate,
+    DiscardSnapshot,
+    DownloadSnapshot,
     Effect,
     FinishShutdown,
     FlushLog,
+    InstallSnapshot,
     LeaderChange,
     PersistElectionState,
     Proposal,
@@ -38,12 +41,14 @@ from metaquorum.raft.effects import (
     ReplyWithBatches,
     ReportViolation,
     Send,
+    TrimLog,
     TruncateLog,
     VotersChange,
 )
 from metaquorum.raft.events import (
     ElectionStatePersisted,
     Event,
+    Failure,
     LogFlushed,
     ProposalReceived,
     ReadRequested,
@@ -51,6 +56,7 @@ from metaquorum.raft.events import (
     RequestReceived,
     ResponseReceived,
     ShutdownRequested,
+    SnapshotFailed,
     Started,
     Tick,
 )
@@ -62,6 +68,7 @@ from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.listener import QuorumLeader
 from metaquorum.runtime.log_store import LogStore, encode_control
 from metaquorum.runtime.operator_requests import OperatorRequests
+from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
 
 logger = logging.getLogger(__name__)
@@ -88,6 +95,7 @@ class Driver:
         elections: the vote file that the core's election state was read from.
         transport: way to the peers.
         request_timeout_ms: deadline of a request to a peer.
+        snapshots: carries out what concerns snapshots; None: this node has no image, makes none and takes none.
     """
 
     def __init__(
@@ -98,12 +106,14 @@ class Driver:
         elections: ElectionStore,
         transport: GrpcTransport,
         request_timeout_ms: int,
+        snapshots: SnapshotShell | None = None,
     ) -> None:
         self._node = node
         self._log = log
         self._elections = elections
         self._transport = transport
         self._request_timeout_ms = request_timeout_ms
+        self._snapshots = snapshots
         self._feeds: tuple[ListenerFeed, ...] = ()
         self._loop = asyncio.get_running_loop()
         self._disk_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quorum-disk")
@@ -135,6 +145,8 @@ class Driver:
     def start(self, feeds: Sequence[ListenerFeed]) -> None:
         """Begin: the core takes its first role."""
         self._feeds = tuple(feeds)
+        if self._snapshots is not None:
+            self._snapshots.start(self.submit, self._feeds, settle_flush=self._settle_flush)
         self.submit(Started())
 
     async def shut_down(self, *, grace_ms: int) -> None:
@@ -156,6 +168,8 @@ class Driver:
         for task in list(self._peer_tasks):
             task.cancel()
         await asyncio.gather(*self._peer_tasks, return_exceptions=True)
+        if self._snapshots is not None:
+            await self._snapshots.close()
         await self._transport.close()
         # Not cancelled: a thread that writes cannot be, and the log is closed after it only.
         await asyncio.gather(*self._disk_tasks, return_exceptions=True)
@@ -279,10 +293,23 @@ class Driver:
                 self._log.truncate_suffix(to_offset)
             case FlushLog(flush_id=flush_id):
                 self._spawn(self._disk_tasks, self._flush(flush_id))
+            case DownloadSnapshot() | DiscardSnapshot() | InstallSnapshot() | TrimLog():
+                self._execute_snapshot(effect)
             case PersistElectionState():
                 self._spawn(self._disk_tasks, self._persist(effect))
             case _:
                 self._execute_local(effect)
+
+    def _execute_snapshot(self, effect: DownloadSnapshot | DiscardSnapshot | InstallSnapshot | TrimLog) -> None:
+        if self._snapshots is not None:
+            self._snapshots.execute(effect)
+        elif isinstance(effect, DownloadSnapshot):
+            logger.error("event=snapshot_refused reason=%r", "this node keeps no image that a snapshot could replace")
+            self.submit(SnapshotFailed(download_id=effect.download_id, failure=Failure.TIMED_OUT))
+
+    def _settle_flush(self) -> None:
+        """Return when the flush that runs in the disk thread, if any, is done; held up by that, and only at an install."""
+        self._disk_thread.submit(_nothing).result()
 
     def _encode(self, content: Proposal | LeaderChange | VotersChange) -> bytearray:
         if not isinstance(content, Proposal):
@@ -414,3 +441,7 @@ class Driver:
                 state.log.log_end_offset,
                 state.high_watermark,
             )
+
+
+def _nothing() -> None:
+    """Work that is done as soon as everything before it is."""

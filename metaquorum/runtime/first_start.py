@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -304,6 +304,10 @@ class FirstStart:
             voters=tuple(_key_of(voter.node_id, voter.directory_id) for voter in response.voters),
             accepts_initial_voter=response.accepts_initial_voter,
         )
+
+    def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
+        """Refuse: there is none yet."""
+        raise StoppedError("this node is not formatted yet")
 
     def handle_probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
         """Answer a peer's question about this node."""

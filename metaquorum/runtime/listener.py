@@ -2,8 +2,8 @@
 """What the quorum tells its users: committed batches, leaders, and the start and end of their own leadership.
 
 Owns the types that cross from the quorum to a controller or a broker. Must not know how batches are stored or sent.
-Law: a listener sees every committed batch once, in offset order, from its `applied_offset` on; nothing uncommitted,
-nothing unflushed on this node.
+Law: a listener sees every committed batch once, in offset order, from its `applied_offset` on, or the image of a
+snapshot in the place of some of them; nothing uncommitted, nothing unflushed on this node.
 Source: `docs/quorum.md` section "Delivery".
 """
 
@@ -11,6 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
+
+from metaquorum.raft.effects import VotersChange
+from metaquorum.raft.voters import VoterSet
+from metaquorum.runtime.image_store import LoadedImage
+from metaquorum.runtime.quorum_codec import decode_control_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,7 @@ class CommittedBatch:
         append_timestamp_ms: wall-clock milliseconds at which that leader appended it.
         records: serialized `MetadataRecord` messages; serialized `QuorumControlRecord` messages when `is_control`.
         is_control: True for a batch of the quorum itself; listeners move their offset over it and nothing else.
+        size_bytes: bytes that it takes in the log.
     """
 
     base_offset: int
@@ -47,6 +53,15 @@ class CommittedBatch:
     append_timestamp_ms: int
     records: list[bytes]
     is_control: bool
+    size_bytes: int = 0
+
+
+def control_voters(batch: CommittedBatch) -> VoterSet | None:
+    """The voters that a batch names; None when it names none."""
+    if not batch.is_control:
+        return None
+    changes = [decode_control_record(record) for record in batch.records]
+    return next((change.voters for change in changes if isinstance(change, VotersChange)), None)
 
 
 class MetadataListener(Protocol):
@@ -62,6 +77,10 @@ class MetadataListener(Protocol):
 
     def on_commit(self, batch: CommittedBatch) -> None:
         """Apply one committed batch. Batches come in offset order without gaps."""
+        ...
+
+    def on_snapshot(self, loaded: LoadedImage) -> None:
+        """Replace everything by the image of a snapshot, which is the listener's own from here on; never while it leads."""
         ...
 
     def on_leader(self, leader: QuorumLeader) -> None:

@@ -1,27 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metadata log on disk: a `storage.PartitionLog`, as the Raft core wants it.
 
-Owns opening (epochs and voter sets are read back for the core), the encoding of batches and control batches, and
-flushing in a thread. Decides nothing; every offset comes from the core and is checked against the log.
+Owns opening (epochs and voter sets are given to the core; the log is read only above what the image has), the encoding
+of batches and control batches, trimming, beginning again at a snapshot, and flushing in a thread. Decides nothing;
+every offset comes from the core and is checked against the log.
 One owner (the event loop thread) calls everything; only the work of a flush runs in the disk thread.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from lograft.wire.batch import RecordBatch, encode_batch, iter_batches, read_header
 
 from metaquorum.raft.effects import AppendAsFollower, AppendAsLeader, LeaderChange, VotersChange
 from metaquorum.raft.log_view import LogView
-from metaquorum.raft.types import Offset, QuorumEpoch
+from metaquorum.raft.snapshots import must_restart_log
+from metaquorum.raft.types import LOG_BEGIN, Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime.listener import CommittedBatch
 from metaquorum.runtime.quorum_codec import decode_control_batch, encode_control_record
 from storage.env import Disk
 from storage.errors import DataLossError
 from storage.log import FlushWork, LogSettings, PartitionLog
+from storage.log_start import LogStartFile
+from storage.names import LOG_SUFFIX
+
+logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Segment size of the metadata log: small, so that a trimmed log gives its space back soon."""
@@ -30,37 +38,109 @@ SCAN_BYTES = 1024 * 1024
 """Bytes of one read while the log is opened."""
 
 
+_ADVICE = (
+    "Wipe the data directory and start the node again: it then joins as a new replica and fetches the records from the"
+    " others"
+)
+
+
 class DamagedLogError(Exception):
     """Flushed records of the metadata log are damaged: a voter that goes on with a part of them may lose commits."""
 
 
-class LogStore:
-    """The open metadata log."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBase:
+    """What image and snapshots know of the log, so that it need not be read for it.
 
-    def __init__(self, log: PartitionLog, voters: Sequence[tuple[Offset, VoterSet]]) -> None:
+    Attributes:
+        image_offset: every record below (exclusive) is in the image, so committed.
+        voters: voters in force there; None when no record below names any.
+        snapshots: ids of the snapshots on disk, ascending.
+    """
+
+    image_offset: Offset = LOG_BEGIN
+    voters: VoterSet | None = None
+    snapshots: tuple[SnapshotId, ...] = ()
+
+
+class LogStore:
+    """The open metadata log.
+
+    Attributes:
+        voters: voter sets by the offset of their records; the first may stand for all before the image's offset.
+        committed_offset: offset (exclusive) below which all is known to be committed.
+        read_bytes: bytes read from the log so far, for all purposes.
+    """
+
+    def __init__(self, disk: Disk, directory: str, log: PartitionLog, base: LogBase) -> None:
+        self._disk = disk
+        self._directory = directory
         self._log = log
-        self.voters = tuple(voters)
+        self._snapshots = base.snapshots
+        self._start: SnapshotId | None = None
+        self._flush: FlushWork | None = None
+        self.voters: tuple[tuple[Offset, VoterSet], ...] = ()
+        self.committed_offset = base.image_offset
+        self.read_bytes = 0
 
     @classmethod
-    def open(cls, disk: Disk, directory: str) -> LogStore:
-        """Open the log, recover it after a crash, and read its voter sets.
+    def open(cls, disk: Disk, directory: str, base: LogBase | None = None) -> LogStore:
+        """Open the log, recover it after a crash, finish an interrupted install, and read its voter sets.
+
+        Args:
+            disk: the disk.
+            directory: of the log.
+            base: what image and snapshots know; None: nothing, and the log is read from its beginning.
 
         Raises:
-            DamagedLogError: records that were flushed are damaged; this node must not take part with them.
+            DamagedLogError: records that were flushed are damaged or missing; this node must not take part without them.
             storage.errors.StorageError: the log cannot be opened.
         """
-        settings = LogSettings(segment_bytes=SEGMENT_BYTES)
-        log = PartitionLog.open(disk, directory, settings=settings, now_ms=wall_clock_ms()).log
+        base = base or LogBase()
+        store = cls(disk, directory, _open(disk, directory), base)
         try:
-            # Reads the whole log, so that damage shows now and not when a follower asks for it.
-            voters = list(_scan_voters(log))
+            store._take_up(base)
         except DataLossError as error:
-            log.close(clean=False)
-            raise DamagedLogError(
-                f"{error}. Wipe the data directory and start the node again: it then joins as a new replica and"
-                " fetches the records from the others"
-            ) from error
-        return cls(log, voters)
+            store.close(is_clean=False)
+            raise DamagedLogError(f"{error}. {_ADVICE}") from error
+        except BaseException:
+            store.close(is_clean=False)
+            raise
+        return store
+
+    def _take_up(self, base: LogBase) -> None:
+        newest = base.snapshots[-1] if base.snapshots else None
+        self._start = self._find_start()
+        if newest is not None and must_restart_log(newest, self.view()):
+            logger.warning("event=log_restarted snapshot=%d log_end_offset=%d", newest.end_offset, self.end_offset)
+            self.truncate_fully(newest)
+        log = self._log
+        if base.image_offset > log.log_end_offset:
+            raise DamagedLogError(f"the log ends at {log.log_end_offset}, its image at {base.image_offset}. {_ADVICE}")
+        if log.damaged:
+            raise DamagedLogError(f"the log is damaged at {log.damaged}. {_ADVICE}")
+        voters: list[tuple[Offset, VoterSet]] = []
+        scan_from = log.log_start_offset
+        if base.voters is not None and base.image_offset > 0:
+            # The record lies below; which offset it has no longer matters, for nothing below is ever cut.
+            voters.append((Offset(base.image_offset - 1), base.voters))
+            scan_from = base.image_offset
+        self.voters = (*voters, *self._scan_voters(scan_from))
+
+    def _find_start(self) -> SnapshotId | None:
+        """The snapshot that stands for what is below the log; an interrupted install leaves a newer one beside it."""
+        offset = self._log.log_start_offset
+        if offset == 0:
+            return None
+        for snapshot in self._snapshots:
+            if snapshot.end_offset == offset:
+                return snapshot
+        raise DamagedLogError(f"the log begins at {offset} and no snapshot ends there. {_ADVICE}")
+
+    @property
+    def kept_snapshots(self) -> tuple[SnapshotId, ...]:
+        """Ids of the snapshots at or above the log start, ascending."""
+        return tuple(one for one in self._snapshots if one.end_offset >= self._log.log_start_offset)
 
     def view(self) -> LogView:
         """The shadow of the log for the core."""
@@ -76,12 +156,49 @@ class LogStore:
             epochs=list(reversed(epochs)),
             log_end_offset=Offset(log.log_end_offset),
             flushed_offset=Offset(log.flushed_offset),
+            start=self._start,
         )
 
     @property
     def log_start_offset(self) -> int:
         """First readable offset (inclusive)."""
         return self._log.log_start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """Offset that the next record gets (exclusive end)."""
+        return self._log.log_end_offset
+
+    def size_bytes(self) -> int:
+        """Bytes of the log on disk."""
+        names = self._disk.list_directory(self._directory)
+        return sum(self._disk.size_bytes(f"{self._directory}/{name}") for name in names if name.endswith(LOG_SUFFIX))
+
+    def truncate_prefix(self, to: SnapshotId) -> None:
+        """Let the log begin at a snapshot's end, durably, and drop whole segments below."""
+        self._log.truncate_prefix(to.end_offset, wall_clock_ms())
+        assert self._log.log_start_offset == to.end_offset, f"log starts at {self._log.log_start_offset}, not at {to}"
+        self._start = to
+
+    def truncate_fully(self, to: SnapshotId) -> None:
+        """Empty the log and let it begin at a snapshot's end, durably.
+
+        Order: all records go; the log start is written; the log is opened again there. A crash in between leaves a log that
+        does not contain the end of the newest snapshot, so the next `open` does the same again.
+        A flush that was under way must have ended in its thread; it is taken back here.
+        """
+        if self._flush is not None:
+            self.end_flush(self._flush)
+        self._log.truncate_suffix(self._log.log_start_offset)
+        self._log.close(clean=False)
+        start = LogStartFile.read(self._disk, self._directory)
+        start.write_synced(to.end_offset)
+        self._log = _open(self._disk, self._directory)
+        log = self._log
+        assert (log.log_start_offset, log.log_end_offset) == (to.end_offset, to.end_offset), (
+            f"log from {log.log_start_offset} to {log.log_end_offset}, not at {to}"
+        )
+        self._start = to
 
     def append_as_leader(self, effect: AppendAsLeader, batch: bytes | bytearray) -> None:
         """Append an encoded batch at the offset that the core gave it."""
@@ -106,11 +223,14 @@ class LogStore:
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Read whole batches from an offset on: at least one, else at most max_bytes."""
-        return self._log.read(offset, max_bytes).data
+        data = self._log.read(offset, max_bytes).data
+        self.read_bytes += len(data)
+        return data
 
     def read_committed(self, offset: int, max_bytes: int, *, commit_offset: int) -> list[CommittedBatch]:
         """Read whole batches below commit_offset (exclusive) and decode them."""
         data = self._log.read(offset, max_bytes, end_offset=commit_offset).data
+        self.read_bytes += len(data)
         view = memoryview(data)
         return [
             _decode(view[position : position + header.size_bytes])
@@ -120,11 +240,27 @@ class LogStore:
 
     def begin_flush(self) -> FlushWork | None:
         """Work that puts everything appended so far on stable storage; None when there is none left."""
-        return self._log.begin_flush()
+        self._flush = self._log.begin_flush()
+        return self._flush
 
     def end_flush(self, work: FlushWork) -> None:
-        """The work was run."""
-        self._log.end_flush(work)
+        """The work was run. One of a log that has begun again meanwhile was taken back then."""
+        if work is self._flush:
+            self._flush = None
+            self._log.end_flush(work)
+
+    def _scan_voters(self, offset: int) -> Iterator[tuple[Offset, VoterSet]]:
+        log = self._log
+        while offset < log.log_end_offset:
+            read = log.read(offset, SCAN_BYTES)
+            self.read_bytes += len(read.data)
+            view = memoryview(read.data)
+            for position, header in iter_batches(view):
+                if header.is_control:
+                    change = decode_control_batch(view[position : position + header.size_bytes])
+                    if isinstance(change, VotersChange) and header.base_offset >= offset:
+                        yield Offset(header.base_offset), change.voters
+            offset = read.next_offset
 
     def close(self, *, is_clean: bool) -> None:
         """Close the log; after a failure nothing more is written, and the next start recovers."""
@@ -156,17 +292,10 @@ def _decode(batch: memoryview) -> CommittedBatch:
         append_timestamp_ms=header.max_timestamp_ms,
         records=[value or b"" for value in decoded.values()],
         is_control=header.is_control,
+        size_bytes=header.size_bytes,
     )
 
 
-def _scan_voters(log: PartitionLog) -> Iterator[tuple[Offset, VoterSet]]:
-    offset = log.log_start_offset
-    while offset < log.log_end_offset:
-        read = log.read(offset, SCAN_BYTES)
-        view = memoryview(read.data)
-        for position, header in iter_batches(view):
-            if header.is_control:
-                change = decode_control_batch(view[position : position + header.size_bytes])
-                if isinstance(change, VotersChange):
-                    yield Offset(header.base_offset), change.voters
-        offset = read.next_offset
+def _open(disk: Disk, directory: str) -> PartitionLog:
+    settings = LogSettings(segment_bytes=SEGMENT_BYTES)
+    return PartitionLog.open(disk, directory, settings=settings, now_ms=wall_clock_ms()).log

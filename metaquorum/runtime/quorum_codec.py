@@ -31,7 +31,7 @@ from metaquorum.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
-from metaquorum.raft.types import EpochEnd, NodeId, Offset, QuorumEpoch, ReplicaKey
+from metaquorum.raft.types import EpochEnd, NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import Voter, VoterSet, voter_set
 
 DIRECTORY_ID_BYTES = 16
@@ -48,6 +48,7 @@ _REFUSALS: dict[Refusal, pb.QuorumError.ValueType] = {
     Refusal.NOT_LEADER: pb.QUORUM_ERROR_NOT_LEADER,
     Refusal.INVALID_VOTER_KEY: pb.QUORUM_ERROR_INVALID_VOTER_KEY,
     Refusal.INVALID_REQUEST: pb.QUORUM_ERROR_INVALID_REQUEST,
+    Refusal.SNAPSHOT_NOT_FOUND: pb.QUORUM_ERROR_SNAPSHOT_NOT_FOUND,
     Refusal.UNAVAILABLE: pb.QUORUM_ERROR_UNAVAILABLE,
 }
 _REFUSAL_OF: dict[int, Refusal] = {number: refusal for refusal, number in _REFUSALS.items()}
@@ -95,6 +96,11 @@ def _refusal(number: int) -> Refusal | None:
         return None
     # A newer peer may refuse for a reason that this version does not know.
     return _REFUSAL_OF.get(number, Refusal.UNAVAILABLE)
+
+
+def refusal_error(refusal: Refusal) -> pb.QuorumError.ValueType:
+    """Core to wire."""
+    return _REFUSALS[refusal]
 
 
 def encode_vote_request(request: VoteRequest | PreVoteRequest) -> pb.VoteRequest:
@@ -306,6 +312,7 @@ def encode_fetch_response(response: FetchResponse, batches: bytes) -> pb.FetchQu
         else pb.DivergingEpoch(epoch=diverging.epoch, end_offset=diverging.end_offset),
         log_start_offset=response.log_start_offset,
         read_round=response.read_round,
+        snapshot=None if response.snapshot is None else encode_snapshot_id(response.snapshot),
         batches=batches,
     )
 
@@ -328,9 +335,37 @@ def decode_fetch_response(message: pb.FetchQuorumResponse) -> FetchResponse:
         high_watermark=_offset(message.high_watermark, "high_watermark") if has_high_watermark else None,
         diverging=diverging,
         log_start_offset=_offset(message.log_start_offset, "log_start_offset"),
+        snapshot=decode_snapshot_id(message.snapshot) if message.HasField("snapshot") else None,
         batches=decode_batches(message.batches) if message.batches else None,
         read_round=message.read_round,
     )
+
+
+def encode_snapshot_id(snapshot: SnapshotId) -> pb.SnapshotId:
+    """Core to wire."""
+    return pb.SnapshotId(end_offset=snapshot.end_offset, epoch=snapshot.epoch)
+
+
+def decode_snapshot_id(message: pb.SnapshotId) -> SnapshotId:
+    """Raises InvalidMessageError for a field out of range."""
+    return SnapshotId(
+        end_offset=_offset(message.end_offset, "snapshot.end_offset"), epoch=_epoch(message.epoch, "snapshot.epoch")
+    )
+
+
+def decode_epoch(number: int) -> QuorumEpoch:
+    """Raises InvalidMessageError for a negative epoch."""
+    return _epoch(number, "quorum_epoch")
+
+
+def decode_replica_key(message: pb.ReplicaKey) -> ReplicaKey:
+    """Raises InvalidMessageError for a field out of range."""
+    return _key(message, "replica")
+
+
+def encode_replica_key(key: ReplicaKey) -> pb.ReplicaKey:
+    """Core to wire."""
+    return _to_key(key)
 
 
 def decode_batches(data: bytes) -> FetchedBatches:
@@ -388,9 +423,18 @@ def decode_control_batch(batch: bytes | memoryview) -> LeaderChange | VotersChan
     """
     values = RecordBatch(batch, verify_crc=False).values()
     _check(len(values) == 1 and values[0] is not None, "a control batch of the quorum has one record")
+    return decode_control_record(values[0] or b"")
+
+
+def decode_control_record(value: bytes) -> LeaderChange | VotersChange | None:
+    """Read a control record; None for a kind of a later version.
+
+    Raises:
+        InvalidMessageError: it is none.
+    """
     record = records_pb.QuorumControlRecord()
     try:
-        record.ParseFromString(values[0] or b"")
+        record.ParseFromString(value)
     except DecodeError as error:
         raise InvalidMessageError(f"control record: {error}") from error
     match record.WhichOneof("record"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from lograft.internal.v1 import quorum_pb2 as pb
 from lograft.wire.errors import BatchTooLargeError
@@ -20,7 +20,7 @@ from metaquorum.raft.effects import Rejection
 from metaquorum.raft.messages import Request
 from metaquorum.raft.node import RaftNode
 from metaquorum.raft.state import Identity
-from metaquorum.raft.types import NodeId, QuorumEpoch, ReplicaKey
+from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
 from metaquorum.raft.voter_changes import ChangeOutcome, TransferOutcome, VoterChange
 from metaquorum.raft.voters import VoterHistory
 from metaquorum.runtime.delivery import ListenerFeed
@@ -28,10 +28,13 @@ from metaquorum.runtime.driver import Answer, Driver, StoppedError
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.first_start import probe_response, read_initial_voters
 from metaquorum.runtime.listener import CommittedBatch, MetadataListener, QuorumLeader
-from metaquorum.runtime.log_store import LogStore, encode_records
+from metaquorum.runtime.log_store import LogBase, LogStore, encode_records
+from metaquorum.runtime.metadata_files import MetadataFiles
 from metaquorum.runtime.operator_requests import OperatorRequests
-from metaquorum.runtime.quorum_settings import QuorumSettings, QuorumTimers, raft_config
+from metaquorum.runtime.quorum_settings import QuorumSettings, QuorumTimers, SnapshotSettings, raft_config
 from metaquorum.runtime.quorum_status import QuorumStatus, ReplicaStatus, describe
+from metaquorum.runtime.snapshot_server import SnapshotServer
+from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.runtime.transport import GrpcTransport
 from storage.data_directory import DataDirectory
 
@@ -47,6 +50,7 @@ __all__ = [
     "QuorumStatus",
     "QuorumTimers",
     "ReplicaStatus",
+    "SnapshotSettings",
 ]
 
 
@@ -75,11 +79,17 @@ class QuorumNode:
     Args:
         settings: addresses, times, limits.
         data_directory: the formatted, locked directory of this node; the node opens `<data>/metadata/` in it.
-        listeners: users of the committed log.
+        listeners: users of the committed log; one of them writes the image of `metadata`.
+        metadata: image and snapshots; None: nobody keeps an image, so no snapshot is made, and none can be installed.
     """
 
     def __init__(
-        self, settings: QuorumSettings, data_directory: DataDirectory, *, listeners: Sequence[MetadataListener] = ()
+        self,
+        settings: QuorumSettings,
+        data_directory: DataDirectory,
+        *,
+        listeners: Sequence[MetadataListener] = (),
+        metadata: MetadataFiles | None = None,
     ) -> None:
         if data_directory.node_id != settings.node_id or data_directory.cluster_id != settings.cluster_id:
             raise QuorumError(
@@ -89,6 +99,8 @@ class QuorumNode:
         self._settings = settings
         self._data_directory = data_directory
         self._listeners = tuple(listeners)
+        self._metadata = metadata
+        self._snapshot_server: SnapshotServer | None = None
         self._key = ReplicaKey(node_id=NodeId(settings.node_id), directory_id=data_directory.directory_id)
         self._raft: RaftNode | None = None
         self._driver: Driver | None = None
@@ -123,7 +135,7 @@ class QuorumNode:
         elections = ElectionStore(disk, metadata, self._key)
         election = elections.load()
         initial_voters = read_initial_voters(disk, metadata)
-        log = LogStore.open(disk, self._data_directory.metadata_log_path)
+        log = LogStore.open(disk, self._data_directory.metadata_log_path, _log_base(self._metadata))
         self._log = log
         self._raft = RaftNode(
             identity=Identity(
@@ -138,16 +150,35 @@ class QuorumNode:
             election=election,
             voters=VoterHistory(initial_voters, log.voters),
             log=log.view(),
+            kept_snapshots=log.kept_snapshots,
+            committed_offset=log.committed_offset,
         )
+        transport = GrpcTransport()
+        snapshots = None if self._metadata is None else self._snapshot_shell(self._metadata, log, transport)
         self._driver = Driver(
             node=self._raft,
             log=log,
             elections=elections,
-            transport=GrpcTransport(),
+            transport=transport,
             request_timeout_ms=settings.timers.request_timeout_ms,
+            snapshots=snapshots,
         )
         driver = self._driver
-        driver.start([ListenerFeed(listener, log, driver.fail) for listener in self._listeners])
+        if self._metadata is not None:
+            self._snapshot_server = SnapshotServer(self._raft.state, self._metadata.snapshots, driver.submit)
+        listeners = (*self._listeners, *(() if snapshots is None else (snapshots.maker,)))
+        driver.start([ListenerFeed(listener, log, driver.fail) for listener in listeners])
+
+    def _snapshot_shell(self, metadata: MetadataFiles, log: LogStore, transport: GrpcTransport) -> SnapshotShell:
+        return SnapshotShell(
+            files=metadata,
+            log=log,
+            transport=transport,
+            key=self._key,
+            cluster_id=self._settings.cluster_id,
+            settings=self._settings.snapshots,
+            piece_timeout_ms=self._settings.timers.request_timeout_ms,
+        )
 
     async def stop(self) -> None:
         """Leave in an orderly way: a leader hands over first (bounded by `shutdown_grace_ms`). Idempotent."""
@@ -276,6 +307,26 @@ class QuorumNode:
             raise StoppedError(f"node {self._key.node_id} is starting or stopping")
         return self._driver.operators
 
+    def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
+        """Serve a snapshot; for `rpc.quorum_service`.
+
+        Raises:
+            StoppedError: the node is starting or stopping, or keeps no snapshots.
+        """
+        if self._driver is None or self._snapshot_server is None:
+            raise StoppedError(f"node {self._key.node_id} serves no snapshots")
+        return self._snapshot_server.serve(request)
+
+    @property
+    def log_read_bytes(self) -> int:
+        """Bytes read from the metadata log since the start, for whatever purpose."""
+        return 0 if self._log is None else self._log.read_bytes
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset of the metadata log of this node (inclusive)."""
+        return 0 if self._log is None else self._log.log_start_offset
+
     def handle_probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
         """Answer a node that wants to know whether it may format; for `rpc.quorum_service`.
 
@@ -305,3 +356,12 @@ class QuorumNode:
         if self._raft is None or self._driver is None:
             raise QuorumError(f"node {self._key.node_id} does not run")
         return describe(self._raft.state, self.leader(), now_ms=self._driver.now_ms())
+
+
+def _log_base(metadata: MetadataFiles | None) -> LogBase | None:
+    if metadata is None:
+        return None
+    loaded = metadata.loaded
+    return LogBase(
+        image_offset=Offset(loaded.image.metadata_offset), voters=loaded.voters, snapshots=metadata.snapshots.ids
+    )

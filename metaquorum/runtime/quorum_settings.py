@@ -38,6 +38,21 @@ class QuorumTimers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSettings:
+    """When snapshots of the metadata are made, and how many are kept.
+
+    Attributes:
+        log_bytes: a snapshot is made when so many bytes of log were committed since the last one.
+        interval_ms: or so many milliseconds after the first commit since the last one.
+        kept: newest snapshots that are kept, at least 1; once there are so many, the log begins at the oldest.
+    """
+
+    log_bytes: int = 20 * 1024 * 1024
+    interval_ms: int = 3_600_000
+    kept: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumSettings:
     """Settings of one quorum node.
 
@@ -52,6 +67,7 @@ class QuorumSettings:
         max_fetch_bytes: most bytes of batches in one fetch answer; one batch is sent whatever its size.
         max_uncommitted_bytes: most bytes that a leader appends beyond the high watermark before `append` raises
             BusyError.
+        snapshots: when snapshots are made.
     """
 
     node_id: int
@@ -62,6 +78,7 @@ class QuorumSettings:
     timers: QuorumTimers = field(default_factory=QuorumTimers)
     max_fetch_bytes: int = 1024 * 1024
     max_uncommitted_bytes: int = 32 * 1024 * 1024
+    snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
 
 
 def raft_config(settings: QuorumSettings) -> RaftConfig:
@@ -78,4 +95,5 @@ def raft_config(settings: QuorumSettings) -> RaftConfig:
         shutdown_grace_ms=timers.shutdown_grace_ms,
         max_fetch_bytes=settings.max_fetch_bytes,
         max_uncommitted_bytes=settings.max_uncommitted_bytes,
+        kept_snapshots=settings.snapshots.kept,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,30 @@ class GrpcTransport:
             return await peer.stub.Probe(request, timeout=timeout_ms / 1_000)
         except grpc.aio.AioRpcError as error:
             raise self._failure(address, peer, error) from error
+
+    async def fetch_snapshot(
+        self, address: str, request: pb.FetchSnapshotRequest, *, timeout_ms: int
+    ) -> AsyncIterator[pb.FetchSnapshotResponse]:
+        """Ask a peer for a snapshot; `timeout_ms` is for each message.
+
+        Raises:
+            PeerFailureError: no message in time, or the stream broke.
+        """
+        peer = self._peer(address)
+        call = peer.stub.FetchSnapshot(request)
+        try:
+            while True:
+                async with asyncio.timeout(timeout_ms / 1_000):
+                    message = await call.read()
+                if not isinstance(message, pb.FetchSnapshotResponse):
+                    return
+                yield message
+        except TimeoutError as error:
+            raise PeerFailureError(Failure.TIMED_OUT, f"{address} sent no piece for {timeout_ms} ms") from error
+        except grpc.aio.AioRpcError as error:
+            raise self._failure(address, peer, error) from error
+        finally:
+            call.cancel()
 
     async def close(self) -> None:
         """Close all channels; calls under way fail."""

@@ -13,6 +13,7 @@ from metaquorum.raft.effects import (
     Activate,
     AppendAsLeader,
     Effect,
+    InstallSnapshot,
     Reply,
     ReplyWithBatches,
     ReportViolation,
@@ -21,11 +22,11 @@ from metaquorum.raft.effects import (
     VotersChange,
 )
 from metaquorum.raft.messages import FetchRequest, VoteRequest, VoteResponse
-from metaquorum.raft.roles import Leader
+from metaquorum.raft.roles import Follower, Leader
 from metaquorum.raft.state import RaftState
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
 from metaquorum.raft.voters import VoterSet
-from metaquorum.testing.sim_log import SimBatch, SimDisk
+from metaquorum.testing.sim_log import SimBatch, SimDisk, SimSnapshot
 
 
 class InvariantViolation(AssertionError):
@@ -64,6 +65,14 @@ class Checker:
         known = self._history_of.setdefault(name, batch.history)
         require(known == batch.history, "log matching", f"two records at {name}")
 
+    def on_snapshot(self, snapshot: SimSnapshot) -> None:
+        """A snapshot holds what is committed, all of it up to its end, and nothing else [ConsistentCommittedData]."""
+        end_offset = snapshot.id.end_offset
+        require(end_offset <= self.committed_end_offset, "a snapshot holds committed records only", snapshot.id)
+        require(
+            self._committed.get(end_offset) == snapshot.last.history, "a snapshot is of the committed log", snapshot.id
+        )
+
     def on_state(self, state: RaftState, disk: SimDisk, disks: Mapping[ReplicaKey, SimDisk]) -> None:
         """Laws of one node after an event."""
         key, election = state.key, state.election
@@ -81,9 +90,25 @@ class Checker:
             (state.log.flushed_offset, disk.durable_end_offset),
         )
         require(state.log.last_epoch <= election.quorum_epoch, "log is of epochs seen", election)
+        self._snapshot_laws(state, disk)
         self._high_watermark_laws(state, disk, disks)
         if isinstance(state.role, Leader):
             self._leader_laws(state, disk)
+
+    def _snapshot_laws(self, state: RaftState, disk: SimDisk) -> None:
+        """A log above 0 begins at a snapshot that is there [SnapshotAtLogStart]."""
+        log, base = state.log, disk.base
+        start = (log.log_start_offset, log.start_epoch)
+        require(start == ((0, 0) if base is None else (base.next_offset, base.epoch)), "shadow of the log start", start)
+        ids = tuple(snapshot.id for snapshot in disk.snapshots)
+        # One that was made a moment ago is told to the core in the next step.
+        require(ids[: len(state.snapshots.ids)] == state.snapshots.ids, "kept snapshots are on the disk", ids)
+        require(
+            base is None or any(snapshot.last is base or snapshot.last == base for snapshot in disk.snapshots),
+            "a snapshot at the log start [SnapshotAtLogStart]",
+            (start, ids),
+        )
+        require(log.last_epoch == (0 if disk.last is None else disk.last.epoch), "epoch before the end", log.last_epoch)
 
     def _one_leader(self, epoch: QuorumEpoch, leader_id: NodeId) -> None:
         known = self._leader_of.setdefault(epoch, leader_id)
@@ -195,6 +220,18 @@ class Checker:
                 )
             case Activate(start_offset=start_offset):
                 require(start_offset <= self.committed_end_offset, "activation follows a commit", start_offset)
+            case InstallSnapshot(snapshot=snapshot):
+                require(
+                    isinstance(state.role, Follower), "no leader loads a snapshot [LeaderNeverLoadSnapshot]", effect
+                )
+                require(state.high_watermark == snapshot.end_offset, "high watermark of the snapshot", effect)
+                voters = None if disk.last is None else disk.last.voters_after
+                require(state.voter_set == voters, "voters of the snapshot", (state.voter_set, voters))
+                require(
+                    self._committed.get(snapshot.end_offset) == disk.history_at(snapshot.end_offset),
+                    "what is installed is committed [ConsistentCommittedData]",
+                    effect,
+                )
             case ReportViolation(text=text):
                 require(False, "no node breaks the protocol", text)
             case _:

@@ -17,6 +17,7 @@ import grpc.aio
 
 from metaquorum.rpc.quorum_service import QuorumServicer
 from metaquorum.runtime.first_start import FirstStart, InitialVoter, format_observer, format_with_voters
+from metaquorum.runtime.image_store import LoadedImage
 from metaquorum.runtime.quorum_node import (
     CommittedBatch,
     QuorumLeader,
@@ -64,6 +65,10 @@ class RecordingListener:
         self.batches.append(batch)
         if not batch.is_control:
             self.records.extend(batch.records)
+
+    def on_snapshot(self, loaded: LoadedImage) -> None:
+        """Refuse: there is no image here."""
+        raise AssertionError(f"snapshot at {loaded.image.metadata_offset} for a listener without an image")
 
     def on_leader(self, leader: QuorumLeader) -> None:
         """Remember a leader."""

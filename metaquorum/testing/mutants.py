@@ -24,12 +24,13 @@ from metaquorum.raft import (
     membership,
     outbox,
     reads,
+    snapshots,
     start,
     state,
     transitions,
     voters,
 )
-from metaquorum.testing.options import SimOptions, election_storm, membership_storm, pause_storm
+from metaquorum.testing.options import SimOptions, election_storm, membership_storm, pause_storm, snapshot_storm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +237,62 @@ MUTANTS = (
         old="committed >= change.next_offset",
         new="True",
         options=membership_storm,
+    ),
+    Mutant(
+        name="the log is trimmed above the snapshot",
+        owner=snapshots,
+        function="_on_created",
+        old="    oldest = kept[0]\n",
+        new="    oldest = SnapshotId(end_offset=state.log.log_end_offset, epoch=state.log.last_epoch)\n",
+        options=snapshot_storm,
+    ),
+    Mutant(
+        name="an install keeps the epoch of the old log",
+        owner=log_view.LogView,
+        function="truncate_fully",
+        old="self.start_epoch = to.epoch",
+        new="self.start_epoch = self.last_epoch or to.epoch",
+        options=snapshot_storm,
+    ),
+    Mutant(
+        name="an install forgets the voters",
+        owner=snapshots,
+        function="_on_downloaded",
+        old="state.voters.reset(snapshot.end_offset, event.voters)",
+        new="state.voters.truncate_suffix(LOG_BEGIN)",
+        options=snapshot_storm,
+    ),
+    Mutant(
+        name="an install keeps the old high watermark",
+        owner=snapshots,
+        function="_on_downloaded",
+        old="state.raise_high_watermark(snapshot.end_offset)",
+        new="pass",
+        options=snapshot_storm,
+    ),
+    Mutant(
+        name="an interrupted install is not seen at the start",
+        owner=snapshots,
+        function="must_restart_log",
+        old="not log.contains(newest)",
+        new="newest.end_offset > log.log_end_offset + 1_000",
+        options=snapshot_storm,
+    ),
+    Mutant(
+        name="the only snapshot is dropped with the log that it stands for",
+        owner=snapshots,
+        function="_on_created",
+        old="(*state.snapshots.ids, snapshot)[-state.config.kept_snapshots :]",
+        new="(*state.snapshots.ids[:-1], snapshot)[-state.config.kept_snapshots :]",
+        options=snapshot_storm,
+    ),
+    Mutant(
+        name="a log that parted before the log start is cut instead of replaced",
+        owner=snapshots,
+        function="snapshot_for",
+        old="if request.last_fetched_epoch < log.start_epoch:",
+        new="if False:",
+        options=snapshot_storm,
     ),
     Mutant(
         name="records are appended before leadership is on disk",

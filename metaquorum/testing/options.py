@@ -31,6 +31,9 @@ class SimOptions:
         down_ms_max: longest time that a stopped node stays down, and that a cut lasts.
         change_every_ms: mean time between requests to change the voters; None for none.
         transfer_every_ms: mean time between requests to hand the leadership over; None for none.
+        snapshot_every: records between two snapshots of a node; None for no snapshots.
+        kept_snapshots: snapshots that a node keeps.
+        power_loss: chance that the power goes between the steps of an install or of a trim.
     """
 
     voter_count: int
@@ -49,6 +52,9 @@ class SimOptions:
     down_ms_max: int
     change_every_ms: int | None
     transfer_every_ms: int | None
+    snapshot_every: int | None = None
+    kept_snapshots: int = 2
+    power_loss: float = 0.0
 
 
 def draw_options(rng: random.Random) -> SimOptions:
@@ -75,6 +81,9 @@ def draw_options(rng: random.Random) -> SimOptions:
         down_ms_max=rng.choice([50, 500, 3_000]),
         change_every_ms=sometimes(100, 3_000),
         transfer_every_ms=sometimes(500, 5_000, 0.4),
+        snapshot_every=rng.choice([None, 3, 10, 50, 300]),
+        kept_snapshots=rng.choice([1, 2, 3]),
+        power_loss=rng.choice([0.0, 0.02, 0.2]),
     )
 
 
@@ -118,4 +127,18 @@ def pause_storm(seed: int) -> SimOptions:
     """Options under which leaders sleep until others lead, and wake: for mistakes that show old data."""
     return replace(
         election_storm(seed), crash_every_ms=None, cut_every_ms=None, pause_every_ms=1_500, down_ms_max=3_000
+    )
+
+
+def snapshot_storm(seed: int) -> SimOptions:
+    """Options under which replicas are down for longer than the log lasts: for the hunt of mutants of snapshots."""
+    return replace(
+        election_storm(seed),
+        crash_every_ms=300,
+        down_ms_max=600,
+        proposal_every_ms=10,
+        observer_count=1,
+        snapshot_every=5,
+        kept_snapshots=1 + seed % 2,
+        power_loss=0.1,
     )

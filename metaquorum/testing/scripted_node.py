@@ -50,6 +50,7 @@ from metaquorum.raft.types import (
     Offset,
     QuorumEpoch,
     ReplicaKey,
+    SnapshotId,
 )
 from metaquorum.raft.voters import Voter, VoterHistory, voter_set
 
@@ -61,6 +62,11 @@ RequestT = TypeVar("RequestT", bound=Request)
 def key(number: int) -> ReplicaKey:
     """Replica key of a node by its number."""
     return ReplicaKey(node_id=NodeId(number), directory_id=b"directory-%06d" % number)
+
+
+def snapshot_id(end_offset: int, epoch: int) -> SnapshotId:
+    """Id of a snapshot in one line."""
+    return SnapshotId(end_offset=Offset(end_offset), epoch=QuorumEpoch(epoch))
 
 
 def election_state(epoch: int, *, leader: int | None = None, voted: int | None = None) -> ElectionState:
@@ -95,6 +101,9 @@ class ScriptedNode:
         voters_in_log: whether the log has a VotersRecord (at offset 1).
         knows_voters: whether the node was formatted with the voters.
         addresses: configured addresses by number of the node.
+        start: (offset, epoch of the record before) at which the log on disk begins, when not at 0.
+        snapshots: (end offset, epoch) of the snapshots on disk.
+        committed_offset: what the image on disk says to be committed.
     """
 
     def __init__(
@@ -110,6 +119,9 @@ class ScriptedNode:
         voters_in_log: bool | None = None,
         knows_voters: bool = True,
         addresses: Mapping[int, str] | None = None,
+        start: tuple[int, int] | None = None,
+        snapshots: Sequence[tuple[int, int]] = (),
+        committed_offset: int = 0,
     ) -> None:
         members = voter_set([Voter(key=key(voter), address=f"n{voter}") for voter in voters])
         in_log = log_end_offset > 1 if voters_in_log is None else voters_in_log
@@ -135,7 +147,10 @@ class ScriptedNode:
                 epochs=[(QuorumEpoch(epoch), Offset(start)) for epoch, start in epochs],
                 log_end_offset=Offset(log_end_offset),
                 flushed_offset=Offset(log_end_offset),
+                start=None if start is None else snapshot_id(*start),
             ),
+            kept_snapshots=[snapshot_id(*snapshot) for snapshot in snapshots],
+            committed_offset=Offset(committed_offset),
         )
 
     @property
@@ -294,6 +309,7 @@ class ScriptedNode:
         batches: FetchedBatches | None = None,
         high_watermark: int | None = None,
         diverging: tuple[int, int] | None = None,
+        snapshot: tuple[int, int] | None = None,
     ) -> FetchResponse:
         """A leader of the present epoch answers a fetch."""
         end = None
@@ -306,6 +322,7 @@ class ScriptedNode:
             high_watermark=None if high_watermark is None else Offset(high_watermark),
             diverging=end,
             batches=batches,
+            snapshot=None if snapshot is None else snapshot_id(*snapshot),
         )
 
     # Whole stories.

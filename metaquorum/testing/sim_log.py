@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A metadata log and vote file on a simulated disk.
+"""A metadata log, its snapshots and a vote file on a simulated disk.
 
 Owns what is written and what of it is durable. A crash keeps the durable part and a seeded prefix of the rest, as a
 file system does with an append-only file; truncation is durable at once, as the storage engine promises.
@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from metaquorum.raft import snapshots
+from metaquorum.raft.log_view import LogView
 from metaquorum.raft.messages import BatchSpan, FetchedBatches
-from metaquorum.raft.types import INITIAL_ELECTION_STATE, ElectionState, Offset, QuorumEpoch
+from metaquorum.raft.types import INITIAL_ELECTION_STATE, ElectionState, Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimBatch:
-    """One batch; `history` is a digest of it and of all before it."""
+    """One batch; `history` is a digest of it and of all before it, `voters_after` who votes at its end."""
 
     base_offset: Offset
     next_offset: Offset
@@ -27,6 +29,20 @@ class SimBatch:
     payload: str
     voters: VoterSet | None
     history: bytes
+    voters_after: VoterSet | None
+    before: SimBatch | None = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimSnapshot:
+    """A snapshot: its content is the last batch in it and, by that one's `before`, all the others."""
+
+    last: SimBatch
+
+    @property
+    def id(self) -> SnapshotId:
+        """Its id."""
+        return SnapshotId(end_offset=self.last.next_offset, epoch=self.last.epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,26 +57,46 @@ class SimDisk:
 
     def __init__(self) -> None:
         self.batches: list[SimBatch] = []
+        self.base: SimBatch | None = None
+        self.snapshots: list[SimSnapshot] = []
+        self.applied_offset = Offset(0)
         self.durable_count = 0
         self.election: ElectionState = INITIAL_ELECTION_STATE
         self.electing: ElectionState | None = None
 
     @property
+    def log_start_offset(self) -> Offset:
+        """Beginning of the log (inclusive)."""
+        return Offset(0) if self.base is None else self.base.next_offset
+
+    @property
+    def last(self) -> SimBatch | None:
+        """The batch before the end, be it in the log or in the snapshot before it."""
+        return self.batches[-1] if self.batches else self.base
+
+    @property
     def log_end_offset(self) -> Offset:
         """End of what is written (exclusive)."""
-        return self.batches[-1].next_offset if self.batches else Offset(0)
+        return Offset(0) if self.last is None else self.last.next_offset
 
     @property
     def durable_end_offset(self) -> Offset:
         """End of what is durable (exclusive)."""
-        return self.batches[self.durable_count - 1].next_offset if self.durable_count else Offset(0)
+        return self.batches[self.durable_count - 1].next_offset if self.durable_count else self.log_start_offset
 
     def history_at(self, end_offset: Offset) -> bytes | None:
         """Digest of the log below end_offset; None when no batch ends there."""
         if end_offset == 0:
             return b""
+        batch = self.batch_before(end_offset)
+        return None if batch is None else batch.history
+
+    def batch_before(self, end_offset: Offset) -> SimBatch | None:
+        """The batch that ends at an offset, the last one before the log start included; None when none does."""
+        if self.base is not None and self.base.next_offset == end_offset:
+            return self.base
         index = self._find(end_offset)
-        return self.batches[index].history if index is not None else None
+        return self.batches[index] if index is not None else None
 
     def _find(self, end_offset: Offset) -> int | None:
         low, high = 0, len(self.batches)
@@ -73,10 +109,17 @@ class SimDisk:
         found = low < len(self.batches) and self.batches[low].next_offset == end_offset
         return low if found else None
 
+    def flushed(self, batch: SimBatch) -> None:
+        """Everything up to a batch reached the disk; one that was cut meanwhile proves nothing."""
+        index = self._find(batch.next_offset)
+        if index is not None and self.batches[index] is batch:
+            self.durable_count = max(self.durable_count, index + 1)
+
     def append(self, *, next_offset: Offset, epoch: QuorumEpoch, payload: str, voters: VoterSet | None) -> SimBatch:
         """Write one batch at the end."""
         base_offset = self.log_end_offset
-        before = self.batches[-1].history if self.batches else b""
+        last = self.last
+        before = last.history if last is not None else b""
         text = f"{base_offset} {next_offset} {epoch} {payload}".encode()
         batch = SimBatch(
             base_offset=base_offset,
@@ -85,6 +128,8 @@ class SimDisk:
             payload=payload,
             voters=voters,
             history=hashlib.blake2b(before + text, digest_size=8).digest(),
+            voters_after=voters if voters is not None or last is None else last.voters_after,
+            before=last,
         )
         self.batches.append(batch)
         return batch
@@ -92,7 +137,7 @@ class SimDisk:
     def read(self, offset: Offset, limit: int) -> SimFetchedBatches:
         """Read up to `limit` whole batches from an offset at which one begins."""
         index = self._find(offset)
-        first = 0 if offset == 0 else (index or 0) + 1
+        first = 0 if index is None else index + 1
         batches = tuple(self.batches[first : first + limit])
         assert batches, f"nothing to read at {offset}"
         assert batches[0].base_offset == offset, f"no batch begins at {offset}"
@@ -114,6 +159,47 @@ class SimDisk:
         self.durable_count = min(self.durable_count, len(self.batches))
         return before - len(self.batches)
 
+    def truncate_prefix(self, to: SnapshotId) -> None:
+        """Let the log begin at a snapshot's end, durably."""
+        self.base = self.batch_before(to.end_offset)
+        kept = [batch for batch in self.batches if batch.base_offset >= to.end_offset]
+        self.durable_count = max(0, self.durable_count - (len(self.batches) - len(kept)))
+        self.batches = kept
+
+    def truncate_fully(self, snapshot: SimSnapshot) -> None:
+        """Empty the log and let it begin at a snapshot's end, durably."""
+        self.batches.clear()
+        self.durable_count = 0
+        self.base = snapshot.last
+
+    def remove_old_snapshots(self) -> None:
+        """Remove snapshots that end before the log begins."""
+        self.snapshots = [one for one in self.snapshots if one.id.end_offset >= self.log_start_offset]
+
+    def find_snapshot(self, wanted: SnapshotId) -> SimSnapshot | None:
+        """The snapshot with this id, or None."""
+        return next((one for one in self.snapshots if one.id == wanted), None)
+
+    def heal(self) -> bool:
+        """What a start does about an interrupted install or trim; whether the log began again."""
+        newest = max(self.snapshots, key=lambda one: one.id.end_offset, default=None)
+        restarts = newest is not None and snapshots.must_restart_log(newest.id, self.view())
+        if newest is not None and restarts:
+            self.truncate_fully(newest)
+        self.remove_old_snapshots()
+        return restarts
+
+    def view(self) -> LogView:
+        """The shadow of the log for the core, after a crash: what is read back is on the disk."""
+        epochs: list[tuple[QuorumEpoch, Offset]] = []
+        for batch in self.batches:
+            if not epochs or batch.epoch != epochs[-1][0]:
+                epochs.append((batch.epoch, batch.base_offset))
+        start = None if self.base is None else SimSnapshot(last=self.base).id
+        return LogView(
+            epochs=epochs, log_end_offset=self.log_end_offset, flushed_offset=self.log_end_offset, start=start
+        )
+
     def crash(self, rng: random.Random) -> int:
         """Lose power: a prefix of what was not durable survives, and the vote under way may or may not.
 
@@ -125,6 +211,9 @@ class SimDisk:
         del self.batches[survivors:]
         # What is read back after the crash is on the disk.
         self.durable_count = survivors
+        if rng.random() < 0.5:
+            # The image on the disk is older than what was applied; a snapshot is never lost.
+            self.applied_offset = Offset(0)
         if self.electing is not None and rng.random() < 0.5:
             self.election = self.electing
         self.electing = None

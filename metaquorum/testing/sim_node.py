@@ -20,9 +20,12 @@ from metaquorum.raft.effects import (
     AppendAsFollower,
     AppendAsLeader,
     Deactivate,
+    DiscardSnapshot,
+    DownloadSnapshot,
     Effect,
     FinishShutdown,
     FlushLog,
+    InstallSnapshot,
     PersistElectionState,
     Proposal,
     ReadReady,
@@ -31,21 +34,23 @@ from metaquorum.raft.effects import (
     Reply,
     ReplyWithBatches,
     Send,
+    TrimLog,
     TruncateLog,
     VotersChange,
 )
 from metaquorum.raft.events import ElectionStatePersisted, Event, LogFlushed, Started, Tick
-from metaquorum.raft.log_view import LogView
 from metaquorum.raft.messages import Response
 from metaquorum.raft.node import RaftNode
 from metaquorum.raft.roles import Leader, Resigned
 from metaquorum.raft.state import Identity
-from metaquorum.raft.types import Offset, QuorumEpoch, ReplicaKey
+from metaquorum.raft.types import Offset, ReplicaKey
 from metaquorum.raft.voters import VoterHistory, VoterSet
 from metaquorum.testing.invariants import Checker
+from metaquorum.testing.options import SimOptions
 from metaquorum.testing.scheduler import Scheduler
 from metaquorum.testing.sim_log import SimBatch, SimDisk, SimFetchedBatches
 from metaquorum.testing.sim_reader import ReadChecker
+from metaquorum.testing.sim_snapshots import PowerLostError, SimSnapshots
 
 
 class World(Protocol):
@@ -56,7 +61,9 @@ class World(Protocol):
     reads: ReadChecker
     counts: Counter[str]
     config: RaftConfig
+    options: SimOptions
     disks: dict[ReplicaKey, SimDisk]
+    is_healed: bool
     read_batches_max: int
 
     def carry_request(self, node: SimNode, send: Send) -> None:
@@ -65,6 +72,14 @@ class World(Protocol):
 
     def carry_response(self, node: SimNode, token: int, response: Response) -> None:
         """Take a response back to who asked under this token."""
+        ...
+
+    def carry_download(self, node: SimNode, effect: DownloadSnapshot) -> None:
+        """Fetch a snapshot from the node at its address, piece by piece."""
+        ...
+
+    def restart_later(self, node: SimNode) -> None:
+        """Start a node again after a while."""
         ...
 
     def on_commit(self, node: SimNode, commit_offset: Offset) -> None:
@@ -106,6 +121,7 @@ class SimNode:
         self.incarnation = 0
         self.paused_until_ms = 0
         self.raft: RaftNode | None = None
+        self.snapshots = SimSnapshots(self)
         self._addresses = addresses
         self._flush_ms_max = flush_ms_max
         self._rng: random.Random = world.scheduler.rng(f"disk/{name}")
@@ -114,6 +130,11 @@ class SimNode:
         self._tick_at_ms: int | None = None
         self._proposal_payload = ""
         self._rejected = False
+
+    @property
+    def rng(self) -> random.Random:
+        """Chance of this machine's disk."""
+        return self._rng
 
     @property
     def is_up(self) -> bool:
@@ -132,11 +153,12 @@ class SimNode:
         self.incarnation += 1
         self._tick_at_ms = None
         self.paused_until_ms = 0
-        epochs: list[tuple[QuorumEpoch, Offset]] = []
-        for batch in disk.batches:
-            if not epochs or batch.epoch != epochs[-1][0]:
-                epochs.append((batch.epoch, batch.base_offset))
+        if disk.heal():
+            world.counts["interrupted install healed"] += 1
+        self.snapshots = SimSnapshots(self)
         changes = [(batch.base_offset, batch.voters) for batch in disk.batches if batch.voters is not None]
+        if disk.base is not None and disk.base.voters_after is not None:
+            changes.insert(0, (Offset(disk.log_start_offset - 1), disk.base.voters_after))
         self.raft = RaftNode(
             identity=Identity(
                 key=self.key, cluster_id="simulated", address=self.name, bootstrap_addresses=self._addresses
@@ -145,7 +167,9 @@ class SimNode:
             rng=world.scheduler.rng(f"raft/{self.name}/{self.incarnation}"),
             election=disk.election,
             voters=VoterHistory(self.initial_voters, changes),
-            log=LogView(epochs=epochs, log_end_offset=disk.log_end_offset, flushed_offset=disk.log_end_offset),
+            log=disk.view(),
+            kept_snapshots=[snapshot.id for snapshot in disk.snapshots],
+            committed_offset=disk.applied_offset,
         )
         world.checker.on_restart(self.key)
         self.handle(Started())
@@ -173,12 +197,18 @@ class SimNode:
         """Step the core, carry its effects out, check the laws."""
         assert self.raft is not None, f"{self.name} is down"
         was = type(self.raft.state.role)
+        world = self.world
         effects = self.raft.step(event, self.local_now_ms())
         self.world.note(self, event, effects)
         self._count_change(was)
         finished = False
-        for effect in effects:
-            finished = self._execute(effect) or finished
+        try:
+            for effect in effects:
+                finished = self._execute(effect) or finished
+        except PowerLostError:
+            self.stop()
+            world.restart_later(self)
+            return
         self.world.checker.on_state(self.raft.state, self.disk, self.world.disks)
         for effect in effects:
             self.world.checker.on_effect(self.raft.state, self.disk, effect)
@@ -205,7 +235,7 @@ class SimNode:
         match effect:
             case PersistElectionState(sequence=sequence, state=state):
                 disk.electing = state
-                self._later(lambda: self._persisted(sequence))
+                self.later(lambda: self._persisted(sequence))
             case AppendAsLeader(next_offset=next_offset, quorum_epoch=epoch, content=content):
                 payload = self._proposal_payload if isinstance(content, Proposal) else type(content).__name__
                 voters = content.voters if isinstance(content, VotersChange) else None
@@ -225,8 +255,8 @@ class SimNode:
                 world.counts["truncation"] += 1
                 disk.truncate_suffix(to_offset)
             case FlushLog(flush_id=flush_id):
-                batch, count = disk.batches[-1], len(disk.batches)
-                self._later(lambda: self._flushed(flush_id, batch, count))
+                batch = disk.batches[-1]
+                self.later(lambda: self._flushed(flush_id, batch))
             case Send():
                 world.carry_request(self, effect)
             case Reply(token=token, response=response):
@@ -237,6 +267,8 @@ class SimNode:
                 self._rejected = True
             case AdvanceCommit(commit_offset=commit_offset):
                 world.on_commit(self, commit_offset)
+                disk.applied_offset = commit_offset
+                self.snapshots.on_commit(commit_offset)
             case ReadReady(read_id=read_id, read_offset=read_offset):
                 world.reads.end(read_id, read_offset, world.checker.committed_end_offset)
             case RejectRead(read_id=read_id):
@@ -246,6 +278,8 @@ class SimNode:
             case FinishShutdown():
                 world.counts["orderly shutdown"] += 1
                 return True
+            case DownloadSnapshot() | DiscardSnapshot() | InstallSnapshot() | TrimLog():
+                self.snapshots.execute(effect)
             case _:
                 pass
         return False
@@ -260,14 +294,11 @@ class SimNode:
         self.disk.electing = None
         self.handle(ElectionStatePersisted(sequence=sequence))
 
-    def _flushed(self, flush_id: int, batch: SimBatch, count: int) -> None:
-        disk = self.disk
-        # What was cut meanwhile, or cut and written anew, is not what this flush was about.
-        if len(disk.batches) >= count and disk.batches[count - 1] is batch:
-            disk.durable_count = max(disk.durable_count, count)
+    def _flushed(self, flush_id: int, batch: SimBatch) -> None:
+        self.disk.flushed(batch)
         self.handle(LogFlushed(flush_id=flush_id))
 
-    def _later(self, complete: Callable[[], None]) -> None:
+    def later(self, complete: Callable[[], None]) -> None:
         """Run a completion when the disk is done, unless the process is gone by then."""
         incarnation = self.incarnation
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from metaquorum.raft.config import RaftConfig
-from metaquorum.raft.effects import AnswerTransfer, AnswerVoterChange, Effect, Send
+from metaquorum.raft.effects import AnswerTransfer, AnswerVoterChange, DownloadSnapshot, Effect, Send
 from metaquorum.raft.events import (
     Event,
     Failure,
@@ -30,11 +30,13 @@ from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.testing.invariants import Checker, InvariantViolation, require
 from metaquorum.testing.options import SimOptions, draw_options
 from metaquorum.testing.scheduler import Scheduler
+from metaquorum.testing.sim_downloads import SimDownloads
 from metaquorum.testing.sim_log import SimDisk
 from metaquorum.testing.sim_network import SimNetwork
 from metaquorum.testing.sim_node import SimNode
 from metaquorum.testing.sim_operator import SimOperator
 from metaquorum.testing.sim_reader import ReadChecker
+from metaquorum.testing.sim_snapshots import whole_log
 
 CONVERGE_MS_MAX = 60_000
 """A healed quorum must have committed a fresh record everywhere within this virtual time."""
@@ -60,11 +62,12 @@ class SimulatedQuorum:
         self.counts: Counter[str] = Counter()
         self.checker = Checker()
         self.reads = ReadChecker(self.counts)
-        self.config = RaftConfig()
+        self.config = RaftConfig(kept_snapshots=self.options.kept_snapshots)
         # Few batches in one fetch answer, so that catching up takes several rounds; many once all is to come right.
         self.read_batches_max = 8
         self.history: deque[str] = deque(maxlen=HISTORY_STEPS)
         self._network = SimNetwork(self.scheduler, self.options, self.counts)
+        self._downloads = SimDownloads(self, self._network)
         self._faults = self.scheduler.rng("faults")
         self._workload = self.scheduler.rng("workload")
         self._next_token = 1
@@ -72,7 +75,7 @@ class SimulatedQuorum:
         self._proposal_count = 0
         self._waiting: dict[str, deque[tuple[Offset, Offset, str]]] = {}
         self._acknowledged: dict[Offset, tuple[Offset, str]] = {}
-        self._is_healed = False
+        self.is_healed = False
         self._has_wiped = False
         self.nodes = self._build_nodes()
         self._operator = SimOperator(self)
@@ -132,7 +135,7 @@ class SimulatedQuorum:
             token = self._next_token
             self._next_token += 1
             self._tokens[token] = (node, incarnation, send.request_id)
-            self._hand_over(target, RequestReceived(token=token, request=send.request))
+            self.hand_over(target, RequestReceived(token=token, request=send.request))
 
         self._network.send(node.name, target.name, deliver)
 
@@ -142,9 +145,13 @@ class SimulatedQuorum:
 
         def deliver() -> None:
             if asker.is_up and asker.incarnation == incarnation:
-                self._hand_over(asker, ResponseReceived(request_id=request_id, response=response))
+                self.hand_over(asker, ResponseReceived(request_id=request_id, response=response))
 
         self._network.send(node.name, asker.name, deliver)
+
+    def carry_download(self, node: SimNode, effect: DownloadSnapshot) -> None:
+        """Fetch a snapshot from the machine at its address."""
+        self._downloads.begin(node, next(other for other in self.nodes if other.name == effect.address), effect)
 
     def on_commit(self, node: SimNode, commit_offset: Offset) -> None:
         """Acknowledge what this node proposed and has committed now."""
@@ -181,7 +188,8 @@ class SimulatedQuorum:
         self.scheduler.trace(line)
         self.history.append(line)
 
-    def _hand_over(self, node: SimNode, event: Event) -> None:
+    def hand_over(self, node: SimNode, event: Event) -> None:
+        """Step a node with an event, unless its process ends before it gets to it."""
         incarnation = node.incarnation
 
         def handle() -> None:
@@ -198,7 +206,7 @@ class SimulatedQuorum:
 
         def deliver() -> None:
             if node.is_up and node.incarnation == incarnation:
-                self._hand_over(node, RequestFailed(request_id=request_id, failure=Failure.REFUSED))
+                self.hand_over(node, RequestFailed(request_id=request_id, failure=Failure.REFUSED))
 
         self.scheduler.after(self._faults.randint(0, 3), deliver)
 
@@ -225,13 +233,14 @@ class SimulatedQuorum:
         assert callable(fault), "a fault is a method"
 
         def strike() -> None:
-            if not self._is_healed:
+            if not self.is_healed:
                 fault()
                 self.scheduler.after(self._faults.randint(1, 2 * mean_ms), strike)
 
         self.scheduler.after(self._faults.randint(1, 2 * mean_ms), strike)
 
-    def _restart_later(self, node: SimNode) -> None:
+    def restart_later(self, node: SimNode) -> None:
+        """Start a machine again after a while."""
         self.scheduler.after(self._faults.randint(1, self.options.down_ms_max), lambda: self._start(node))
 
     def _pick(self) -> SimNode:
@@ -244,20 +253,20 @@ class SimulatedQuorum:
         if node.is_up:
             self.counts["crash"] += 1
             node.stop()
-            self._restart_later(node)
+            self.restart_later(node)
 
     def _shut_down(self) -> None:
         node = self._pick()
         if node.is_up:
-            self._hand_over(node, ShutdownRequested())
+            self.hand_over(node, ShutdownRequested())
             self._restart_when_down(node)
 
     def _restart_when_down(self, node: SimNode) -> None:
         """Poll until the orderly shutdown is over, then start again."""
-        if node.is_up and not self._is_healed:
+        if node.is_up and not self.is_healed:
             self.scheduler.after(50, lambda: self._restart_when_down(node))
         elif not node.is_up:
-            self._restart_later(node)
+            self.restart_later(node)
 
     def _cut(self) -> None:
         if len(self.nodes) < 2:
@@ -282,7 +291,7 @@ class SimulatedQuorum:
 
     def _wipe(self) -> None:
         """A voter loses its disk and comes back with a fresh directory id: another replica, so an observer."""
-        if self._has_wiped or self._is_healed:
+        if self._has_wiped or self.is_healed:
             return
         node = self._operator.disk_to_lose()
         if node is None:
@@ -307,7 +316,7 @@ class SimulatedQuorum:
         self.disks[fresh.key] = fresh.disk
         self._waiting.pop(node.name, None)
         self._operator.on_stop(node)
-        self._restart_later(fresh)
+        self.restart_later(fresh)
 
     # The client.
 
@@ -316,7 +325,7 @@ class SimulatedQuorum:
             self._propose()
             self._read()
             # A client that proposes faster than the disks flush is a fault as well, and ends with the others.
-            mean_ms = max(self.options.proposal_every_ms, 200 if self._is_healed else 0)
+            mean_ms = max(self.options.proposal_every_ms, 200 if self.is_healed else 0)
             self.scheduler.after(self._workload.randint(0, 2 * mean_ms), strike)
 
         self.scheduler.after(0, strike)
@@ -357,7 +366,7 @@ class SimulatedQuorum:
     # The end.
 
     def _heal(self) -> None:
-        self._is_healed = True
+        self.is_healed = True
         self.read_batches_max = 1_000
         self._network.heal()
         for node in self.nodes:
@@ -407,7 +416,8 @@ class SimulatedQuorum:
                 "logs are equal below the high watermark",
                 (node.name, end_offset),
             )
-        by_offset = {batch.base_offset: batch for batch in leader.disk.batches}
+        whole = list(whole_log(leader.disk))
+        by_offset = {batch.base_offset: batch for batch in whole}
         for base_offset, (next_offset, payload) in self._acknowledged.items():
             batch = by_offset.get(base_offset)
             require(
@@ -415,7 +425,7 @@ class SimulatedQuorum:
                 "what was acknowledged is there",
                 (base_offset, payload, batch),
             )
-        values = Counter(batch.payload for batch in leader.disk.batches if batch.payload.startswith("value-"))
+        values = Counter(batch.payload for batch in whole if batch.payload.startswith("value-"))
         require(all(count == 1 for count in values.values()), "no record is there twice", values.most_common(3))
 
     def describe(self) -> str:

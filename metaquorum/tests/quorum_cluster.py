@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -19,6 +20,7 @@ from lograft.wire.status import RemoteStatus, parse_rpc_error
 
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.runtime.first_start import InitialVoter, format_with_voters
+from metaquorum.runtime.quorum_node import SnapshotSettings
 from metaquorum.server import QuorumServer
 from metaquorum.settings import Address, QuorumServerSettings
 
@@ -57,7 +59,13 @@ async def until(condition: Callable[[], T | None], *, what: str) -> T:
 
 
 def settings_for(
-    node_id: int, port: int, voters: Mapping[int, str], *, controller: ControllerSettings | None = None, **changes: bool
+    node_id: int,
+    port: int,
+    voters: Mapping[int, str],
+    *,
+    controller: ControllerSettings | None = None,
+    snapshots: SnapshotSettings | None = None,
+    **changes: bool,
 ) -> QuorumServerSettings:
     """Return the settings of a voter on loopback."""
     return QuorumServerSettings(
@@ -66,6 +74,7 @@ def settings_for(
         listen=Address(host=HOST, port=port),
         voters=voters,
         controller=controller or ControllerSettings(),
+        snapshots=snapshots or SnapshotSettings(),
         **changes,
     )
 
@@ -77,21 +86,35 @@ class QuorumCluster:
         directory: where the data directories lie.
         count: number of voters, with the node ids from 1 on.
         controller: times and limits of the controller.
+        snapshots: when snapshots are made.
     """
 
-    def __init__(self, directory: Path, count: int, *, controller: ControllerSettings | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        count: int,
+        *,
+        controller: ControllerSettings | None = None,
+        snapshots: SnapshotSettings | None = None,
+    ) -> None:
         self.directory = directory
         self.controller = controller
+        self.snapshots = snapshots
         self.ports = dict(enumerate(free_ports(count), start=1))
         self.voters = {node_id: f"{HOST}:{port}" for node_id, port in self.ports.items()}
         self.servers: dict[int, QuorumServer] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
-        initial = [
+        self._initial = [
             InitialVoter(node_id=node_id, address=address, directory_id=node_id.to_bytes(16, "big"))
             for node_id, address in self.voters.items()
         ]
         for node_id in self.voters:
-            format_with_voters(self.path(node_id), node_id=node_id, cluster_id=CLUSTER, voters=initial)
+            format_with_voters(self.path(node_id), node_id=node_id, cluster_id=CLUSTER, voters=self._initial)
+
+    def format_again(self, node_id: int) -> None:
+        """Give a stopped voter an empty directory with its old identity, as if it had never come beyond its format."""
+        shutil.rmtree(self.path(node_id))
+        format_with_voters(self.path(node_id), node_id=node_id, cluster_id=CLUSTER, voters=self._initial)
 
     def path(self, node_id: int) -> Path:
         """Return the data directory of a voter."""
@@ -100,7 +123,10 @@ class QuorumCluster:
     async def start(self, node_id: int) -> QuorumServer:
         """Start a voter."""
         server = QuorumServer(
-            settings_for(node_id, self.ports[node_id], self.voters, controller=self.controller), self.path(node_id)
+            settings_for(
+                node_id, self.ports[node_id], self.voters, controller=self.controller, snapshots=self.snapshots
+            ),
+            self.path(node_id),
         )
         await server.start()
         self.servers[node_id] = server

@@ -15,6 +15,7 @@ import pytest
 from lograft.v1 import admin_pb2, admin_pb2_grpc
 
 from metaquorum.__main__ import UsageError, parse_directory_id, parse_initial_voters
+from metaquorum.runtime.quorum_node import SnapshotSettings
 from metaquorum.settings import (
     Address,
     QuorumServerSettings,
@@ -316,6 +317,7 @@ LOOPBACK = Address(host="127.0.0.1", port=9641)
         ({"advertise": Address(host="0.0.0.0", port=1)}, "nobody can connect"),
         ({"advertise": Address(host="h", port=0)}, "nobody can connect"),
         ({"first_start": True, "voters": {2: "h:1"}}, "not among the voters"),
+        ({"snapshots": SnapshotSettings(kept=0)}, "at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, object], words: str) -> None:

@@ -22,11 +22,14 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.raft.effects import LeaderChange
+from metaquorum.raft.types import NodeId
 from metaquorum.runtime import commit_waiters
 from metaquorum.runtime.commit_waiters import CommandError, Outcome
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.image_store import ImageStore, open_image
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
+from metaquorum.runtime.quorum_codec import encode_control_record
 from metaquorum.runtime.quorum_node import BusyError, NotLeaderError
 from metaquorum.tests.controller_world import create_topic, register, view
 from metaquorum.tests.quorum_cluster import until
@@ -126,7 +129,8 @@ def control(base_offset: int, next_offset: int) -> CommittedBatch:
         next_offset=next_offset,
         quorum_epoch=EPOCH,
         append_timestamp_ms=0,
-        records=[b"not a metadata record"] * (next_offset - base_offset),
+        records=[encode_control_record(LeaderChange(leader_id=NodeId(1), granting_voters=()))]
+        * (next_offset - base_offset),
         is_control=True,
     )
 

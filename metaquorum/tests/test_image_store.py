@@ -225,8 +225,8 @@ def test_unreadable_database_is_thrown_away(tmp_path: Path, caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        (b"\x00", image_store._STATE.pack(2, 5, 1), "image format 2"),
-        (b"\x00", image_store._STATE.pack(1, -5, 1), "offset -5"),
+        (b"\x00", image_store._STATE.pack(1, 5, 1), "image format 1"),
+        (b"\x00", image_store._STATE.pack(2, -5, 1), "offset -5"),
         (b"\x00", b"short", "5 bytes"),
         (b"\x03" + bytes(16), b"\xff\xff", "cannot be read"),
         (b"\x04" + bytes(20), b"", "cannot be read"),
@@ -235,7 +235,7 @@ def test_unreadable_database_is_thrown_away(tmp_path: Path, caplog: pytest.LogCa
 def test_rows_that_cannot_be_are_refused(tmp_path: Path, key: bytes, value: bytes, words: str) -> None:
     """Another format, a negative offset, a short state, bytes that are no record: each is an unreadable image."""
     store, _ = open_image(tmp_path / "image")
-    store._database.put(b"\x00", image_store._STATE.pack(1, 5, 1))
+    store._database.put(b"\x00", image_store._STATE.pack(2, 5, 1))
     store._database.put(key, value)
     with pytest.raises(ImageUnreadableError, match=words):
         store.load()

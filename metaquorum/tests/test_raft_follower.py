@@ -16,13 +16,15 @@ from metaquorum.raft.effects import (
     ReportViolation,
     TruncateLog,
 )
-from metaquorum.raft.events import Failure, Tick
+from metaquorum.raft.events import Failure, ShutdownRequested, Tick
 from metaquorum.raft.messages import (
     FetchedBatches,
     FetchRequest,
     FetchResponse,
     PreVoteRequest,
     Refusal,
+    VoteRequest,
+    VoteResponse,
 )
 from metaquorum.raft.roles import Follower, Leader
 from metaquorum.raft.types import EpochEnd, NodeId, Offset, QuorumEpoch
@@ -286,3 +288,27 @@ def test_unattached_former_leader_looks_for_a_leader_with_flushed_offsets_only()
     node.complete(node.of(PersistElectionState)[0])
     assert node.role == "Unattached"
     assert node.sent(FetchRequest) == []
+
+
+def test_a_leaving_follower_starts_no_election() -> None:
+    """It waits for its last flush only; a silent leader is the others' affair."""
+    node = ScriptedNode(
+        auto_disk=False, election=election_state(1, leader=2), epochs=[(1, 0)], log_end_offset=2
+    ).start()
+    send, _ = node.sent(FetchRequest)[-1]
+    node.answer(send, node.leader_answer(2, batches=batches((2, 3, 1))))
+    node.now_ms += 900
+    node.step(ShutdownRequested())
+    node.now_ms += 200
+    node.step(Tick())
+    assert node.role == "Follower"
+
+
+def test_a_candidate_that_hears_of_a_leader_without_an_address_goes_on() -> None:
+    """It could not fetch from there; its own round decides."""
+    node = ScriptedNode(election=election_state(3, voted=1)).start()
+    assert node.role == "Candidate"
+    send, _ = node.sent(VoteRequest)[-1]
+    node.answer(send, VoteResponse(quorum_epoch=QuorumEpoch(3), leader_id=NodeId(99), granted=False))
+    assert node.role == "Candidate"
+    assert node.state.election.leader_id is None

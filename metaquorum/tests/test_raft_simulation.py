@@ -16,13 +16,14 @@ from metaquorum.raft.messages import FetchResponse, VoteRequest, VoteResponse
 from metaquorum.raft.types import ElectionState, NodeId, Offset, QuorumEpoch
 from metaquorum.testing.invariants import Checker, InvariantViolation
 from metaquorum.testing.mutants import MUTANTS, Mutant
-from metaquorum.testing.options import SimOptions, election_storm, membership_storm
+from metaquorum.testing.options import SimOptions, election_storm, membership_storm, snapshot_storm
 from metaquorum.testing.run import find_mutant, main, run_seed
 from metaquorum.testing.scheduler import Scheduler
-from metaquorum.testing.scripted_node import ScriptedNode, election_state, key
+from metaquorum.testing.scripted_node import ScriptedNode, election_state, key, snapshot_id
 from metaquorum.testing.sim_log import SimDisk
 from metaquorum.testing.sim_network import SimNetwork
 from metaquorum.testing.sim_quorum import SimulatedQuorum
+from metaquorum.testing.sim_snapshots import SimSnapshot
 
 SMOKE_SEEDS = range(40)
 SMOKE_EVENTS = 3_500
@@ -52,6 +53,10 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "voter added",
         "voter removed",
         "leadership transfer",
+        "snapshot made",
+        "log trimmed",
+        "snapshot installed",
+        "power lost in a trim",
     ):
         assert seen[name] >= 3, f"{name} in {seen[name]} of {len(SMOKE_SEEDS)} seeds"
 
@@ -81,10 +86,16 @@ def test_mutant_is_found(mutant: Mutant) -> None:
 
 
 def test_storm_is_clean_without_a_mutant() -> None:
-    """The options of the hunt find nothing in the core as it is."""
+    """The options of the hunts find nothing in the core as it is, and that of snapshots loses power where it matters."""
+    seen: Counter[str] = Counter()
     for seed in range(4):
         SimulatedQuorum(seed, election_storm(seed)).run(4_000)
         SimulatedQuorum(seed, membership_storm(seed)).run(4_000)
+        quorum = SimulatedQuorum(seed, snapshot_storm(seed))
+        quorum.run(4_000)
+        seen.update(quorum.counts)
+    assert seen["interrupted install healed"] >= 3
+    assert seen["power lost in a trim"] >= 3
 
 
 def test_mutants_leave_no_trace() -> None:
@@ -157,6 +168,23 @@ def shadow_out_of_step(node: ScriptedNode, disk: SimDisk, disks: object) -> None
     disk.batches.pop()
 
 
+def log_start_out_of_step(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
+    """The disk was trimmed and the core does not know."""
+    disk.snapshots.append(SimSnapshot(last=disk.batches[0]))
+    disk.truncate_prefix(snapshot_id(1, 1))
+
+
+def trimmed_without_a_snapshot(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
+    """The log begins above 0 and nothing stands for what is gone."""
+    disk.truncate_prefix(snapshot_id(1, 1))
+    node.state.log.truncate_prefix(snapshot_id(1, 1))
+
+
+def snapshot_not_on_disk(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
+    """The core would offer a snapshot that is not there."""
+    node.state.snapshots.replace([snapshot_id(1, 1)])
+
+
 def flushed_ahead(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
     """The core believes in a flush that did not happen."""
     disk.durable_count = 1
@@ -178,6 +206,9 @@ def log_of_the_future(node: ScriptedNode, disk: SimDisk, disks: object) -> None:
         (other_leader, "one leader per epoch"),
         (older_epoch, "persisted epoch never falls"),
         (shadow_out_of_step, "shadow of the log"),
+        (log_start_out_of_step, "shadow of the log start"),
+        (trimmed_without_a_snapshot, "SnapshotAtLogStart"),
+        (snapshot_not_on_disk, "kept snapshots are on the disk"),
         (flushed_ahead, "flushed means durable"),
         (high_watermark_alone, "a majority has what is committed"),
         (log_of_the_future, "log is of epochs seen"),

@@ -41,6 +41,8 @@ class _QuorumErrorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QuorumErr
     """A field is out of range."""
     QUORUM_ERROR_UNAVAILABLE: _QuorumError.ValueType  # 7
     """The receiver is starting or stopping."""
+    QUORUM_ERROR_SNAPSHOT_NOT_FOUND: _QuorumError.ValueType  # 8
+    """The leader has no snapshot with the id asked for, or no longer: fetch again."""
 
 class QuorumError(_QuorumError, metaclass=_QuorumErrorEnumTypeWrapper):
     """Outcome of a quorum request."""
@@ -61,6 +63,8 @@ QUORUM_ERROR_INVALID_REQUEST: QuorumError.ValueType  # 6
 """A field is out of range."""
 QUORUM_ERROR_UNAVAILABLE: QuorumError.ValueType  # 7
 """The receiver is starting or stopping."""
+QUORUM_ERROR_SNAPSHOT_NOT_FOUND: QuorumError.ValueType  # 8
+"""The leader has no snapshot with the id asked for, or no longer: fetch again."""
 Global___QuorumError: _TypeAlias = QuorumError  # noqa: Y015
 
 @_typing.final
@@ -495,6 +499,7 @@ class FetchQuorumResponse(_message.Message):
     DIVERGING_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     READ_ROUND_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     error: Global___QuorumError.ValueType
     """Outcome."""
@@ -516,6 +521,10 @@ class FetchQuorumResponse(_message.Message):
     def diverging(self) -> Global___DivergingEpoch:
         """Present when the logs diverge; `batches` is then empty."""
 
+    @_builtins.property
+    def snapshot(self) -> Global___SnapshotId:
+        """Present when the leader's log cannot continue the fetching node's: fetch this snapshot first. `batches` is then empty."""
+
     def __init__(
         self,
         *,
@@ -527,11 +536,12 @@ class FetchQuorumResponse(_message.Message):
         diverging: Global___DivergingEpoch | None = ...,
         log_start_offset: _builtins.int = ...,
         read_round: _builtins.int = ...,
+        snapshot: Global___SnapshotId | None = ...,
         batches: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "diverging", b"diverging", "high_watermark", b"high_watermark", "leader_id", b"leader_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "diverging", b"diverging", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "batches", b"batches", "diverging", b"diverging", "error", b"error", "high_watermark", b"high_watermark", "leader_address", b"leader_address", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "quorum_epoch", b"quorum_epoch", "read_round", b"read_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "batches", b"batches", "diverging", b"diverging", "error", b"error", "high_watermark", b"high_watermark", "leader_address", b"leader_address", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "quorum_epoch", b"quorum_epoch", "read_round", b"read_round", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
     _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015
@@ -611,3 +621,195 @@ class UpdateVoterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___UpdateVoterResponse: _TypeAlias = UpdateVoterResponse  # noqa: Y015
+
+@_typing.final
+class SnapshotId(_message.Message):
+    """Names a snapshot of the committed metadata."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    end_offset: _builtins.int
+    """Every record below is in the snapshot, exclusive."""
+    epoch: _builtins.int
+    """Epoch of the last of them."""
+    def __init__(
+        self,
+        *,
+        end_offset: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotId: _TypeAlias = SnapshotId  # noqa: Y015
+
+@_typing.final
+class FetchSnapshotRequest(_message.Message):
+    """Asks the leader for a snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    QUORUM_EPOCH_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id."""
+    quorum_epoch: _builtins.int
+    """Epoch that the fetching node is in; the stream ends when the leader's is another one."""
+    max_bytes: _builtins.int
+    """Most bytes of rows in one message; one row is sent whatever its size."""
+    @_builtins.property
+    def replica(self) -> Global___ReplicaKey:
+        """The fetching node."""
+
+    @_builtins.property
+    def snapshot(self) -> Global___SnapshotId:
+        """Which snapshot."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        quorum_epoch: _builtins.int = ...,
+        replica: Global___ReplicaKey | None = ...,
+        snapshot: Global___SnapshotId | None = ...,
+        max_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica", "snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "max_bytes", b"max_bytes", "quorum_epoch", b"quorum_epoch", "replica", b"replica", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchSnapshotRequest: _TypeAlias = FetchSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class FetchSnapshotResponse(_message.Message):
+    """One message of the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    error: Global___QuorumError.ValueType
+    """In the place of any of them: nothing more comes."""
+    @_builtins.property
+    def header(self) -> Global___SnapshotHeader:
+        """First, or only when the request is refused."""
+
+    @_builtins.property
+    def rows(self) -> Global___SnapshotRows:
+        """Any number of times after the header."""
+
+    @_builtins.property
+    def end(self) -> Global___SnapshotEnd:
+        """Last; a stream without it is not whole."""
+
+    def __init__(
+        self,
+        *,
+        header: Global___SnapshotHeader | None = ...,
+        rows: Global___SnapshotRows | None = ...,
+        end: Global___SnapshotEnd | None = ...,
+        error: Global___QuorumError.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "error", b"error", "header", b"header", "part", b"part", "rows", b"rows"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "error", b"error", "header", b"header", "part", b"part", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "rows", "end", "error"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___FetchSnapshotResponse: _TypeAlias = FetchSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class SnapshotHeader(_message.Message):
+    """What a snapshot is besides its rows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    VOTERS_RECORD_FIELD_NUMBER: _builtins.int
+    voters_record: _builtins.bytes
+    """Who votes at its end: a serialized QuorumControlRecord with `voters`."""
+    @_builtins.property
+    def snapshot(self) -> Global___SnapshotId:
+        """Its id."""
+
+    def __init__(
+        self,
+        *,
+        snapshot: Global___SnapshotId | None = ...,
+        voters_record: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot", "voters_record", b"voters_record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotHeader: _TypeAlias = SnapshotHeader  # noqa: Y015
+
+@_typing.final
+class SnapshotRows(_message.Message):
+    """Rows that follow those of the message before, in key order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CRC_FIELD_NUMBER: _builtins.int
+    KEYS_AND_VALUES_FIELD_NUMBER: _builtins.int
+    crc: _builtins.int
+    """CRC-32C of `keys_and_values`."""
+    keys_and_values: _builtins.bytes
+    """For each row: length of the key (4 bytes, big-endian), length of the value (4 bytes), key, value (a serialized MetadataRecord)."""
+    def __init__(
+        self,
+        *,
+        crc: _builtins.int = ...,
+        keys_and_values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc", b"crc", "keys_and_values", b"keys_and_values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotRows: _TypeAlias = SnapshotRows  # noqa: Y015
+
+@_typing.final
+class SnapshotEnd(_message.Message):
+    """Proof that nothing is missing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    row_count: _builtins.int
+    """Number of rows."""
+    digest: _builtins.bytes
+    """BLAKE2b-256 of the header's id (end offset 8 bytes, epoch 4 bytes, big-endian), the length of `voters_record` (4 bytes), that record, and then
+    all `keys_and_values` one after the other.
+    """
+    def __init__(
+        self,
+        *,
+        row_count: _builtins.int = ...,
+        digest: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "row_count", b"row_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotEnd: _TypeAlias = SnapshotEnd  # noqa: Y015

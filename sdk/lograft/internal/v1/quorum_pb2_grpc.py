@@ -67,6 +67,11 @@ class QuorumServiceStub(object):
                 request_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.UpdateVoterRequest.SerializeToString,
                 response_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.UpdateVoterResponse.FromString,
                 _registered_method=True)
+        self.FetchSnapshot = channel.unary_stream(
+                '/lograft.internal.v1.QuorumService/FetchSnapshot',
+                request_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotRequest.SerializeToString,
+                response_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotResponse.FromString,
+                _registered_method=True)
 
 
 class QuorumServiceServicer(object):
@@ -117,6 +122,13 @@ class QuorumServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchSnapshot(self, request, context):
+        """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_QuorumServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -149,6 +161,11 @@ def add_QuorumServiceServicer_to_server(servicer, server):
                     servicer.UpdateVoter,
                     request_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.UpdateVoterRequest.FromString,
                     response_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.UpdateVoterResponse.SerializeToString,
+            ),
+            'FetchSnapshot': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchSnapshot,
+                    request_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotRequest.FromString,
+                    response_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -316,6 +333,33 @@ class QuorumService(object):
             '/lograft.internal.v1.QuorumService/UpdateVoter',
             lograft_dot_internal_dot_v1_dot_quorum__pb2.UpdateVoterRequest.SerializeToString,
             lograft_dot_internal_dot_v1_dot_quorum__pb2.UpdateVoterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/lograft.internal.v1.QuorumService/FetchSnapshot',
+            lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotRequest.SerializeToString,
+            lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,8 @@ class QuorumServiceStub:
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
     UpdateVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]
     """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
+    FetchSnapshot: _grpc.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]
+    """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end."""
 
 @_typing.type_check_only
 class QuorumServiceAsyncStub(QuorumServiceStub):
@@ -69,6 +71,8 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
     UpdateVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]  # type: ignore[assignment]
     """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
+    FetchSnapshot: _aio.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]  # type: ignore[assignment]
+    """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end."""
 
 class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
     """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
@@ -123,5 +127,13 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.UpdateVoterResponse, _abc.Awaitable[_quorum_pb2.UpdateVoterResponse]]:
         """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
+
+    @_abc_1.abstractmethod
+    def FetchSnapshot(
+        self,
+        request: _quorum_pb2.FetchSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_quorum_pb2.FetchSnapshotResponse], _abc.AsyncIterator[_quorum_pb2.FetchSnapshotResponse]]:
+        """Fetches a snapshot that an answer to FetchQuorum named: one header, rows in key order, one end."""
 
 def add_QuorumServiceServicer_to_server(servicer: QuorumServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

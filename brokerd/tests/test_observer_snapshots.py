@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker's metadata and snapshots: caught up by one, kept on disk, and begun from the disk at the next start."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from lograft.v1 import admin_pb2
+
+from brokerd.metadata.changes import MetadataChange
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.quorum import open_quorum_member
+from brokerd.settings import BrokerSettings
+from metaquorum.controller.limits import ControllerSettings
+from metaquorum.runtime.quorum_node import SnapshotSettings
+from metaquorum.server import QuorumServer
+from metaquorum.settings import Address
+from metaquorum.tests.controller_world import view
+from metaquorum.tests.quorum_cluster import CLUSTER, HOST, BrokerStub, QuorumCluster, settings_for, until
+
+PATIENT = ControllerSettings(session_timeout_ms=600_000)
+
+
+@pytest.fixture
+async def voter(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
+    """A quorum of one that makes a snapshot every few topics, with a broker that topics can be placed on."""
+    cluster = QuorumCluster(tmp_path, 1, controller=PATIENT, snapshots=SnapshotSettings(log_bytes=1_000))
+    try:
+        await cluster.start(1)
+        await cluster.active()
+        await BrokerStub(cluster, 100).join(1)
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+async def create_topics(cluster: QuorumCluster, first: int, count: int) -> int:
+    """Create topics; return the metadata offset of the last one."""
+    offset = 0
+    for number in range(first, first + count):
+        request = admin_pb2.CreateTopicRequest(topic=f"topic-{number:04d}", partition_count=5, replication_factor=1)
+        offset = (await cluster.admin(1).CreateTopic(request)).metadata_offset
+    return offset
+
+
+def broker_settings(cluster: QuorumCluster, directory: Path) -> BrokerSettings:
+    """Settings of a broker beside the quorum."""
+    return BrokerSettings(
+        data_directory=directory,
+        node_id=7,
+        cluster_id=CLUSTER,
+        listen=Address(host=HOST, port=0),
+        quorum_addresses=(cluster.voters[1],),
+    )
+
+
+async def trimmed(cluster: QuorumCluster, beyond: int) -> None:
+    """Wait until the voter's log begins beyond an offset."""
+    await until(lambda: cluster.servers[1].node.log_start_offset > beyond, what=f"log trimmed beyond {beyond}")
+
+
+async def test_a_broker_catches_up_by_snapshot_and_begins_from_its_disk(voter: QuorumCluster, tmp_path: Path) -> None:
+    """Empty: by snapshot. Again: from its image. After a trim in between: by snapshot again, with news for everybody."""
+    offset = await create_topics(voter, 0, 40)
+    await trimmed(voter, 0)
+    settings = broker_settings(voter, tmp_path / "broker")
+    observer = MetadataObserver()
+    member = await open_quorum_member(settings, observer)
+    assert await observer.wait_for(offset, timeout_ms=20_000)
+    assert view(observer.image) == view(voter.servers[1].image)
+    await member.stop()
+
+    second = MetadataObserver()
+    member = await open_quorum_member(settings, second)
+    assert second.metadata_offset >= offset, "its image is on its disk"
+    assert view(second.image) == view(observer.image)
+    await member.stop()
+
+    end = await create_topics(voter, 40, 40)
+    await trimmed(voter, second.metadata_offset)
+    third = MetadataObserver()
+    changes: list[MetadataChange] = []
+    third.on_change(changes.append)
+    member = await open_quorum_member(settings, third)
+    assert third.metadata_offset < end
+    assert await third.wait_for(end, timeout_ms=20_000)
+    assert view(third.image) == view(voter.servers[1].image)
+    assert {f"topic-{number:04d}" for number in range(80)} <= frozenset().union(*(change.topics for change in changes))
+    assert third.history.since(0) is None, "a watcher from before gets everything"
+    await member.stop()
+
+
+async def test_a_second_listener_of_a_voter_begins_with_an_image_of_its_own(voter: QuorumCluster) -> None:
+    """A combined node: the log is trimmed, so the broker in it cannot replay it; it gets the voter's image."""
+    offset = await create_topics(voter, 0, 40)
+    await trimmed(voter, 0)
+    await voter.stop(1)
+    observer = MetadataObserver()
+    server = QuorumServer(
+        settings_for(1, voter.ports[1], voter.voters, controller=PATIENT), voter.path(1), listeners=(observer,)
+    )
+    await server.start()
+    assert observer.metadata_offset >= offset
+    assert observer.image is not server.image
+    await until(lambda: server.host.is_active or None, what="leadership")
+    await until(lambda: observer.metadata_offset == server.image.metadata_offset or None, what="the observer")
+    assert view(observer.image) == view(server.image)
+    await server.stop()
