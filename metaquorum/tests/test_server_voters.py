@@ -13,8 +13,10 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.raft.voters import Voter
+from metaquorum.runtime.first_start import format_observer
 from metaquorum.server import QuorumServer
 from metaquorum.tests.quorum_cluster import (
+    CLUSTER,
     HOST,
     BrokerStub,
     QuorumCluster,
@@ -56,10 +58,13 @@ async def caught_up(server: QuorumServer, node_id: int, directory_id: bytes) -> 
     )
 
 
-async def join(cluster: QuorumCluster, node_id: int, port: int) -> QuorumServer:
-    """Start a server on an empty directory, told of all voters and itself: it joins as an observer."""
+async def join(cluster: QuorumCluster, node_id: int, port: int, *, first_start: bool) -> QuorumServer:
+    """Start a server that joins as an observer: by itself, told of all voters and itself, or formatted without voters."""
     addresses = {**cluster.voters, node_id: f"{HOST}:{port}"}
-    server = QuorumServer(settings_for(node_id, port, addresses, first_start=True), cluster.path(node_id))
+    if not first_start:
+        format_observer(cluster.path(node_id), node_id=node_id, cluster_id=CLUSTER)
+    configured = addresses if first_start else cluster.voters
+    server = QuorumServer(settings_for(node_id, port, configured, first_start=first_start), cluster.path(node_id))
     await server.start()
     cluster.servers[node_id] = server
     cluster.ports[node_id] = port
@@ -83,7 +88,7 @@ async def test_wiped_voter_is_replaced_and_takes_part_in_commits(cluster: Quorum
     old_id = voters_of(cluster.servers[leader])[wiped]
     await cluster.stop(wiped)
     shutil.rmtree(cluster.path(wiped))
-    fresh = await join(cluster, wiped, cluster.ports[wiped])
+    fresh = await join(cluster, wiped, cluster.ports[wiped], first_start=True)
     new_id = fresh.node.directory_id
     assert new_id != old_id
     await caught_up(cluster.servers[leader], wiped, new_id)
@@ -113,7 +118,7 @@ async def test_fourth_voter_is_added_and_the_leader_removed(cluster: QuorumClust
     leader = await cluster.active()
     await BrokerStub(cluster, 7).join(leader)
     (port,) = free_ports(1)
-    fourth = await join(cluster, 4, port)
+    fourth = await join(cluster, 4, port, first_start=False)
     assert not fourth.node.status().is_voter
     await caught_up(cluster.servers[leader], 4, fourth.node.directory_id)
     await cluster.admin(leader).AddVoter(admin_pb2.AddVoterRequest(node_id=4))
