@@ -157,6 +157,14 @@ def run_command(
             "--first-start", envvar="LOGRAFT_FIRST_START", help="Format an empty directory once the voters agree."
         ),
     ] = False,
+    auto_join: Annotated[
+        bool,
+        typer.Option(
+            "--auto-join",
+            envvar="LOGRAFT_AUTO_JOIN",
+            help="As an observer, ask to vote once caught up; an old replica of this node that is silent is removed.",
+        ),
+    ] = False,
     insecure_plaintext: Annotated[
         bool,
         typer.Option(
@@ -176,6 +184,7 @@ def run_command(
             advertise=parse_address(advertise) if advertise else None,
             voters=parse_voters(voters),
             first_start=first_start,
+            auto_join=auto_join,
             insecure_plaintext=insecure_plaintext,
         )
         settings.check()
