@@ -22,6 +22,7 @@ from metaquorum.runtime.election_store import VoteFileLostError
 from metaquorum.runtime.first_start import (
     FirstStartRefusedError,
     InitialVoter,
+    format_observer,
     format_standalone,
     format_with_voters,
 )
@@ -96,6 +97,14 @@ def format_command(
             help="id@host:port:directory-id-in-hex, separated by commas; the same for every voter.",
         ),
     ] = None,
+    no_initial_voters: Annotated[
+        bool,
+        typer.Option(
+            "--no-initial-voters",
+            envvar="LOGRAFT_NO_INITIAL_VOTERS",
+            help="An observer of a quorum that is there already; `lograft quorum add-voter` makes a voter of it.",
+        ),
+    ] = False,
     directory_id: Annotated[
         str | None,
         typer.Option(
@@ -109,16 +118,18 @@ def format_command(
         check_cluster_id(cluster_id)
         check_node_id(node_id)
         own_id = None if directory_id is None else parse_directory_id(directory_id)
-        if standalone:
-            if address is None or initial_voters is not None:
-                raise UsageError("--standalone needs --address and excludes --initial-voters")
+        if sum((standalone, initial_voters is not None, no_initial_voters)) != 1:
+            raise UsageError("give one of --standalone with --address, --initial-voters, and --no-initial-voters")
+        if (address is not None) != standalone:
+            raise UsageError("--standalone needs --address, and nothing else takes it")
+        if address is not None:
             where = str(parse_address(address))
             format_standalone(data_dir, node_id=node_id, cluster_id=cluster_id, address=where, directory_id=own_id)
-        else:
-            if initial_voters is None or address is not None:
-                raise UsageError("give either --standalone with --address, or --initial-voters")
+        elif initial_voters is not None:
             voters = parse_initial_voters(initial_voters)
             format_with_voters(data_dir, node_id=node_id, cluster_id=cluster_id, voters=voters, directory_id=own_id)
+        else:
+            format_observer(data_dir, node_id=node_id, cluster_id=cluster_id, directory_id=own_id)
         typer.echo(f"formatted {data_dir} for node {node_id} of cluster {cluster_id}")
 
     raise typer.Exit(guarded(run))
@@ -146,6 +157,14 @@ def run_command(
             "--first-start", envvar="LOGRAFT_FIRST_START", help="Format an empty directory once the voters agree."
         ),
     ] = False,
+    auto_join: Annotated[
+        bool,
+        typer.Option(
+            "--auto-join",
+            envvar="LOGRAFT_AUTO_JOIN",
+            help="As an observer, ask to vote once caught up; an old replica of this node that is silent is removed.",
+        ),
+    ] = False,
     insecure_plaintext: Annotated[
         bool,
         typer.Option(
@@ -165,6 +184,7 @@ def run_command(
             advertise=parse_address(advertise) if advertise else None,
             voters=parse_voters(voters),
             first_start=first_start,
+            auto_join=auto_join,
             insecure_plaintext=insecure_plaintext,
         )
         settings.check()

@@ -8,6 +8,7 @@ directory last.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from metaquorum.controller.image import MetadataImage
 from metaquorum.rpc.admin_service import AdminServicer
 from metaquorum.rpc.controller_service import ControllerServicer
 from metaquorum.rpc.quorum_service import QuorumServicer
+from metaquorum.runtime.auto_join import AutoJoin
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.first_start import FirstStart, is_formatted
 from metaquorum.runtime.image_store import ImageUnreadableError
@@ -183,6 +185,8 @@ class QuorumServer:
         await node.start()
         self._stack.push_async_callback(node.stop)
         self._stack.callback(host.stop)
+        if settings.auto_join:
+            self._stack.push_async_callback(_end, asyncio.create_task(AutoJoin(node).run()))
         self._stack.push_async_callback(checks.enter_graceful_shutdown)
         for name in ("", *SERVICES):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -231,6 +235,14 @@ class QuorumServer:
     async def stop(self) -> None:
         """Stop in an orderly way: a leader hands over first. Idempotent."""
         await self._stack.aclose()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end; a failure of it is logged."""
+    task.cancel()
+    (failure,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(failure, Exception):
+        logger.error("event=task_failed error=%r", failure)
 
 
 def new_grpc_server() -> grpc.aio.Server:

@@ -143,6 +143,7 @@ class QuorumServerSettings:
         voters: `host:port` of the quorum listeners by node id, this node's own included; may be empty for a quorum of
             one.
         first_start: True: an unformatted directory is formatted once the voters agree that nothing was there before.
+        auto_join: True: an observer asks to vote once it has caught up.
         insecure_plaintext: True: plaintext is accepted on an address that other machines can reach.
         controller: times and limits of the controller.
         timers: times of the quorum.
@@ -155,6 +156,7 @@ class QuorumServerSettings:
     advertise: Address | None = None
     voters: Mapping[int, str] = field(default_factory=dict[int, str])
     first_start: bool = False
+    auto_join: bool = False
     insecure_plaintext: bool = False
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     timers: QuorumTimers = field(default_factory=QuorumTimers)

@@ -98,6 +98,8 @@ class SimOperator:
                 )
                 kind = "voter added" if isinstance(change, AddVoter) else "voter removed"
                 self._world.counts[kind] += 1
+                if kind == "voter added" and change.key.directory_id.startswith(b"wiped"):
+                    self._world.counts["wiped voter replaced"] += 1
             case ChangeRefused(reason=reason):
                 self._world.counts[f"voter change refused, {reason.name.lower()}"] += 1
             case ChangeUnknown():

@@ -15,6 +15,7 @@ import pytest
 from lograft.v1 import admin_pb2, admin_pb2_grpc
 
 from metaquorum.__main__ import UsageError, parse_directory_id, parse_initial_voters
+from metaquorum.runtime.first_start import read_initial_voters
 from metaquorum.runtime.quorum_node import SnapshotSettings
 from metaquorum.settings import (
     Address,
@@ -25,6 +26,7 @@ from metaquorum.settings import (
     parse_voters,
 )
 from metaquorum.tests.quorum_cluster import free_ports
+from storage.env_posix import PosixDisk
 
 ROOT = Path(__file__).parents[2]
 START_S = 20.0
@@ -184,9 +186,19 @@ def test_format_failures_are_one_line(tmp_path: Path) -> None:
     one_line(command("format", *identity(tmp_path / "e"), *address, "--directory-id", "xyz"), 2, "32 hexadecimal")
     one_line(command("format", *identity(tmp_path / "e", node_id=3), *voters), 1, "not among the initial voters")
     one_line(command("format", *identity(tmp_path / "e", cluster_id="a b"), *address), 1, "cluster id")
+    one_line(command("format", *identity(tmp_path / "e"), *address, "--no-initial-voters"), 2, "--no-initial-voters")
+    one_line(command("format", *identity(tmp_path / "e"), *address[1:], "--no-initial-voters"), 2, "--address")
     assert not (tmp_path / "e" / "meta.json").exists()
     assert command("format", *identity(tmp_path / "e"), *voters).returncode == 0
     assert HEX in (tmp_path / "e" / "meta.json").read_text()
+
+
+@pytest.mark.process
+def test_format_without_initial_voters_makes_an_observer(tmp_path: Path) -> None:
+    """KIP-853 --no-initial-controllers: it knows no voters, so it can only join a quorum that is there."""
+    assert command("format", *identity(tmp_path / "o"), "--no-initial-voters").returncode == 0
+    metadata = tmp_path / "o" / "metadata"
+    assert read_initial_voters(PosixDisk(), str(metadata)).voters == ()
 
 
 @pytest.mark.process

@@ -152,6 +152,8 @@ async def test_read_that_waits_for_an_offset_gets_it_or_a_typed_error(cluster: Q
 
 async def test_quorum_is_described(cluster: QuorumCluster) -> None:
     """The leader describes itself as the only voter."""
+    # Its first own record may still be on the way to the disk.
+    await until(lambda: (cluster.servers[1].node.high_watermark or 0) >= 3, what="the controller's first record")
     described = await cluster.admin(1).DescribeQuorum(admin_pb2.DescribeQuorumRequest())
     assert (described.cluster_id, described.leader_id) == (CLUSTER, 1)
     assert described.quorum_epoch >= 1

@@ -13,8 +13,11 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.raft.voters import Voter
+from metaquorum.runtime.auto_join import AutoJoin
+from metaquorum.runtime.first_start import format_observer
 from metaquorum.server import QuorumServer
 from metaquorum.tests.quorum_cluster import (
+    CLUSTER,
     HOST,
     BrokerStub,
     QuorumCluster,
@@ -56,10 +59,16 @@ async def caught_up(server: QuorumServer, node_id: int, directory_id: bytes) -> 
     )
 
 
-async def join(cluster: QuorumCluster, node_id: int, port: int) -> QuorumServer:
-    """Start a server on an empty directory, told of all voters and itself: it joins as an observer."""
+async def join(
+    cluster: QuorumCluster, node_id: int, port: int, *, first_start: bool, auto_join: bool = False
+) -> QuorumServer:
+    """Start a server that joins as an observer: by itself, told of all voters and itself, or formatted without voters."""
     addresses = {**cluster.voters, node_id: f"{HOST}:{port}"}
-    server = QuorumServer(settings_for(node_id, port, addresses, first_start=True), cluster.path(node_id))
+    if not first_start:
+        format_observer(cluster.path(node_id), node_id=node_id, cluster_id=CLUSTER)
+    configured = addresses if first_start else cluster.voters
+    settings = settings_for(node_id, port, configured, first_start=first_start, auto_join=auto_join)
+    server = QuorumServer(settings, cluster.path(node_id))
     await server.start()
     cluster.servers[node_id] = server
     cluster.ports[node_id] = port
@@ -83,7 +92,7 @@ async def test_wiped_voter_is_replaced_and_takes_part_in_commits(cluster: Quorum
     old_id = voters_of(cluster.servers[leader])[wiped]
     await cluster.stop(wiped)
     shutil.rmtree(cluster.path(wiped))
-    fresh = await join(cluster, wiped, cluster.ports[wiped])
+    fresh = await join(cluster, wiped, cluster.ports[wiped], first_start=True)
     new_id = fresh.node.directory_id
     assert new_id != old_id
     await caught_up(cluster.servers[leader], wiped, new_id)
@@ -113,7 +122,7 @@ async def test_fourth_voter_is_added_and_the_leader_removed(cluster: QuorumClust
     leader = await cluster.active()
     await BrokerStub(cluster, 7).join(leader)
     (port,) = free_ports(1)
-    fourth = await join(cluster, 4, port)
+    fourth = await join(cluster, 4, port, first_start=False)
     assert not fourth.node.status().is_voter
     await caught_up(cluster.servers[leader], 4, fourth.node.directory_id)
     await cluster.admin(leader).AddVoter(admin_pb2.AddVoterRequest(node_id=4))
@@ -208,3 +217,35 @@ async def test_voter_that_moved_tells_the_leader_its_new_address(cluster: Quorum
         ),
         what="the set of voters to have the new address",
     )
+
+
+async def test_wiped_voter_with_auto_join_replaces_itself(cluster: QuorumCluster) -> None:
+    """Its old key, silent for long, goes out and its new one in, without an operator."""
+    leader = await cluster.active()
+    wiped = next(node_id for node_id in cluster.voters if node_id != leader)
+    old_id = voters_of(cluster.servers[leader])[wiped]
+    await cluster.stop(wiped)
+    shutil.rmtree(cluster.path(wiped))
+    fresh = await join(cluster, wiped, cluster.ports[wiped], first_start=True, auto_join=True)
+    await until(lambda: fresh.node.status().is_voter, what="the wiped node to vote again")
+    assert voters_of(cluster.servers[leader])[wiped] == fresh.node.directory_id != old_id
+    assert list(voters_of(cluster.servers[leader])) == [1, 2, 3]
+
+
+async def test_auto_join_does_not_push_out_a_living_voter(cluster: QuorumCluster) -> None:
+    """A second process under a voter's node id is a mistake: it waits, as long as the first one fetches."""
+    leader = await cluster.active()
+    before = voters_of(cluster.servers[leader])
+    twin = next(node_id for node_id in cluster.voters if node_id != leader)
+    (port,) = free_ports(1)
+    path = cluster.directory / "twin"
+    format_observer(path, node_id=twin, cluster_id=CLUSTER)
+    server = QuorumServer(settings_for(twin, port, cluster.voters, auto_join=True), path)
+    await server.start()
+    try:
+        await caught_up(cluster.servers[leader], twin, server.node.directory_id)
+        joining = AutoJoin(server.node)
+        assert not await joining._attempt()  # pyright: ignore[reportPrivateUsage]
+    finally:
+        await server.stop()
+    assert voters_of(cluster.servers[leader]) == before
