@@ -14,6 +14,7 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.quorum import open_quorum_member
 from brokerd.settings import BrokerSettings
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.runtime.listener import CommittedBatch
 from metaquorum.runtime.quorum_node import SnapshotSettings
 from metaquorum.server import QuorumServer
 from metaquorum.settings import Address
@@ -21,6 +22,19 @@ from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import CLUSTER, HOST, BrokerStub, QuorumCluster, settings_for, until
 
 PATIENT = ControllerSettings(session_timeout_ms=600_000)
+
+
+class Delivered(MetadataObserver):
+    """Remembers which batches it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_offsets: list[int] = []
+
+    def on_commit(self, batch: CommittedBatch) -> None:
+        """Note a batch and apply it."""
+        self.base_offsets.append(batch.base_offset)
+        super().on_commit(batch)
 
 
 @pytest.fixture
@@ -72,13 +86,15 @@ async def test_a_broker_catches_up_by_snapshot_and_begins_from_its_disk(voter: Q
     assert view(observer.image) == view(voter.servers[1].image)
     await member.stop()
 
-    second = MetadataObserver()
+    second = Delivered()
     member = await open_quorum_member(settings, second)
-    assert second.metadata_offset >= offset, "its image is on its disk"
+    assert second.metadata_offset == observer.metadata_offset, "its image is on its disk"
     assert view(second.image) == view(observer.image)
+    assert await second.wait_for(await create_topics(voter, 40, 1), timeout_ms=20_000)
+    assert second.base_offsets[0] == observer.metadata_offset, "nothing is delivered again"
     await member.stop()
 
-    end = await create_topics(voter, 40, 40)
+    end = await create_topics(voter, 41, 39)
     await trimmed(voter, second.metadata_offset)
     third = MetadataObserver()
     changes: list[MetadataChange] = []

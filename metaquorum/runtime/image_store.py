@@ -202,6 +202,9 @@ class ImageStore:
         Args:
             directory: where; must not exist. Table files are hard links.
         """
+        # A checkpoint writes the table in memory out while it holds the interpreter's lock, and the event loop with it;
+        # a flush lets go of the lock, and leaves the checkpoint next to nothing to write.
+        self._database.flush()
         checkpoint = Checkpoint(self._database)
         checkpoint.create_checkpoint(str(directory))
 
