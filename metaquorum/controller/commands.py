@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.records import MetadataRecord
+from metaquorum.controller.records import ConfigResource, MetadataRecord
 from metaquorum.controller.state import PartitionImage
 
 
@@ -125,6 +125,29 @@ class DeleteTopic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceChanges:
+    """Changes of the configs of one resource.
+
+    Attributes:
+        resource: kind of the resource.
+        name: name of the topic, id of the broker in decimal, empty for the cluster.
+        changes: (name, new value) of each config; None removes what was set, so that the inherited value holds.
+    """
+
+    resource: ConfigResource
+    name: str
+    changes: tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterConfigs:
+    """Changes configs, all or none of them. `validate_only` True: check and change nothing."""
+
+    resources: tuple[ResourceChanges, ...]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateProducerIds:
     """Gives a block of producer ids to a broker."""
 
@@ -141,6 +164,7 @@ Command = (
     | SweepPartitions
     | CreateTopic
     | DeleteTopic
+    | AlterConfigs
     | AllocateProducerIds
 )
 

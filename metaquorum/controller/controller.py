@@ -20,10 +20,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from metaquorum.controller import brokers, elections, topics
+from metaquorum.controller import brokers, configs, elections, topics
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     AllocateProducerIds,
+    AlterConfigs,
     Bootstrap,
     Command,
     CreateTopic,
@@ -73,6 +74,8 @@ class Controller:
         match command:
             case Heartbeat():
                 return brokers.heartbeat(self._image, self._sessions, command)
+            case AlterConfigs():
+                return configs.alter(self._image, command)
             case CreateTopic():
                 return topics.create(self._image, self._settings, command)
             case DeleteTopic():

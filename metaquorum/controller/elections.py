@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import Decision, Done, SweepPartitions
+from metaquorum.controller.configs import settings_of
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
 from metaquorum.controller.records import BrokerChangeRecord, LeaderChange, MetadataRecord, PartitionChangeRecord
 from metaquorum.controller.state import PartitionImage, TopicImage
-from metaquorum.controller.topic_configs import FlushPolicy, effective
+from metaquorum.controller.topic_configs import FlushPolicy
 
 CanLead = Callable[[int], bool]
 
@@ -77,7 +78,7 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
             return _slice(command, records, last_name)
         if seen >= MAX_SWEEP_PARTITIONS:
             return _slice(command, records, last_name)
-        records.extend(_topic_changes(topic, fit, lossy))
+        records.extend(_topic_changes(image, topic, fit, lossy))
         seen += len(topic.partitions)
         last_name = topic.topic
     records.extend(
@@ -94,9 +95,15 @@ def _slice(command: SweepPartitions, records: list[MetadataRecord], last_name: s
     return Decision(response=Done(), records=tuple(records), then=following)
 
 
-def _topic_changes(topic: TopicImage, fit: set[int], lossy: Sequence[int]) -> list[MetadataRecord]:
-    if lossy and effective(topic.configs).flush_policy is FlushPolicy.ACK:
-        # What it acknowledged was flushed, so that it has everything that it is known to have.
-        lossy = ()
+def _topic_changes(
+    image: AppendedImage, topic: TopicImage, fit: set[int], lossy: Sequence[int]
+) -> list[MetadataRecord]:
+    if lossy:
+        # What a broker acknowledges under `ack` was flushed, so that it has everything that it is known to have.
+        lossy = [
+            broker_id
+            for broker_id in lossy
+            if settings_of(image, topic.configs, broker_id).flush_policy is not FlushPolicy.ACK
+        ]
     changes = (partition_change(topic.topic_id, partition, fit.__contains__, lossy) for partition in topic.partitions)
     return [change for change in changes if change is not None]

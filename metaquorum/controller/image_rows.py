@@ -146,7 +146,7 @@ def row(image: MetadataImage, key: bytes) -> MetadataRecord | None:
         case 6:
             resource = ConfigResource(key[1])
             resource_name, name = key[2:].decode().split("\x00", 1)
-            value = image.other_configs().get((resource, resource_name), {}).get(name)
+            value = image.configs_of(resource, resource_name).get(name)
             return None if value is None else _config_row(resource, resource_name, name, value)
         case _:
             assert key == _PRODUCER_IDS_KEY, f"no row has the key {key.hex()}"

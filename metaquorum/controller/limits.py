@@ -36,6 +36,12 @@ MAX_SWEEP_PARTITIONS: Final = 50_000
 MAX_EXPIRED_BROKERS: Final = 100
 """Brokers fenced in one decision for missed heartbeats; the next tick takes more."""
 
+MAX_CONFIG_CHANGES: Final = 500
+"""Config changes of one request; with the longest values about 600 KiB of records."""
+
+MAX_DESCRIBED_RESOURCES: Final = 1_000
+"""Resources of one request that describes configs."""
+
 FEATURE_NAME: Final = "lograft.level"
 """Name of the one feature whose level says which records and messages the cluster may use."""
 

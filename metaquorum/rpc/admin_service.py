@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft.v1.AdminService` on the quorum listener: create, delete, list and describe topics, describe the quorum.
+"""`lograft.v1.AdminService` on the quorum listener: topics, configs, the state of the quorum.
 
 Owns requests to commands and images to answers. Only the active controller answers; others refuse with NOT_CONTROLLER
 and a hint at the leader's quorum listener. Changes are answering when they are committed.
@@ -16,7 +16,7 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
 from metaquorum.controller.state import TopicImage
-from metaquorum.rpc import codec
+from metaquorum.rpc import codec, config_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
@@ -121,9 +121,30 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 raise CommandError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {request.topic[:250]!r}")
             return admin_pb2.DescribeTopicResponse(
                 topic=codec.to_topic(topic.topic, topic.topic_id, topic.partitions),
-                configs=codec.to_configs(topic),
+                configs=codec.to_configs(self._host.image, topic),
                 metadata_offset=self._host.image.metadata_offset,
             )
+
+    async def AlterConfigs(
+        self, request: admin_pb2.AlterConfigsRequest, context: ServicerContext
+    ) -> admin_pb2.AlterConfigsResponse:
+        """Change configs, or check whether they could be changed."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            outcome = await self._host.submit(config_calls.alter_command(request), timeout_ms=timeout_ms(context))
+            return admin_pb2.AlterConfigsResponse(
+                metadata_offset=0 if request.validate_only else outcome.metadata_offset
+            )
+
+    async def DescribeConfigs(
+        self, request: admin_pb2.DescribeConfigsRequest, context: ServicerContext
+    ) -> admin_pb2.DescribeConfigsResponse:
+        """Describe the configs of topics, brokers and the cluster."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            if request.HasField("min_metadata_offset"):
+                await self._host.wait_for_offset(request.min_metadata_offset, timeout_ms=timeout_ms(context))
+            return config_calls.describe_answer(request, self._host.image)
 
     async def DescribeQuorum(
         self, request: admin_pb2.DescribeQuorumRequest, context: ServicerContext

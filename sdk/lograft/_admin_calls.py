@@ -12,6 +12,7 @@ from typing import Final
 
 from lograft._cluster import Attempt, Cluster
 from lograft._codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
+from lograft._configs import alter_configs, describe_configs
 from lograft._delete_records import delete_records
 from lograft._log_directories import describe_log_directories, move_replica
 from lograft._offsets import list_offsets
@@ -19,6 +20,8 @@ from lograft.errors import UsageError
 from lograft.settings import ClientSettings
 from lograft.types import (
     ClusterDescription,
+    ConfigResource,
+    ConfigValue,
     DeletedRecords,
     LogDirectories,
     OffsetAnswer,
@@ -117,6 +120,18 @@ class AdminCalls:
             entry.name for entry in response.configs if entry.source == admin_pb2.CONFIG_SOURCE_TOPIC
         )
         return describe_topic(decode_topic(response.topic), configs, overridden)
+
+    async def alter_configs(
+        self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool
+    ) -> None:
+        """Change configs."""
+        await alter_configs(self.cluster, changes, validate_only=validate_only, timeout_ms=self._timeout_ms)
+
+    async def describe_configs(
+        self, resources: Sequence[ConfigResource], *, broker_id: int | None
+    ) -> dict[ConfigResource, dict[str, ConfigValue]]:
+        """Describe configs."""
+        return await describe_configs(self.cluster, resources, broker_id=broker_id, timeout_ms=self._timeout_ms)
 
     async def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum."""

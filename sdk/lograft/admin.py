@@ -17,6 +17,8 @@ from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     ClusterDescription,
+    ConfigResource,
+    ConfigValue,
     DeletedRecords,
     LogDirectories,
     OffsetAnswer,
@@ -113,6 +115,38 @@ class Admin:
             UnknownTopicError: there is none of this name.
         """
         return self._run(lambda calls: calls.describe_topic(topic))
+
+    def alter_configs(
+        self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
+    ) -> None:
+        """Change configs of topics, brokers and the cluster: all that are named, or none.
+
+        Args:
+            changes: for each resource the new value of each config; None removes what was set.
+            validate_only: check only, change nothing.
+
+        Raises:
+            UsageError: a key is no `ConfigResource`, or a value is neither text nor None.
+            UnknownTopicError: there is no such topic.
+            InvalidRequestError: a config is not known there or its value does not fit; the message says what is allowed.
+            OutcomeUnknownError: the answer was lost; describe the configs to find out.
+        """
+        self._run(lambda calls: calls.alter_configs(changes, validate_only=validate_only))
+
+    def describe_configs(
+        self, resources: Sequence[ConfigResource], *, broker_id: int | None = None
+    ) -> dict[ConfigResource, dict[str, ConfigValue]]:
+        """Describe all configs of topics, brokers and the cluster, with where each value comes from.
+
+        Args:
+            resources: 1 to 1,000 of them.
+            broker_id: for topics: the broker whose replicas it is about; None leaves out what is set for brokers.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+            InvalidRequestError: there is no such broker.
+        """
+        return self._run(lambda calls: calls.describe_configs(resources, broker_id=broker_id))
 
     def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum: leader, voters, observers."""

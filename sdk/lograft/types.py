@@ -290,7 +290,10 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """A topic. `configs` holds every config with its effective value; `overridden` names those set for the topic."""
+    """A topic.
+
+    `configs` holds every config with the value that holds without regard to brokers; `overridden` names those set for the topic.
+    """
 
     topic: str
     topic_id: bytes
@@ -307,6 +310,66 @@ class TopicDescription:
     def replication_factor(self) -> int:
         """Number of replicas of each partition."""
         return len(self.partitions[0].replicas) if self.partitions else 0
+
+
+class ConfigResourceType(Enum):
+    """What configs are set for. A topic's value holds before its broker's, that before the cluster's, then the default."""
+
+    TOPIC = "topic"
+    BROKER = "broker"
+    CLUSTER = "cluster"
+
+
+class ConfigResource(NamedTuple):
+    """A topic, a broker or the cluster. `name` is the topic, the broker's id in decimal, empty for the cluster."""
+
+    type: ConfigResourceType
+    name: str = ""
+
+    @classmethod
+    def topic(cls, topic: str) -> ConfigResource:
+        """A topic."""
+        return cls(ConfigResourceType.TOPIC, topic)
+
+    @classmethod
+    def broker(cls, broker_id: int) -> ConfigResource:
+        """A broker: what its replicas of all topics inherit."""
+        return cls(ConfigResourceType.BROKER, str(broker_id))
+
+    @classmethod
+    def cluster(cls) -> ConfigResource:
+        """The cluster: what all topics inherit."""
+        return cls(ConfigResourceType.CLUSTER)
+
+
+class ConfigSource(Enum):
+    """Where the value of a config comes from."""
+
+    UNKNOWN = "unknown"
+    """Said by a server that is newer than this client."""
+    DEFAULT = "default"
+    TOPIC = "topic"
+    BROKER = "broker"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigValue:
+    """A config of a resource.
+
+    Attributes:
+        value: the value that holds.
+        source: where it comes from.
+        default: value that holds when nothing is set.
+        meaning: what it is for.
+        allowed: what a value must be, in words.
+    """
+
+    value: str
+    source: ConfigSource
+    default: str
+    meaning: str
+    allowed: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from lograft.errors import ClientClosedError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     ClusterDescription,
+    ConfigResource,
+    ConfigValue,
     DeletedRecords,
     LogDirectories,
     OffsetAnswer,
@@ -67,6 +69,18 @@ class Admin:
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Describe a topic with its partitions and configs."""
         return await self._start().describe_topic(topic)
+
+    async def alter_configs(
+        self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
+    ) -> None:
+        """Change configs; see `lograft.Admin.alter_configs`."""
+        await self._start().alter_configs(changes, validate_only=validate_only)
+
+    async def describe_configs(
+        self, resources: Sequence[ConfigResource], *, broker_id: int | None = None
+    ) -> dict[ConfigResource, dict[str, ConfigValue]]:
+        """Describe configs; see `lograft.Admin.describe_configs`."""
+        return await self._start().describe_configs(resources, broker_id=broker_id)
 
     async def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum."""

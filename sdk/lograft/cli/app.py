@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import typer
 
 from lograft import __version__
+from lograft.cli.configs import configs_app
 from lograft.cli.consume import consume
 from lograft.cli.directories import directories_app
 from lograft.cli.output import print_error
@@ -56,6 +57,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
     app.callback()(_root)
     app.add_typer(topics_app, name="topics")
+    app.add_typer(configs_app, name="configs")
     app.add_typer(quorum_app, name="quorum")
     app.add_typer(directories_app, name="directories")
     app.command()(produce)

@@ -100,7 +100,7 @@ def describe(
         "configs",
         ("name", "value", "source"),
         [
-            (name, value, "topic" if name in found.overridden else "default")
+            (name, value, "topic" if name in found.overridden else "inherited")
             for name, value in sorted(found.configs.items())
         ],
     )

@@ -57,6 +57,16 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeTopicRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeTopicResponse.FromString,
                 _registered_method=True)
+        self.AlterConfigs = channel.unary_unary(
+                '/lograft.v1.AdminService/AlterConfigs',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.AlterConfigsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.AlterConfigsResponse.FromString,
+                _registered_method=True)
+        self.DescribeConfigs = channel.unary_unary(
+                '/lograft.v1.AdminService/DescribeConfigs',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsResponse.FromString,
+                _registered_method=True)
         self.DescribeQuorum = channel.unary_unary(
                 '/lograft.v1.AdminService/DescribeQuorum',
                 request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeQuorumRequest.SerializeToString,
@@ -108,6 +118,20 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterConfigs(self, request, context):
+        """Changes configs of topics, brokers and the cluster, all that are named or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeConfigs(self, request, context):
+        """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeQuorum(self, request, context):
         """Describes the metadata quorum.
         """
@@ -152,6 +176,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DescribeTopic,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeTopicRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeTopicResponse.SerializeToString,
+            ),
+            'AlterConfigs': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterConfigs,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.AlterConfigsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.AlterConfigsResponse.SerializeToString,
+            ),
+            'DescribeConfigs': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeConfigs,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsResponse.SerializeToString,
             ),
             'DescribeQuorum': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeQuorum,
@@ -280,6 +314,60 @@ class AdminService(object):
             '/lograft.v1.AdminService/DescribeTopic',
             lograft_dot_v1_dot_admin__pb2.DescribeTopicRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.DescribeTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterConfigs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/AlterConfigs',
+            lograft_dot_v1_dot_admin__pb2.AlterConfigsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.AlterConfigsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeConfigs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/DescribeConfigs',
+            lograft_dot_v1_dot_admin__pb2.DescribeConfigsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.DescribeConfigsResponse.FromString,
             options,
             channel_credentials,
             insecure,

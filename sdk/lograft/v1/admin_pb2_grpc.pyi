@@ -44,6 +44,10 @@ class AdminServiceStub:
     """Lists topics by name, in pages."""
     DescribeTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]
     """Describes a topic with its configs."""
+    AlterConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]
+    """Changes configs of topics, brokers and the cluster, all that are named or none."""
+    DescribeConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]
+    """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]
     """Describes the metadata quorum."""
     DescribeLogDirectories: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]
@@ -69,6 +73,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Lists topics by name, in pages."""
     DescribeTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]  # type: ignore[assignment]
     """Describes a topic with its configs."""
+    AlterConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]  # type: ignore[assignment]
+    """Changes configs of topics, brokers and the cluster, all that are named or none."""
+    DescribeConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]  # type: ignore[assignment]
+    """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     """Describes the metadata quorum."""
     DescribeLogDirectories: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]  # type: ignore[assignment]
@@ -115,6 +123,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeTopicResponse, _abc.Awaitable[_admin_pb2.DescribeTopicResponse]]:
         """Describes a topic with its configs."""
+
+    @_abc_1.abstractmethod
+    def AlterConfigs(
+        self,
+        request: _admin_pb2.AlterConfigsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AlterConfigsResponse, _abc.Awaitable[_admin_pb2.AlterConfigsResponse]]:
+        """Changes configs of topics, brokers and the cluster, all that are named or none."""
+
+    @_abc_1.abstractmethod
+    def DescribeConfigs(
+        self,
+        request: _admin_pb2.DescribeConfigsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeConfigsResponse, _abc.Awaitable[_admin_pb2.DescribeConfigsResponse]]:
+        """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
 
     @_abc_1.abstractmethod
     def DescribeQuorum(
