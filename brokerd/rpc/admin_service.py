@@ -30,6 +30,7 @@ READ_METHODS: Final = ("ListTopics", "DescribeTopic", "DescribeConfigs", "Descri
 
 CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
     "CreateTopic": lambda data: admin_pb2.CreateTopicResponse.FromString(data).metadata_offset,
+    "CreatePartitions": lambda data: admin_pb2.CreatePartitionsResponse.FromString(data).metadata_offset,
     "AlterConfigs": lambda data: admin_pb2.AlterConfigsResponse.FromString(data).metadata_offset,
     "DeleteTopic": lambda data: admin_pb2.DeleteTopicResponse.FromString(data).metadata_offset,
 }

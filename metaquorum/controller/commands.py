@@ -107,6 +107,7 @@ class CreateTopic:
         replication_factor: replicas of each partition; 0 means the default.
         configs: configs that differ from the defaults.
         validate_only: True to check and change nothing.
+        placement_seed: random number that decides among equally good places; drawn by the shell.
     """
 
     topic: str
@@ -115,6 +116,24 @@ class CreateTopic:
     replication_factor: int
     configs: Mapping[str, str]
     validate_only: bool = False
+    placement_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePartitions:
+    """Adds partitions to a topic.
+
+    Attributes:
+        topic: name.
+        partition_count: number of partitions that it is to have, more than it has.
+        validate_only: True to check and change nothing.
+        placement_seed: see `CreateTopic`.
+    """
+
+    topic: str
+    partition_count: int
+    validate_only: bool = False
+    placement_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +182,7 @@ Command = (
     | ExpireSessions
     | SweepPartitions
     | CreateTopic
+    | CreatePartitions
     | DeleteTopic
     | AlterConfigs
     | AllocateProducerIds
@@ -200,6 +220,15 @@ class TopicCreated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsCreated:
+    """Created, or checked only; `partitions` are the new ones, ascending."""
+
+    topic: str
+    topic_id: bytes
+    partitions: tuple[PartitionImage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDeleted:
     """Deleted; `topic_id` is the id that it had."""
 
@@ -214,7 +243,9 @@ class ProducerIdsAllocated:
     count: int
 
 
-Response = Done | BrokerRegistered | HeartbeatAnswered | TopicCreated | TopicDeleted | ProducerIdsAllocated
+Response = (
+    Done | BrokerRegistered | HeartbeatAnswered | TopicCreated | PartitionsCreated | TopicDeleted | ProducerIdsAllocated
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from metaquorum.controller.commands import (
     AlterConfigs,
     Bootstrap,
     Command,
+    CreatePartitions,
     CreateTopic,
     Decision,
     DeleteTopic,
@@ -78,6 +79,8 @@ class Controller:
                 return configs.alter(self._image, command)
             case CreateTopic():
                 return topics.create(self._image, self._settings, command)
+            case CreatePartitions():
+                return topics.grow(self._image, self._settings, command)
             case DeleteTopic():
                 return topics.delete(self._image, command)
             case AllocateProducerIds():

@@ -42,6 +42,9 @@ MAX_CONFIG_CHANGES: Final = 500
 MAX_DESCRIBED_RESOURCES: Final = 1_000
 """Resources of one request that describes configs."""
 
+MAX_LEADER_LOOKUPS: Final = 200_000
+"""Partitions looked at in one request to even out leaders; about 50 ms. Beyond it they stay as even as they are."""
+
 FEATURE_NAME: Final = "lograft.level"
 """Name of the one feature whose level says which records and messages the cluster may use."""
 
@@ -61,6 +64,7 @@ class ControllerSettings:
         session_timeout_ms: time without a heartbeat after which a broker is fenced.
         max_request_partitions: most partitions that one request may create.
         max_partitions: most partitions in the cluster.
+        max_broker_replicas: most replicas of one broker; new ones that would pass it are refused.
         max_topics: most topics in the cluster.
         max_brokers: most registered brokers.
     """
@@ -69,5 +73,6 @@ class ControllerSettings:
     session_timeout_ms: int = 3_000
     max_request_partitions: int = 10_000
     max_partitions: int = 2_000_000
+    max_broker_replicas: int = 200_000
     max_topics: int = 1_000_000
     max_brokers: int = 10_000

@@ -14,7 +14,14 @@ from typing import Final
 from lograft.v1 import admin_pb2, admin_pb2_grpc
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
+from metaquorum.controller.commands import (
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    PartitionsCreated,
+    TopicCreated,
+    TopicDeleted,
+)
 from metaquorum.controller.state import TopicImage
 from metaquorum.rpc import codec, config_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
@@ -61,11 +68,32 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 replication_factor=request.replication_factor,
                 configs=dict(request.configs),
                 validate_only=request.validate_only,
+                placement_seed=secrets.randbits(64),
             )
             outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
             response = outcome.response
             assert isinstance(response, TopicCreated), f"unexpected {response}"
             return admin_pb2.CreateTopicResponse(
+                topic=codec.to_topic(response.topic, response.topic_id, response.partitions),
+                metadata_offset=0 if request.validate_only else outcome.metadata_offset,
+            )
+
+    async def CreatePartitions(
+        self, request: admin_pb2.CreatePartitionsRequest, context: ServicerContext
+    ) -> admin_pb2.CreatePartitionsResponse:
+        """Add partitions to a topic, or check whether they could be added."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            command = CreatePartitions(
+                topic=request.topic,
+                partition_count=request.partition_count,
+                validate_only=request.validate_only,
+                placement_seed=secrets.randbits(64),
+            )
+            outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
+            response = outcome.response
+            assert isinstance(response, PartitionsCreated), f"unexpected {response}"
+            return admin_pb2.CreatePartitionsResponse(
                 topic=codec.to_topic(response.topic, response.topic_id, response.partitions),
                 metadata_offset=0 if request.validate_only else outcome.metadata_offset,
             )

@@ -72,6 +72,23 @@ class AdminCalls:
             return describe_topic(decode_topic(response.topic), dict(configs or {}), frozenset(configs or ()))
         return await self.describe_topic(topic, min_metadata_offset=response.metadata_offset)
 
+    async def create_partitions(self, topic: str, partition_count: int, *, validate_only: bool) -> TopicDescription:
+        """Add partitions to a topic and wait until the answering broker shows them."""
+        request = admin_pb2.CreatePartitionsRequest(
+            cluster_id=self.cluster.cluster_id,
+            topic=topic,
+            partition_count=_int32("partition_count", partition_count),
+            validate_only=validate_only,
+        )
+
+        async def work(attempt: Attempt) -> admin_pb2.CreatePartitionsResponse:
+            return await AdminServiceStub(attempt.channel).CreatePartitions(request, timeout=attempt.timeout_s)
+
+        response = await self.cluster.call(work, timeout_ms=self._timeout_ms, may_repeat=validate_only)
+        if validate_only:
+            return await self.describe_topic(topic)
+        return await self.describe_topic(topic, min_metadata_offset=response.metadata_offset)
+
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
         request = admin_pb2.DeleteTopicRequest(cluster_id=self.cluster.cluster_id, topic=topic)

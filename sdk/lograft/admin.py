@@ -95,6 +95,24 @@ class Admin:
             )
         )
 
+    def create_partitions(self, topic: str, partition_count: int, *, validate_only: bool = False) -> TopicDescription:
+        """Add partitions to a topic, and describe it. Keys may go to other partitions from then on.
+
+        Producers that are open use the new partitions as soon as they hear of them, within moments.
+
+        Args:
+            topic: topic name.
+            partition_count: number of partitions that it is to have, more than it has: partitions are never taken away.
+            validate_only: check only, change nothing.
+
+        Raises:
+            UnknownTopicError: there is none of this name.
+            InvalidRequestError: the count is not higher, or too high for one request.
+            RefusedError: a limit of the cluster would be passed.
+            OutcomeUnknownError: the answer was lost; describe the topic to find out.
+        """
+        return self._run(lambda calls: calls.create_partitions(topic, partition_count, validate_only=validate_only))
+
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records.
 

@@ -58,6 +58,12 @@ class Admin:
             validate_only=validate_only,
         )
 
+    async def create_partitions(
+        self, topic: str, partition_count: int, *, validate_only: bool = False
+    ) -> TopicDescription:
+        """Add partitions to a topic; see `lograft.Admin.create_partitions`."""
+        return await self._start().create_partitions(topic, partition_count, validate_only=validate_only)
+
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records."""
         await self._start().delete_topic(topic)

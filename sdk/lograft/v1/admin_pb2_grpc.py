@@ -42,6 +42,11 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.CreateTopicRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.CreateTopicResponse.FromString,
                 _registered_method=True)
+        self.CreatePartitions = channel.unary_unary(
+                '/lograft.v1.AdminService/CreatePartitions',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.CreatePartitionsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.CreatePartitionsResponse.FromString,
+                _registered_method=True)
         self.DeleteTopic = channel.unary_unary(
                 '/lograft.v1.AdminService/DeleteTopic',
                 request_serializer=lograft_dot_v1_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
@@ -92,6 +97,13 @@ class AdminServiceServicer(object):
 
     def CreateTopic(self, request, context):
         """Creates a topic.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreatePartitions(self, request, context):
+        """Adds partitions to a topic. Those that it has keep their records; keys may go to other partitions from then on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,6 +173,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CreateTopic,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.CreateTopicRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.CreateTopicResponse.SerializeToString,
+            ),
+            'CreatePartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreatePartitions,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.CreatePartitionsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.CreatePartitionsResponse.SerializeToString,
             ),
             'DeleteTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTopic,
@@ -233,6 +250,33 @@ class AdminService(object):
             '/lograft.v1.AdminService/CreateTopic',
             lograft_dot_v1_dot_admin__pb2.CreateTopicRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.CreateTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreatePartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/CreatePartitions',
+            lograft_dot_v1_dot_admin__pb2.CreatePartitionsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.CreatePartitionsResponse.FromString,
             options,
             channel_credentials,
             insecure,
