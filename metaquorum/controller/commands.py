@@ -83,17 +83,67 @@ class ExpireSessions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepCursor:
+    """Where a walk over all partitions goes on.
+
+    Attributes:
+        after_topic: name of the last topic that was looked at wholly; None: none yet.
+        cut_topic_id: id of the topic that was cut, if any.
+        next_partition: its first partition that was not looked at.
+    """
+
+    after_topic: str | None = None
+    cut_topic_id: bytes | None = None
+    next_partition: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPartitions:
     """Elects leaders where the leader may not lead any more, or where there is none and one could.
 
     Attributes:
-        after_topic: name of the last topic that was looked at; None starts over.
+        cursor: where it goes on; the default starts over.
         unclean: epochs of the brokers, ascending, that were unclean when the sweep started over: at its end they have left
             all in-sync replicas where they may lack records. Set by the first slice.
     """
 
-    after_topic: str | None = None
+    cursor: SweepCursor = SweepCursor()
     unclean: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectPreferredLeaders:
+    """Makes first replicas leaders again where they can. `cursor` is where it goes on; the default starts over."""
+
+    cursor: SweepCursor = SweepCursor()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsrProposal:
+    """In-sync replicas that a leader proposes.
+
+    Attributes:
+        topic_id: id of the topic, 16 bytes.
+        partition: number, from 0.
+        leader_epoch: leader epoch that the leader knows.
+        partition_epoch: partition epoch that the leader knows.
+        isr: (node id, broker epoch that the leader saw) of each; None: the leader does not know it.
+    """
+
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[tuple[int, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterPartition:
+    """A broker proposes in-sync replicas for partitions that it leads."""
+
+    broker_id: int
+    broker_epoch: int
+    proposals: tuple[IsrProposal, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +231,8 @@ Command = (
     | FenceBroker
     | ExpireSessions
     | SweepPartitions
+    | ElectPreferredLeaders
+    | AlterPartition
     | CreateTopic
     | CreatePartitions
     | DeleteTopic
@@ -243,8 +295,22 @@ class ProducerIdsAllocated:
     count: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsAltered:
+    """One result for each proposal, in order: the partition as it is from here on, or why it was refused."""
+
+    results: tuple[PartitionImage | Refusal, ...]
+
+
 Response = (
-    Done | BrokerRegistered | HeartbeatAnswered | TopicCreated | PartitionsCreated | TopicDeleted | ProducerIdsAllocated
+    Done
+    | BrokerRegistered
+    | HeartbeatAnswered
+    | TopicCreated
+    | PartitionsCreated
+    | PartitionsAltered
+    | TopicDeleted
+    | ProducerIdsAllocated
 )
 
 

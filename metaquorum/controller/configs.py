@@ -16,13 +16,24 @@ from typing import Protocol
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import AlterConfigs, Decision, Done, Refusal, ResourceChanges, refuse
+from metaquorum.controller.commands import (
+    AlterConfigs,
+    Decision,
+    Done,
+    Refusal,
+    ResourceChanges,
+    SweepPartitions,
+    refuse,
+)
 from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.isr import cleared_elr
 from metaquorum.controller.limits import MAX_CONFIG_CHANGES, MAX_NODE_ID
-from metaquorum.controller.records import ConfigRecord, ConfigResource
+from metaquorum.controller.records import ConfigRecord, ConfigResource, MetadataRecord
 from metaquorum.controller.state import TopicImage
 from metaquorum.controller.topic_configs import (
+    MIN_INSYNC_REPLICAS,
     TOPIC_CONFIGS,
+    UNCLEAN_ELECTION,
     ConfigDefinition,
     TopicSettings,
     effective,
@@ -85,7 +96,7 @@ def alter(image: AppendedImage, command: AlterConfigs) -> Decision:
         return refuse(
             ErrorCode.INVALID_REQUEST, f"a request has 1 to {MAX_CONFIG_CHANGES} config changes, this one has {count}"
         )
-    records: list[ConfigRecord] = []
+    records: list[MetadataRecord] = []
     seen: set[tuple[ConfigResource, str, str]] = set()
     for changes in command.resources:
         found = _find(image, changes.resource, changes.name)
@@ -100,7 +111,13 @@ def alter(image: AppendedImage, command: AlterConfigs) -> Decision:
                 records.append(
                     ConfigRecord(resource=changes.resource, resource_name=found.record_name, name=name, value=value)
                 )
-    return Decision(response=Done(), records=() if command.validate_only else tuple(records))
+            if name == MIN_INSYNC_REPLICAS and found.topic is not None:
+                records.extend(cleared_elr(found.topic, int(value or TOPIC_CONFIGS[name].default)))
+    if command.validate_only:
+        return Decision(response=Done())
+    # A partition without a leader may have one where lacking records is allowed from here on.
+    elects = any(name == UNCLEAN_ELECTION for _, _, name in seen)
+    return Decision(response=Done(), records=tuple(records), then=SweepPartitions() if records and elects else None)
 
 
 def _change_problem(

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from metaquorum.controller import brokers, configs, elections, topics
+from metaquorum.controller import alter_partition, brokers, configs, elections, topics
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     AllocateProducerIds,
     AlterConfigs,
+    AlterPartition,
     Bootstrap,
     Command,
     CreatePartitions,
@@ -32,6 +33,7 @@ from metaquorum.controller.commands import (
     Decision,
     DeleteTopic,
     Done,
+    ElectPreferredLeaders,
     ExpireSessions,
     FenceBroker,
     Heard,
@@ -75,6 +77,8 @@ class Controller:
         match command:
             case Heartbeat():
                 return brokers.heartbeat(self._image, self._sessions, command)
+            case AlterPartition():
+                return alter_partition.alter_partition(self._image, command)
             case AlterConfigs():
                 return configs.alter(self._image, command)
             case CreateTopic():
@@ -93,6 +97,8 @@ class Controller:
                 return brokers.expire(self._image, self._sessions, now_ms)
             case SweepPartitions():
                 return elections.sweep(self._image, command)
+            case ElectPreferredLeaders():
+                return elections.elect_preferred(self._image, command)
             case Bootstrap():
                 return self._bootstrap()
             case _:

@@ -163,6 +163,8 @@ def partition_row(topic_id: bytes, partition: PartitionImage) -> PartitionRecord
         leader_id=partition.leader_id,
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
+        elr=partition.elr,
+        last_known_elr=partition.last_known_elr,
     )
 
 

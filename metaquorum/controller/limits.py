@@ -27,11 +27,15 @@ PRODUCER_ID_BLOCK: Final = 1_000
 MAX_PRODUCER_ID: Final = 2**63 - 1
 """Highest producer id; the batch header keeps it as a signed 64-bit integer."""
 
-MAX_SWEEP_RECORDS: Final = 2_000
-"""Records of one slice of a long work; about 80 KiB and 20 ms."""
+MAX_SWEEP_RECORDS: Final = 500
+"""Records of one slice of a long work: less than 20 ms to decide, encode and replay, some 20 KiB, and with 100 replicas less than
+1 MiB."""
 
-MAX_SWEEP_PARTITIONS: Final = 50_000
-"""Partitions looked at in one slice of a long work; about 10 ms. A slice ends with a whole topic."""
+MAX_SWEEP_PARTITIONS: Final = 10_000
+"""Partitions looked at in one slice of a long work; about 10 ms."""
+
+MAX_ALTERED_PARTITIONS: Final = 2_000
+"""Partitions of one request that proposes in-sync replicas."""
 
 MAX_EXPIRED_BROKERS: Final = 100
 """Brokers fenced in one decision for missed heartbeats; the next tick takes more."""

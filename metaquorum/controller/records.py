@@ -90,6 +90,8 @@ class PartitionRecord:
         leader_id: node id, or None when there is no leader.
         leader_epoch: number of this leadership.
         partition_epoch: version of this state.
+        elr: node ids of the eligible leader replicas, in the order of `replicas`; none of them is in `isr`.
+        last_known_elr: node ids of those that left `isr` or `elr` by an unclean stop while there were too few in sync.
     """
 
     topic_id: bytes
@@ -99,6 +101,8 @@ class PartitionRecord:
     leader_id: int | None
     leader_epoch: int
     partition_epoch: int
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +121,8 @@ class PartitionChangeRecord:
     leader: LeaderChange | None = None
     isr: tuple[int, ...] | None = None
     replicas: tuple[int, ...] | None = None
+    elr: tuple[int, ...] | None = None
+    last_known_elr: tuple[int, ...] | None = None
 
 
 class ConfigResource(IntEnum):

@@ -57,6 +57,8 @@ class PartitionImage:
         leader_id: node id, or None while there is no leader.
         leader_epoch: number of this leadership.
         partition_epoch: version of this state.
+        elr: node ids of the eligible leader replicas, which have everything committed too (`isr.py`).
+        last_known_elr: node ids of those that were, or were in sync, until an unclean stop.
     """
 
     partition: int
@@ -65,6 +67,8 @@ class PartitionImage:
     leader_id: int | None
     leader_epoch: int
     partition_epoch: int
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

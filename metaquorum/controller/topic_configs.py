@@ -18,6 +18,10 @@ from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, MAX_BATCH_BYTES, MAX_
 
 from metaquorum.controller.records import ConfigResource
 
+MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+TRUE: Final = "true"
+
 ANYWHERE: Final = tuple(ConfigResource)
 """For topics, and for brokers and the cluster as what topics inherit."""
 
@@ -166,6 +170,9 @@ OFF: Final = "-1"
 MAX_DIGITS: Final = 19
 """Digits of the largest 64-bit integer; a longer value is refused before it is converted."""
 
+MAX_REPLICATION_FACTOR: Final = 100
+"""Most replicas of a partition that a config may speak of."""
+
 MAX_DESCRIPTION_BYTES: Final = 1_024
 """Longest description of a topic, in bytes of UTF-8."""
 
@@ -173,6 +180,23 @@ _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
 
 _DEFINITIONS: Final = (
+    ConfigDefinition(
+        name=MIN_INSYNC_REPLICAS,
+        default="1",
+        minimum=1,
+        maximum=MAX_REPLICATION_FACTOR,
+        # For topics only: a lower value takes effect together with the eligible leader replicas that it ends, in one batch.
+        scopes=(ConfigResource.TOPIC,),
+        meaning="in-sync replicas below which nothing is committed; a partition with fewer replicas needs all of them",
+    ),
+    ConfigDefinition(
+        name=UNCLEAN_ELECTION,
+        default="false",
+        choices=(TRUE, "false"),
+        # The controller elects; what a broker says does not count.
+        scopes=(ConfigResource.TOPIC, ConfigResource.CLUSTER),
+        meaning="whether a replica that lacks committed records may lead when no other can, and those records are lost",
+    ),
     ConfigDefinition(
         name="description",
         default="",

@@ -74,6 +74,8 @@ def _to_message(record: MetadataRecord) -> pb.MetadataRecord:
                     leader_id=record.leader_id,
                     leader_epoch=record.leader_epoch,
                     partition_epoch=record.partition_epoch,
+                    elr=record.elr,
+                    last_known_elr=record.last_known_elr,
                 )
             )
         case PartitionChangeRecord():
@@ -150,6 +152,8 @@ def _partition_change_message(record: PartitionChangeRecord) -> pb.PartitionChan
         leader=None if record.leader is None else pb.LeaderChange(leader_id=record.leader.leader_id),
         isr=None if record.isr is None else pb.ReplicaList(node_ids=record.isr),
         replicas=None if record.replicas is None else pb.ReplicaList(node_ids=record.replicas),
+        elr=None if record.elr is None else pb.ReplicaList(node_ids=record.elr),
+        last_known_elr=None if record.last_known_elr is None else pb.ReplicaList(node_ids=record.last_known_elr),
     )
 
 
@@ -202,6 +206,8 @@ def _read_partition(message: pb.PartitionRecord) -> PartitionRecord:
         leader_id=message.leader_id if message.HasField("leader_id") else None,
         leader_epoch=message.leader_epoch,
         partition_epoch=message.partition_epoch,
+        elr=tuple(message.elr),
+        last_known_elr=tuple(message.last_known_elr),
     )
 
 
@@ -215,6 +221,8 @@ def _read_partition_change(message: pb.PartitionChangeRecord) -> PartitionChange
         leader=leader,
         isr=tuple(message.isr.node_ids) if message.HasField("isr") else None,
         replicas=tuple(message.replicas.node_ids) if message.HasField("replicas") else None,
+        elr=tuple(message.elr.node_ids) if message.HasField("elr") else None,
+        last_known_elr=tuple(message.last_known_elr.node_ids) if message.HasField("last_known_elr") else None,
     )
 
 

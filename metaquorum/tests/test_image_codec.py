@@ -65,6 +65,8 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         leader_id=OPTIONAL_NODE,
         leader_epoch=INT32,
         partition_epoch=INT32,
+        elr=NODE_IDS,
+        last_known_elr=NODE_IDS,
     ),
     st.builds(
         PartitionChangeRecord,
@@ -73,6 +75,8 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         leader=st.none() | st.builds(LeaderChange, leader_id=OPTIONAL_NODE),
         isr=st.none() | NODE_IDS,
         replicas=st.none() | NODE_IDS,
+        elr=st.none() | NODE_IDS,
+        last_known_elr=st.none() | NODE_IDS,
     ),
     st.builds(
         ConfigRecord, resource=st.sampled_from(ConfigResource), resource_name=TEXT, name=TEXT, value=st.none() | TEXT

@@ -475,6 +475,8 @@ class PartitionRecord(_message.Message):
     LEADER_ID_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
+    ELR_FIELD_NUMBER: _builtins.int
+    LAST_KNOWN_ELR_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of its topic, 16 bytes."""
     partition: _builtins.int
@@ -493,6 +495,14 @@ class PartitionRecord(_message.Message):
     def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Node ids of the in-sync replicas."""
 
+    @_builtins.property
+    def elr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of the eligible leader replicas: not in sync, and with everything committed while there are too few in sync."""
+
+    @_builtins.property
+    def last_known_elr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of those that left the in-sync or the eligible leader replicas by an unclean stop meanwhile."""
+
     def __init__(
         self,
         *,
@@ -503,10 +513,12 @@ class PartitionRecord(_message.Message):
         leader_id: _builtins.int | None = ...,
         leader_epoch: _builtins.int = ...,
         partition_epoch: _builtins.int = ...,
+        elr: _abc.Iterable[_builtins.int] | None = ...,
+        last_known_elr: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "isr", b"isr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
     _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
@@ -525,6 +537,8 @@ class PartitionChangeRecord(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     ISR_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    ELR_FIELD_NUMBER: _builtins.int
+    LAST_KNOWN_ELR_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of its topic, 16 bytes."""
     partition: _builtins.int
@@ -541,6 +555,14 @@ class PartitionChangeRecord(_message.Message):
     def replicas(self) -> Global___ReplicaList:
         """New replicas; absent: unchanged."""
 
+    @_builtins.property
+    def elr(self) -> Global___ReplicaList:
+        """New eligible leader replicas; absent: unchanged."""
+
+    @_builtins.property
+    def last_known_elr(self) -> Global___ReplicaList:
+        """New last known eligible leader replicas; absent: unchanged."""
+
     def __init__(
         self,
         *,
@@ -549,10 +571,12 @@ class PartitionChangeRecord(_message.Message):
         leader: Global___LeaderChange | None = ...,
         isr: Global___ReplicaList | None = ...,
         replicas: Global___ReplicaList | None = ...,
+        elr: Global___ReplicaList | None = ...,
+        last_known_elr: Global___ReplicaList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "replicas", b"replicas"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "replicas", b"replicas"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "partition", b"partition", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "partition", b"partition", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
