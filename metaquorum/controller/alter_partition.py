@@ -16,10 +16,11 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.brokers import registered
 from metaquorum.controller.commands import AlterPartition, Decision, IsrProposal, PartitionsAltered, Refusal, refuse
-from metaquorum.controller.isr import change_record, changed_isr, min_insync_replicas
+from metaquorum.controller.isr import changed_isr, min_insync_replicas
 from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
-from metaquorum.controller.records import MetadataRecord, PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage
+from metaquorum.controller.reassignment import completed, record_of
+from metaquorum.controller.records import MetadataRecord
+from metaquorum.controller.state import PartitionImage, TopicImage
 
 
 def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:
@@ -35,36 +36,25 @@ def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:
     places = {(proposal.topic_id, proposal.partition) for proposal in command.proposals}
     if len(places) < len(command.proposals):
         return refuse(ErrorCode.INVALID_REQUEST, "a partition is named twice")
+    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
     records: list[MetadataRecord] = []
     results: list[PartitionImage | Refusal] = []
     for proposal in command.proposals:
-        result = _alter(image, command.broker_id, proposal)
-        if isinstance(result, Refusal):
-            results.append(result)
-            continue
-        before, change = result
-        if change is None:
-            results.append(before)
-            continue
-        records.append(change)
-        results.append(_after(before, change))
+        topic = image.topic_by_id(proposal.topic_id)
+        result = _alter(image, topic, command.broker_id, proposal)
+        if topic is not None and isinstance(result, PartitionImage):
+            before = topic.partitions[proposal.partition]
+            if result is not before:
+                result = completed(topic, result, fit.__contains__)
+                records.append(record_of(topic.topic_id, before, result))
+        results.append(result)
     return Decision(response=PartitionsAltered(results=tuple(results)), records=tuple(records))
 
 
-def _after(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
-    return replace(
-        partition,
-        isr=partition.isr if change.isr is None else change.isr,
-        elr=partition.elr if change.elr is None else change.elr,
-        last_known_elr=partition.last_known_elr if change.last_known_elr is None else change.last_known_elr,
-        partition_epoch=partition.partition_epoch + 1,
-    )
-
-
 def _alter(
-    image: AppendedImage, broker_id: int, proposal: IsrProposal
-) -> tuple[PartitionImage, PartitionChangeRecord | None] | Refusal:
-    topic = image.topic_by_id(proposal.topic_id)
+    image: AppendedImage, topic: TopicImage | None, broker_id: int, proposal: IsrProposal
+) -> PartitionImage | Refusal:
+    """Return the partition as proposed, the same object if that is what it is; or the refusal."""
     if topic is None:
         return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic with the id {proposal.topic_id.hex()}")
     if not 0 <= proposal.partition < len(topic.partitions):
@@ -80,11 +70,17 @@ def _alter(
     if refusal is not None:
         return refusal
     proposed = {node_id for node_id, _ in proposal.isr}
-    isr = tuple(node_id for node_id in partition.replicas if node_id in proposed)
     if proposed == set(partition.isr):
-        return partition, None
+        return partition
+    isr = tuple(node_id for node_id in partition.replicas if node_id in proposed)
     state = changed_isr(partition, isr, min_isr=min_insync_replicas(topic))
-    return partition, change_record(topic.topic_id, partition, state, partition.leader_id)
+    return replace(
+        partition,
+        isr=state.isr,
+        elr=state.elr,
+        last_known_elr=state.last_known_elr,
+        partition_epoch=partition.partition_epoch + 1,
+    )
 
 
 def _epoch_problem(partition: PartitionImage, proposal: IsrProposal) -> Refusal | None:

@@ -147,6 +147,22 @@ class AlterPartition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reassignment:
+    """Other replicas for a partition, the preferred leader first; None cancels the reassignment that is under way."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReassignPartitions:
+    """Begins, changes or cancels reassignments."""
+
+    reassignments: tuple[Reassignment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopic:
     """Creates a topic.
 
@@ -233,6 +249,7 @@ Command = (
     | SweepPartitions
     | ElectPreferredLeaders
     | AlterPartition
+    | ReassignPartitions
     | CreateTopic
     | CreatePartitions
     | DeleteTopic
@@ -297,7 +314,7 @@ class ProducerIdsAllocated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsAltered:
-    """One result for each proposal, in order: the partition as it is from here on, or why it was refused."""
+    """One result for each proposal or reassignment, in order: the partition as it is from here on, or why it was refused."""
 
     results: tuple[PartitionImage | Refusal, ...]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from metaquorum.controller import alter_partition, brokers, configs, elections, topics
+from metaquorum.controller import alter_partition, brokers, configs, elections, reassignment, topics
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     AllocateProducerIds,
@@ -38,6 +38,7 @@ from metaquorum.controller.commands import (
     FenceBroker,
     Heard,
     Heartbeat,
+    ReassignPartitions,
     RegisterBroker,
     SweepPartitions,
 )
@@ -97,6 +98,8 @@ class Controller:
                 return brokers.expire(self._image, self._sessions, now_ms)
             case SweepPartitions():
                 return elections.sweep(self._image, command)
+            case ReassignPartitions():
+                return reassignment.reassign(self._image, self._settings, command)
             case ElectPreferredLeaders():
                 return elections.elect_preferred(self._image, command)
             case Bootstrap():

@@ -80,7 +80,7 @@ def partition_change(
     """
     if not lossy and partition.leader_id is not None and all(map(can_lead, partition.isr)):
         return None
-    isr, elr, lost = _without_lossy(partition, lossy)
+    isr, elr, lost = _without_lossy(partition, lossy) if lossy else (partition.isr, partition.elr, ())
     fit = tuple(node_id for node_id in isr if can_lead(node_id))
     if not fit:
         heir = _first(partition.replicas, lambda node_id: node_id in elr and can_lead(node_id))

@@ -165,6 +165,8 @@ def partition_row(topic_id: bytes, partition: PartitionImage) -> PartitionRecord
         partition_epoch=partition.partition_epoch,
         elr=partition.elr,
         last_known_elr=partition.last_known_elr,
+        adding=partition.adding,
+        removing=partition.removing,
     )
 
 

@@ -30,8 +30,17 @@ class IsrState:
 
 
 def min_insync_replicas(topic: TopicImage) -> int:
-    """Return the topic's `min.insync.replicas`; a partition with fewer replicas needs all of them."""
+    """Return the topic's `min.insync.replicas`; see `needed_in_sync` for what a partition needs."""
     return int(topic.configs.get(MIN_INSYNC_REPLICAS, TOPIC_CONFIGS[MIN_INSYNC_REPLICAS].default))
+
+
+def needed_in_sync(partition: PartitionImage, min_isr: int) -> int:
+    """Return how many must be in sync before anything is committed.
+
+    A partition with fewer replicas than `min.insync.replicas` needs all of them; those that a reassignment is adding do not
+    count, or it would stop commits until they have caught up.
+    """
+    return min(min_isr, len(partition.replicas) - len(partition.adding))
 
 
 def changed_isr(
@@ -45,7 +54,7 @@ def changed_isr(
         min_isr: the topic's `min.insync.replicas`.
         lost: replicas that may have lost records: they become no eligible leader replicas.
     """
-    if len(isr) >= min(min_isr, len(partition.replicas)):
+    if len(isr) >= needed_in_sync(partition, min_isr):
         return IsrState(isr)
     held = {*partition.isr, *partition.elr}
     elr = tuple(node_id for node_id in partition.replicas if node_id in held and node_id not in {*isr, *lost})

@@ -46,6 +46,9 @@ MAX_CONFIG_CHANGES: Final = 500
 MAX_DESCRIBED_RESOURCES: Final = 1_000
 """Resources of one request that describes configs."""
 
+MAX_REASSIGNED_PARTITIONS: Final = 500
+"""Reassignments of one request."""
+
 MAX_LEADER_LOOKUPS: Final = 200_000
 """Partitions looked at in one request to even out leaders; about 50 ms. Beyond it they stay as even as they are."""
 

@@ -92,6 +92,8 @@ class PartitionRecord:
         partition_epoch: version of this state.
         elr: node ids of the eligible leader replicas, in the order of `replicas`; none of them is in `isr`.
         last_known_elr: node ids of those that left `isr` or `elr` by an unclean stop while there were too few in sync.
+        adding: those of `replicas` that a reassignment adds.
+        removing: those of `replicas` that it removes.
     """
 
     topic_id: bytes
@@ -103,6 +105,8 @@ class PartitionRecord:
     partition_epoch: int
     elr: tuple[int, ...] = ()
     last_known_elr: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,8 @@ class PartitionChangeRecord:
     replicas: tuple[int, ...] | None = None
     elr: tuple[int, ...] | None = None
     last_known_elr: tuple[int, ...] | None = None
+    adding: tuple[int, ...] | None = None
+    removing: tuple[int, ...] | None = None
 
 
 class ConfigResource(IntEnum):

@@ -131,6 +131,8 @@ def _create_partition(tables: ImageTables, record: PartitionRecord) -> None:
         record.partition_epoch,
         tables.shared_ids(record.elr),
         tables.shared_ids(record.last_known_elr),
+        tables.shared_ids(record.adding),
+        tables.shared_ids(record.removing),
     )
     _check_partition(topic, partition)
     topic.partitions.append(partition)
@@ -153,6 +155,8 @@ def _change_partition(tables: ImageTables, record: PartitionChangeRecord) -> Non
         old.partition_epoch + 1,
         old.elr if record.elr is None else tables.shared_ids(record.elr),
         old.last_known_elr if record.last_known_elr is None else tables.shared_ids(record.last_known_elr),
+        old.adding if record.adding is None else tables.shared_ids(record.adding),
+        old.removing if record.removing is None else tables.shared_ids(record.removing),
     )
     _check_partition(topic, new)
     topic.partitions[record.partition] = new
@@ -165,7 +169,8 @@ def _check_partition(topic: TopicImage, partition: PartitionImage) -> None:
     in_sync = isr is replicas or all(node_id in replicas for node_id in isr)
     led = partition.leader_id is None or partition.leader_id in isr
     eligible = all(node_id in replicas and node_id not in isr for node_id in partition.elr)
-    possible = bool(isr) and in_sync and led and eligible
+    moving = all(node_id in replicas for node_id in (*partition.adding, *partition.removing))
+    possible = bool(isr) and in_sync and led and eligible and moving
     assert possible, f"{topic.topic}: impossible {partition}"
 
 

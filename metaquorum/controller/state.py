@@ -59,6 +59,8 @@ class PartitionImage:
         partition_epoch: version of this state.
         elr: node ids of the eligible leader replicas, which have everything committed too (`isr.py`).
         last_known_elr: node ids of those that were, or were in sync, until an unclean stop.
+        adding: those of `replicas` that a reassignment under way adds.
+        removing: those of `replicas` that it removes.
     """
 
     partition: int
@@ -69,6 +71,8 @@ class PartitionImage:
     partition_epoch: int
     elr: tuple[int, ...] = ()
     last_known_elr: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

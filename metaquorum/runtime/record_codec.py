@@ -76,6 +76,8 @@ def _to_message(record: MetadataRecord) -> pb.MetadataRecord:
                     partition_epoch=record.partition_epoch,
                     elr=record.elr,
                     last_known_elr=record.last_known_elr,
+                    adding=record.adding,
+                    removing=record.removing,
                 )
             )
         case PartitionChangeRecord():
@@ -154,6 +156,8 @@ def _partition_change_message(record: PartitionChangeRecord) -> pb.PartitionChan
         replicas=None if record.replicas is None else pb.ReplicaList(node_ids=record.replicas),
         elr=None if record.elr is None else pb.ReplicaList(node_ids=record.elr),
         last_known_elr=None if record.last_known_elr is None else pb.ReplicaList(node_ids=record.last_known_elr),
+        adding=None if record.adding is None else pb.ReplicaList(node_ids=record.adding),
+        removing=None if record.removing is None else pb.ReplicaList(node_ids=record.removing),
     )
 
 
@@ -208,6 +212,8 @@ def _read_partition(message: pb.PartitionRecord) -> PartitionRecord:
         partition_epoch=message.partition_epoch,
         elr=tuple(message.elr),
         last_known_elr=tuple(message.last_known_elr),
+        adding=tuple(message.adding),
+        removing=tuple(message.removing),
     )
 
 
@@ -223,6 +229,8 @@ def _read_partition_change(message: pb.PartitionChangeRecord) -> PartitionChange
         replicas=tuple(message.replicas.node_ids) if message.HasField("replicas") else None,
         elr=tuple(message.elr.node_ids) if message.HasField("elr") else None,
         last_known_elr=tuple(message.last_known_elr.node_ids) if message.HasField("last_known_elr") else None,
+        adding=tuple(message.adding.node_ids) if message.HasField("adding") else None,
+        removing=tuple(message.removing.node_ids) if message.HasField("removing") else None,
     )
 
 

@@ -19,6 +19,8 @@ from metaquorum.controller.commands import (
     FenceBroker,
     IsrProposal,
     PartitionsAltered,
+    Reassignment,
+    ReassignPartitions,
     Refusal,
     RegisterBroker,
     ResourceChanges,
@@ -29,7 +31,7 @@ from metaquorum.controller.records import ConfigResource
 from metaquorum.controller.state import PartitionImage
 from metaquorum.tests.controller_world import World, register, topic_id
 
-REPLICAS = (0, 1, 2, 3)
+REPLICAS = (0, 1, 2, 3, 4)
 STEPS = 120
 
 
@@ -47,7 +49,7 @@ class Model:
         self.world = World()
         for broker_id in REPLICAS:
             self.world.start_broker(broker_id)
-        self.world.write_topic("t", REPLICAS, configs={"min.insync.replicas": "2", "flush.policy": policy})
+        self.world.write_topic("t", REPLICAS[:4], configs={"min.insync.replicas": "2", "flush.policy": policy})
         # What a log holds of the history, and how much of that is flushed.
         self.held = dict.fromkeys(REPLICAS, 0)
         self.flushed = dict.fromkeys(REPLICAS, 0)
@@ -56,6 +58,7 @@ class Model:
         self.trace: list[str] = []
         self.leader_id: int | None = 0
         self.commands = 0
+        self.moves = 0
 
     @property
     def partition(self) -> PartitionImage:
@@ -67,7 +70,9 @@ class Model:
         """What must be in sync before anything is committed."""
         topic = self.world.image.topic_by_name("t")
         assert topic is not None
-        return min(int(topic.configs.get("min.insync.replicas", "1")), len(REPLICAS))
+        partition = topic.partitions[0]
+        original = set(partition.replicas) - set(partition.adding)
+        return min(int(topic.configs.get("min.insync.replicas", "1")), len(original))
 
     def step(self) -> None:
         """Let one thing happen."""
@@ -79,6 +84,7 @@ class Model:
             (self.fence, 3),
             (self.unfence, 5),
             (self.restart, 2),
+            (self.reassign, 3),
             (self.set_min_isr, 1),
             (self.take_over, 1),
         )
@@ -96,6 +102,10 @@ class Model:
                 self.held[node_id] = min(self.held[node_id], self.held[leader_id])
                 self.flushed[node_id] = min(self.flushed[node_id], self.held[node_id])
         self.leader_id = leader_id
+        for node_id in REPLICAS:
+            if node_id not in self.partition.replicas:
+                # A replica that is gone is deleted; another one there begins anew.
+                self.held[node_id] = self.flushed[node_id] = 0
 
     def commit(self) -> None:
         """The high watermark moves to what all in-sync replicas have, while there are enough."""
@@ -112,7 +122,8 @@ class Model:
     def replicate(self) -> None:
         """A live follower fetches some of what it lacks."""
         leader_id, node_id = self.partition.leader_id, self.random.choice(REPLICAS)
-        if leader_id is not None and self.world.image.brokers[node_id].can_lead:
+        is_replica = node_id in self.partition.replicas
+        if leader_id is not None and is_replica and self.world.image.brokers[node_id].can_lead:
             missing = self.held[leader_id] - self.held[node_id]
             self.held[node_id] += self.random.randint(0, max(0, missing))
 
@@ -187,6 +198,15 @@ class Model:
             assert not others, f"{node_id} stays beside {others}"
             self.committed = min(self.committed, self.held[node_id])
 
+    def reassign(self) -> None:
+        """An operator moves the partition to other brokers, or cancels that."""
+        target = tuple(self.random.sample(REPLICAS, self.random.randint(1, len(REPLICAS))))
+        replicas = None if self.random.random() < 0.3 else target
+        command = ReassignPartitions(reassignments=(Reassignment(topic="t", partition=0, replicas=replicas),))
+        before = self.partition
+        self.world.run(command)
+        self.moves += self.partition.replicas != before.replicas
+
     def set_min_isr(self) -> None:
         """An operator changes the topic's `min.insync.replicas`."""
         value = self.random.choice((None, "1", "2", "3", "9"))
@@ -206,7 +226,9 @@ class Model:
         partition, text = self.partition, f"{self.partition} after {self.trace}"
         isr, elr, known = set(partition.isr), set(partition.elr), set(partition.last_known_elr)
         assert isr, text
-        assert isr | elr | known <= set(REPLICAS), text
+        assert isr | elr | known <= set(partition.replicas), text
+        assert set(partition.adding) | set(partition.removing) <= set(partition.replicas), text
+        assert not set(partition.adding) & set(partition.removing), text
         assert not isr & elr, text
         assert not known & (isr | elr), text
         assert not (elr or known) or len(isr) < self.min_isr, text
@@ -220,7 +242,7 @@ class Model:
 @pytest.mark.parametrize("policy", ["ack", "none"])
 def test_lists_are_valid_and_candidates_complete(policy: str) -> None:
     """Both invariants hold after every command of many random sequences, with stops of every kind."""
-    commands = elected_from_elr = 0
+    commands = elected_from_elr = moves = 0
     for seed in range(150):
         model = Model(seed, policy)
         for _ in range(STEPS):
@@ -230,9 +252,11 @@ def test_lists_are_valid_and_candidates_complete(policy: str) -> None:
             leader_id = model.partition.leader_id
             elected_from_elr += leader_id is not None and leader_id in before.elr
         commands += model.commands
+        moves += model.moves
     # The sequences reach what they are about.
     assert commands > 1_000
     assert elected_from_elr > 20
+    assert moves > 100
 
 
 def test_model_finds_an_eligible_replica_that_is_kept_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

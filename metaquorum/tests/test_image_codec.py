@@ -67,6 +67,8 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         partition_epoch=INT32,
         elr=NODE_IDS,
         last_known_elr=NODE_IDS,
+        adding=NODE_IDS,
+        removing=NODE_IDS,
     ),
     st.builds(
         PartitionChangeRecord,
@@ -77,6 +79,8 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         replicas=st.none() | NODE_IDS,
         elr=st.none() | NODE_IDS,
         last_known_elr=st.none() | NODE_IDS,
+        adding=st.none() | NODE_IDS,
+        removing=st.none() | NODE_IDS,
     ),
     st.builds(
         ConfigRecord, resource=st.sampled_from(ConfigResource), resource_name=TEXT, name=TEXT, value=st.none() | TEXT

@@ -477,6 +477,8 @@ class PartitionRecord(_message.Message):
     PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
     ELR_FIELD_NUMBER: _builtins.int
     LAST_KNOWN_ELR_FIELD_NUMBER: _builtins.int
+    ADDING_FIELD_NUMBER: _builtins.int
+    REMOVING_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of its topic, 16 bytes."""
     partition: _builtins.int
@@ -503,6 +505,14 @@ class PartitionRecord(_message.Message):
     def last_known_elr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Node ids of those that left the in-sync or the eligible leader replicas by an unclean stop meanwhile."""
 
+    @_builtins.property
+    def adding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the replicas that a reassignment under way adds."""
+
+    @_builtins.property
+    def removing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the replicas that it removes."""
+
     def __init__(
         self,
         *,
@@ -515,10 +525,12 @@ class PartitionRecord(_message.Message):
         partition_epoch: _builtins.int = ...,
         elr: _abc.Iterable[_builtins.int] | None = ...,
         last_known_elr: _abc.Iterable[_builtins.int] | None = ...,
+        adding: _abc.Iterable[_builtins.int] | None = ...,
+        removing: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "adding", b"adding", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing", b"removing", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
     _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
@@ -539,6 +551,8 @@ class PartitionChangeRecord(_message.Message):
     REPLICAS_FIELD_NUMBER: _builtins.int
     ELR_FIELD_NUMBER: _builtins.int
     LAST_KNOWN_ELR_FIELD_NUMBER: _builtins.int
+    ADDING_FIELD_NUMBER: _builtins.int
+    REMOVING_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of its topic, 16 bytes."""
     partition: _builtins.int
@@ -563,6 +577,14 @@ class PartitionChangeRecord(_message.Message):
     def last_known_elr(self) -> Global___ReplicaList:
         """New last known eligible leader replicas; absent: unchanged."""
 
+    @_builtins.property
+    def adding(self) -> Global___ReplicaList:
+        """New list of replicas that are being added; absent: unchanged."""
+
+    @_builtins.property
+    def removing(self) -> Global___ReplicaList:
+        """New list of replicas that are being removed; absent: unchanged."""
+
     def __init__(
         self,
         *,
@@ -573,10 +595,12 @@ class PartitionChangeRecord(_message.Message):
         replicas: Global___ReplicaList | None = ...,
         elr: Global___ReplicaList | None = ...,
         last_known_elr: Global___ReplicaList | None = ...,
+        adding: Global___ReplicaList | None = ...,
+        removing: Global___ReplicaList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "replicas", b"replicas"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adding", b"adding", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "removing", b"removing", "replicas", b"replicas"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "partition", b"partition", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adding", b"adding", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "partition", b"partition", "removing", b"removing", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
