@@ -233,6 +233,14 @@ class AlterConfigs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateFeatureLevel:
+    """Raises the feature level of the cluster. `validate_only` True: check and change nothing."""
+
+    level: int
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateProducerIds:
     """Gives a block of producer ids to a broker."""
 
@@ -254,6 +262,7 @@ Command = (
     | CreatePartitions
     | DeleteTopic
     | AlterConfigs
+    | UpdateFeatureLevel
     | AllocateProducerIds
 )
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from metaquorum.controller import alter_partition, brokers, configs, elections, reassignment, topics
+from metaquorum.controller import alter_partition, brokers, configs, elections, features, reassignment, topics
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     AllocateProducerIds,
@@ -41,6 +41,7 @@ from metaquorum.controller.commands import (
     ReassignPartitions,
     RegisterBroker,
     SweepPartitions,
+    UpdateFeatureLevel,
 )
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
@@ -100,6 +101,8 @@ class Controller:
                 return elections.sweep(self._image, command)
             case ReassignPartitions():
                 return reassignment.reassign(self._image, self._settings, command)
+            case UpdateFeatureLevel():
+                return features.update(self._image, self._settings, command)
             case ElectPreferredLeaders():
                 return elections.elect_preferred(self._image, command)
             case Bootstrap():

@@ -188,6 +188,8 @@ def _broker_row(broker: BrokerImage, *, second: bool) -> MetadataRecord | None:
         log_directory_ids=broker.log_directory_ids,
         unclean=broker.unclean,
         offline_log_directory_ids=broker.offline_log_directory_ids,
+        min_feature_level=broker.min_feature_level,
+        max_feature_level=broker.max_feature_level,
     )
 
 

@@ -74,6 +74,7 @@ class ControllerSettings:
         max_broker_replicas: most replicas of one broker; new ones that would pass it are refused.
         max_topics: most topics in the cluster.
         max_brokers: most registered brokers.
+        max_feature_level: highest feature level that this version knows.
     """
 
     heartbeat_interval_ms: int = 500
@@ -83,3 +84,4 @@ class ControllerSettings:
     max_broker_replicas: int = 200_000
     max_topics: int = 1_000_000
     max_brokers: int = 10_000
+    max_feature_level: int = FEATURE_LEVEL

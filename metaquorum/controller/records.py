@@ -29,6 +29,8 @@ class BrokerRecord:
         unclean: True after a stop that was not orderly, until the broker has left the in-sync replicas where it may lack
             records; it stays fenced so long.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
+        min_feature_level: lowest feature level that it can run at, inclusive.
+        max_feature_level: highest feature level that it can run at, inclusive.
     """
 
     broker_id: int
@@ -41,6 +43,8 @@ class BrokerRecord:
     log_directory_ids: tuple[bytes, ...] = ()
     unclean: bool = False
     offline_log_directory_ids: tuple[bytes, ...] = ()
+    min_feature_level: int = 1
+    max_feature_level: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

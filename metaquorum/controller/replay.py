@@ -200,6 +200,8 @@ def _register_broker(tables: ImageTables, record: BrokerRecord, offset: int) -> 
             log_directory_ids=record.log_directory_ids,
             unclean=record.unclean,
             offline_log_directory_ids=record.offline_log_directory_ids,
+            min_feature_level=record.min_feature_level,
+            max_feature_level=record.max_feature_level,
         )
     )
 

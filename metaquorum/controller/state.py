@@ -26,6 +26,8 @@ class BrokerImage:
         log_directory_ids: ids of its log directories, 16 bytes each.
         unclean: see `BrokerRecord`.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
+        min_feature_level: lowest feature level that it can run at, inclusive.
+        max_feature_level: highest feature level that it can run at, inclusive.
     """
 
     broker_id: int
@@ -39,6 +41,8 @@ class BrokerImage:
     log_directory_ids: tuple[bytes, ...]
     unclean: bool
     offline_log_directory_ids: tuple[bytes, ...] = ()
+    min_feature_level: int = 1
+    max_feature_level: int = 1
 
     @property
     def can_lead(self) -> bool:

@@ -21,6 +21,7 @@ from metaquorum.controller.commands import (
     PartitionsCreated,
     TopicCreated,
     TopicDeleted,
+    UpdateFeatureLevel,
 )
 from metaquorum.controller.state import TopicImage
 from metaquorum.rpc import codec, config_calls
@@ -173,6 +174,26 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             if request.HasField("min_metadata_offset"):
                 await self._host.wait_for_offset(request.min_metadata_offset, timeout_ms=timeout_ms(context))
             return config_calls.describe_answer(request, self._host.image)
+
+    async def DescribeFeatureLevel(
+        self, request: admin_pb2.DescribeFeatureLevelRequest, context: ServicerContext
+    ) -> admin_pb2.DescribeFeatureLevelResponse:
+        """Describe the feature level and who can run at which."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            return codec.to_feature_level(self._host.image, controller_max_level=self._host.settings.max_feature_level)
+
+    async def UpdateFeatureLevel(
+        self, request: admin_pb2.UpdateFeatureLevelRequest, context: ServicerContext
+    ) -> admin_pb2.UpdateFeatureLevelResponse:
+        """Raise the feature level, or check whether it could be raised."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            command = UpdateFeatureLevel(level=request.level, validate_only=request.validate_only)
+            outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
+            return admin_pb2.UpdateFeatureLevelResponse(
+                metadata_offset=0 if request.validate_only else outcome.metadata_offset
+            )
 
     async def DescribeQuorum(
         self, request: admin_pb2.DescribeQuorumRequest, context: ServicerContext

@@ -13,6 +13,7 @@ from lograft.v1 import admin_pb2, metadata_pb2
 from metaquorum.controller.commands import Refusal
 from metaquorum.controller.configs import ConfigSource, describe
 from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME
 from metaquorum.controller.records import ConfigResource
 from metaquorum.controller.state import PartitionImage, TopicImage
 from metaquorum.runtime.quorum_node import QuorumStatus, ReplicaStatus
@@ -61,6 +62,21 @@ def to_configs(image: MetadataImage, topic: TopicImage) -> list[admin_pb2.Config
         admin_pb2.ConfigEntry(name=each.definition.name, value=each.value, source=CONFIG_SOURCES[each.source])
         for each in values
     ]
+
+
+def to_feature_level(image: MetadataImage, *, controller_max_level: int) -> admin_pb2.DescribeFeatureLevelResponse:
+    """Return the feature level and the levels that brokers can run at."""
+    return admin_pb2.DescribeFeatureLevelResponse(
+        level=image.features.get(FEATURE_NAME, FEATURE_LEVEL),
+        controller_max_level=controller_max_level,
+        brokers=[
+            admin_pb2.BrokerFeatureLevels(
+                broker_id=broker.broker_id, min_level=broker.min_feature_level, max_level=broker.max_feature_level
+            )
+            for _, broker in sorted(image.brokers.items())
+        ],
+        metadata_offset=image.metadata_offset,
+    )
 
 
 def to_quorum(status: QuorumStatus, *, cluster_id: str) -> admin_pb2.DescribeQuorumResponse:

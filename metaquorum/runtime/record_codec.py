@@ -132,6 +132,8 @@ def _broker_message(record: BrokerRecord) -> pb.BrokerRecord:
         log_directory_ids=record.log_directory_ids,
         unclean=record.unclean,
         offline_log_directory_ids=record.offline_log_directory_ids,
+        min_feature_level=record.min_feature_level,
+        max_feature_level=record.max_feature_level,
     )
 
 
@@ -173,6 +175,9 @@ def _read_broker(message: pb.BrokerRecord) -> BrokerRecord:
         log_directory_ids=tuple(message.log_directory_ids),
         unclean=message.unclean,
         offline_log_directory_ids=tuple(message.offline_log_directory_ids),
+        # Absent in records of before there were several levels.
+        min_feature_level=message.min_feature_level or 1,
+        max_feature_level=message.max_feature_level or 1,
     )
 
 

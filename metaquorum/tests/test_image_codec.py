@@ -45,6 +45,8 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         rack=st.none() | TEXT.filter(bool),
         fenced=st.booleans(),
         log_directory_ids=st.lists(IDS, max_size=3).map(tuple),
+        min_feature_level=st.integers(1, 2**31 - 1),
+        max_feature_level=st.integers(1, 2**31 - 1),
     ),
     st.builds(
         BrokerChangeRecord,

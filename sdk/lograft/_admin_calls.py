@@ -23,6 +23,7 @@ from lograft.types import (
     ConfigResource,
     ConfigValue,
     DeletedRecords,
+    FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
@@ -149,6 +150,32 @@ class AdminCalls:
     ) -> dict[ConfigResource, dict[str, ConfigValue]]:
         """Describe configs."""
         return await describe_configs(self.cluster, resources, broker_id=broker_id, timeout_ms=self._timeout_ms)
+
+    async def describe_feature_level(self) -> FeatureLevelDescription:
+        """Describe the feature level."""
+        request = admin_pb2.DescribeFeatureLevelRequest(cluster_id=self.cluster.cluster_id)
+
+        async def work(attempt: Attempt) -> admin_pb2.DescribeFeatureLevelResponse:
+            return await AdminServiceStub(attempt.channel).DescribeFeatureLevel(request, timeout=attempt.timeout_s)
+
+        response = await self.cluster.call(work, timeout_ms=self._timeout_ms)
+        return FeatureLevelDescription(
+            level=response.level,
+            controller_max_level=response.controller_max_level,
+            brokers={each.broker_id: (each.min_level, each.max_level) for each in response.brokers},
+        )
+
+    async def update_feature_level(self, level: int, *, validate_only: bool) -> None:
+        """Raise the feature level."""
+        request = admin_pb2.UpdateFeatureLevelRequest(
+            cluster_id=self.cluster.cluster_id, level=_int32("level", level), validate_only=validate_only
+        )
+
+        async def work(attempt: Attempt) -> admin_pb2.UpdateFeatureLevelResponse:
+            return await AdminServiceStub(attempt.channel).UpdateFeatureLevel(request, timeout=attempt.timeout_s)
+
+        # Raising it twice is raising it once.
+        await self.cluster.call(work, timeout_ms=self._timeout_ms)
 
     async def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum."""

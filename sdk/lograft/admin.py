@@ -20,6 +20,7 @@ from lograft.types import (
     ConfigResource,
     ConfigValue,
     DeletedRecords,
+    FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
@@ -165,6 +166,22 @@ class Admin:
             InvalidRequestError: there is no such broker.
         """
         return self._run(lambda calls: calls.describe_configs(resources, broker_id=broker_id))
+
+    def describe_feature_level(self) -> FeatureLevelDescription:
+        """Describe the feature level of the cluster, and the levels that its servers can run at."""
+        return self._run(lambda calls: calls.describe_feature_level())
+
+    def update_feature_level(self, level: int, *, validate_only: bool = False) -> None:
+        """Raise the feature level of the cluster. It never goes down again.
+
+        Args:
+            level: the new level; the one that holds changes nothing.
+            validate_only: check only, change nothing.
+
+        Raises:
+            InvalidRequestError: it would go down, or a server cannot run at it; the message says which.
+        """
+        self._run(lambda calls: calls.update_feature_level(level, validate_only=validate_only))
 
     def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum: leader, voters, observers."""

@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from lograft._config_types import ConfigResource as ConfigResource
+from lograft._config_types import ConfigResourceType as ConfigResourceType
+from lograft._config_types import ConfigSource as ConfigSource
+from lograft._config_types import ConfigValue as ConfigValue
 from lograft.errors import LograftError
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -312,66 +316,6 @@ class TopicDescription:
         return len(self.partitions[0].replicas) if self.partitions else 0
 
 
-class ConfigResourceType(Enum):
-    """What configs are set for. A topic's value holds before its broker's, that before the cluster's, then the default."""
-
-    TOPIC = "topic"
-    BROKER = "broker"
-    CLUSTER = "cluster"
-
-
-class ConfigResource(NamedTuple):
-    """A topic, a broker or the cluster. `name` is the topic, the broker's id in decimal, empty for the cluster."""
-
-    type: ConfigResourceType
-    name: str = ""
-
-    @classmethod
-    def topic(cls, topic: str) -> ConfigResource:
-        """A topic."""
-        return cls(ConfigResourceType.TOPIC, topic)
-
-    @classmethod
-    def broker(cls, broker_id: int) -> ConfigResource:
-        """A broker: what its replicas of all topics inherit."""
-        return cls(ConfigResourceType.BROKER, str(broker_id))
-
-    @classmethod
-    def cluster(cls) -> ConfigResource:
-        """The cluster: what all topics inherit."""
-        return cls(ConfigResourceType.CLUSTER)
-
-
-class ConfigSource(Enum):
-    """Where the value of a config comes from."""
-
-    UNKNOWN = "unknown"
-    """Said by a server that is newer than this client."""
-    DEFAULT = "default"
-    TOPIC = "topic"
-    BROKER = "broker"
-    CLUSTER = "cluster"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigValue:
-    """A config of a resource.
-
-    Attributes:
-        value: the value that holds.
-        source: where it comes from.
-        default: value that holds when nothing is set.
-        meaning: what it is for.
-        allowed: what a value must be, in words.
-    """
-
-    value: str
-    source: ConfigSource
-    default: str
-    meaning: str
-    allowed: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSummary:
     """A topic in a list."""
@@ -390,6 +334,21 @@ class ClusterDescription:
     controller_id: int | None
     brokers: tuple[BrokerDescription, ...]
     metadata_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureLevelDescription:
+    """The feature level of the cluster.
+
+    Attributes:
+        level: level of the cluster.
+        controller_max_level: highest level that the active controller knows.
+        brokers: lowest and highest level (both inclusive) that each broker can run at, by broker id.
+    """
+
+    level: int
+    controller_max_level: int
+    brokers: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

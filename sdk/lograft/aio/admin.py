@@ -14,6 +14,7 @@ from lograft.types import (
     ConfigResource,
     ConfigValue,
     DeletedRecords,
+    FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
@@ -87,6 +88,14 @@ class Admin:
     ) -> dict[ConfigResource, dict[str, ConfigValue]]:
         """Describe configs; see `lograft.Admin.describe_configs`."""
         return await self._start().describe_configs(resources, broker_id=broker_id)
+
+    async def describe_feature_level(self) -> FeatureLevelDescription:
+        """Describe the feature level; see `lograft.Admin.describe_feature_level`."""
+        return await self._start().describe_feature_level()
+
+    async def update_feature_level(self, level: int, *, validate_only: bool = False) -> None:
+        """Raise the feature level; see `lograft.Admin.update_feature_level`."""
+        await self._start().update_feature_level(level, validate_only=validate_only)
 
     async def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum."""

@@ -806,6 +806,146 @@ class DescribeTopicResponse(_message.Message):
 Global___DescribeTopicResponse: _TypeAlias = DescribeTopicResponse  # noqa: Y015
 
 @_typing.final
+class DescribeFeatureLevelRequest(_message.Message):
+    """Asks for the feature level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeFeatureLevelRequest: _TypeAlias = DescribeFeatureLevelRequest  # noqa: Y015
+
+@_typing.final
+class BrokerFeatureLevels(_message.Message):
+    """Feature levels that a broker can run at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    MIN_LEVEL_FIELD_NUMBER: _builtins.int
+    MAX_LEVEL_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """Node id."""
+    min_level: _builtins.int
+    """Lowest, inclusive."""
+    max_level: _builtins.int
+    """Highest, inclusive."""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        min_level: _builtins.int = ...,
+        max_level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "max_level", b"max_level", "min_level", b"min_level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrokerFeatureLevels: _TypeAlias = BrokerFeatureLevels  # noqa: Y015
+
+@_typing.final
+class DescribeFeatureLevelResponse(_message.Message):
+    """The feature level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    CONTROLLER_MAX_LEVEL_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """Level of the cluster."""
+    controller_max_level: _builtins.int
+    """Highest level that the active controller knows."""
+    metadata_offset: _builtins.int
+    """Metadata offset of this state, exclusive."""
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerFeatureLevels]:
+        """Registered brokers, by node id."""
+
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        controller_max_level: _builtins.int = ...,
+        brokers: _abc.Iterable[Global___BrokerFeatureLevels] | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "controller_max_level", b"controller_max_level", "level", b"level", "metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeFeatureLevelResponse: _TypeAlias = DescribeFeatureLevelResponse  # noqa: Y015
+
+@_typing.final
+class UpdateFeatureLevelRequest(_message.Message):
+    """Asks to raise the feature level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    level: _builtins.int
+    """The new level; the one that holds changes nothing."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        level: _builtins.int = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "level", b"level", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFeatureLevelRequest: _TypeAlias = UpdateFeatureLevelRequest  # noqa: Y015
+
+@_typing.final
+class UpdateFeatureLevelResponse(_message.Message):
+    """The level holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which it is visible, exclusive; 0 when only checked."""
+    def __init__(
+        self,
+        *,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFeatureLevelResponse: _TypeAlias = UpdateFeatureLevelResponse  # noqa: Y015
+
+@_typing.final
 class DescribeQuorumRequest(_message.Message):
     """Asks for the quorum's state."""
 

@@ -72,6 +72,16 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsResponse.FromString,
                 _registered_method=True)
+        self.DescribeFeatureLevel = channel.unary_unary(
+                '/lograft.v1.AdminService/DescribeFeatureLevel',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelResponse.FromString,
+                _registered_method=True)
+        self.UpdateFeatureLevel = channel.unary_unary(
+                '/lograft.v1.AdminService/UpdateFeatureLevel',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.FromString,
+                _registered_method=True)
         self.DescribeQuorum = channel.unary_unary(
                 '/lograft.v1.AdminService/DescribeQuorum',
                 request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeQuorumRequest.SerializeToString,
@@ -144,6 +154,20 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeFeatureLevel(self, request, context):
+        """Describes the feature level of the cluster, and the levels that its servers can run at.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateFeatureLevel(self, request, context):
+        """Raises the feature level of the cluster. It never goes down again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DescribeQuorum(self, request, context):
         """Describes the metadata quorum.
         """
@@ -203,6 +227,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DescribeConfigs,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsResponse.SerializeToString,
+            ),
+            'DescribeFeatureLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeFeatureLevel,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelResponse.SerializeToString,
+            ),
+            'UpdateFeatureLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateFeatureLevel,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.SerializeToString,
             ),
             'DescribeQuorum': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeQuorum,
@@ -412,6 +446,60 @@ class AdminService(object):
             '/lograft.v1.AdminService/DescribeConfigs',
             lograft_dot_v1_dot_admin__pb2.DescribeConfigsRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.DescribeConfigsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeFeatureLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/DescribeFeatureLevel',
+            lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateFeatureLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/UpdateFeatureLevel',
+            lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,10 @@ class AdminServiceStub:
     """Changes configs of topics, brokers and the cluster, all that are named or none."""
     DescribeConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]
     """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
+    DescribeFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeatureLevelRequest, _admin_pb2.DescribeFeatureLevelResponse]
+    """Describes the feature level of the cluster, and the levels that its servers can run at."""
+    UpdateFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]
+    """Raises the feature level of the cluster. It never goes down again."""
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]
     """Describes the metadata quorum."""
     DescribeLogDirectories: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]
@@ -81,6 +85,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Changes configs of topics, brokers and the cluster, all that are named or none."""
     DescribeConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]  # type: ignore[assignment]
     """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
+    DescribeFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeatureLevelRequest, _admin_pb2.DescribeFeatureLevelResponse]  # type: ignore[assignment]
+    """Describes the feature level of the cluster, and the levels that its servers can run at."""
+    UpdateFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]  # type: ignore[assignment]
+    """Raises the feature level of the cluster. It never goes down again."""
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     """Describes the metadata quorum."""
     DescribeLogDirectories: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]  # type: ignore[assignment]
@@ -151,6 +159,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeConfigsResponse, _abc.Awaitable[_admin_pb2.DescribeConfigsResponse]]:
         """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
+
+    @_abc_1.abstractmethod
+    def DescribeFeatureLevel(
+        self,
+        request: _admin_pb2.DescribeFeatureLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeFeatureLevelResponse, _abc.Awaitable[_admin_pb2.DescribeFeatureLevelResponse]]:
+        """Describes the feature level of the cluster, and the levels that its servers can run at."""
+
+    @_abc_1.abstractmethod
+    def UpdateFeatureLevel(
+        self,
+        request: _admin_pb2.UpdateFeatureLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UpdateFeatureLevelResponse, _abc.Awaitable[_admin_pb2.UpdateFeatureLevelResponse]]:
+        """Raises the feature level of the cluster. It never goes down again."""
 
     @_abc_1.abstractmethod
     def DescribeQuorum(

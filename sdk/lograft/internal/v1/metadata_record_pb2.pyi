@@ -263,6 +263,8 @@ class BrokerRecord(_message.Message):
     LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     UNCLEAN_FIELD_NUMBER: _builtins.int
     OFFLINE_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    MIN_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    MAX_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """Node id."""
     incarnation_id: _builtins.bytes
@@ -279,6 +281,10 @@ class BrokerRecord(_message.Message):
     """True while it may not lead."""
     unclean: _builtins.bool
     """True after a stop that was not orderly, until the broker has left the in-sync replicas where it may lack records."""
+    min_feature_level: _builtins.int
+    """Lowest feature level that it can run at, inclusive; 0: 1."""
+    max_feature_level: _builtins.int
+    """Highest feature level that it can run at, inclusive; 0: 1."""
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories, 16 bytes each."""
@@ -300,10 +306,12 @@ class BrokerRecord(_message.Message):
         log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         unclean: _builtins.bool = ...,
         offline_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        min_feature_level: _builtins.int = ...,
+        max_feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "max_feature_level", b"max_feature_level", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
