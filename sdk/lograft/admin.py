@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Admin:
-    """Creates, lists, describes and deletes topics, and describes the cluster. Any number of threads may use it.
+    """Creates, changes, lists, describes and deletes topics; describes and changes the cluster. Any number of threads may use it.
 
     Args:
         bootstrap: "host:port", several with commas, or a list: brokers to ask first.

@@ -26,7 +26,7 @@ from lograft.types import (
 
 
 class Admin:
-    """Creates, lists, describes and deletes topics, and describes the cluster; see `lograft.Admin`."""
+    """Creates, changes, lists, describes and deletes topics; describes and changes the cluster; see `lograft.Admin`."""
 
     def __init__(
         self,
