@@ -26,17 +26,21 @@ from metaquorum.controller.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataChange:
-    """Names and ids that committed records below `metadata_offset` touched; their state stands in the image."""
+    """Names and ids that committed records below `metadata_offset` touched; their state stands in the image.
+
+    `inherited_configs` True: configs of the cluster or of a broker changed, which topics inherit.
+    """
 
     metadata_offset: int
     topics: frozenset[str]
     topic_ids: frozenset[bytes]
     broker_ids: frozenset[int]
+    inherited_configs: bool = False
 
     @property
     def is_empty(self) -> bool:
         """True when only the offset moved."""
-        return not self.topic_ids and not self.broker_ids
+        return not self.topic_ids and not self.broker_ids and not self.inherited_configs
 
 
 class ChangeCollector:
@@ -46,6 +50,7 @@ class ChangeCollector:
         self._topics: set[str] = set()
         self._topic_ids: set[bytes] = set()
         self._broker_ids: set[int] = set()
+        self._inherited_configs = False
 
     def add(self, record: MetadataRecord, image: MetadataImage) -> None:
         """Note what a record touches; `image` is the state before it."""
@@ -58,6 +63,8 @@ class ChangeCollector:
             case ConfigRecord():
                 if record.resource is ConfigResource.TOPIC:
                     self._add_topic_id(bytes.fromhex(record.resource_name), image)
+                else:
+                    self._inherited_configs = True
             case BrokerRecord() | BrokerChangeRecord() | RemoveBrokerRecord():
                 self._broker_ids.add(record.broker_id)
             case _:
@@ -76,6 +83,7 @@ class ChangeCollector:
             topics=frozenset(self._topics),
             topic_ids=frozenset(self._topic_ids),
             broker_ids=frozenset(self._broker_ids),
+            inherited_configs=self._inherited_configs,
         )
 
 
@@ -96,7 +104,7 @@ class ChangeHistory:
         """Remember a change made by the records from `base_offset` (inclusive) on."""
         if self._from_offset is None:
             self._from_offset = base_offset
-        if not change.is_empty:
+        if change.topic_ids or change.broker_ids:
             self._changes.append(change)
         while len(self._changes) > self._max_changes:
             self._from_offset = self._changes.popleft().metadata_offset

@@ -34,6 +34,7 @@ from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.cleaning import LogCleaning
 from brokerd.replication.directory_care import DirectoryCare
 from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.inherited_configs import InheritedConfigs
 from brokerd.replication.listening import log_settings
 from brokerd.replication.log_front import LogFront
 from brokerd.replication.moving import ReplicaMoves
@@ -42,8 +43,9 @@ from brokerd.replication.refusals import STOPPING
 from brokerd.replication.replica_slot import ReplicaSlot
 from brokerd.replication.retention_task import RetentionTask
 from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
+from metaquorum.controller.configs import settings_of
 from metaquorum.controller.image import PartitionImage, TopicImage
-from metaquorum.controller.topic_configs import TopicSettings, effective
+from metaquorum.controller.topic_configs import TopicSettings
 from storage.compaction.cleaner import CleanerSettings
 from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError, LogClosedError, StorageError
@@ -104,6 +106,7 @@ class ReplicaHost:
         self.scrubbing = LogScrubbing(self._replicas, settings=scrub)
         self.moves = ReplicaMoves(self)
         self._slots: dict[bytes, dict[int, ReplicaSlot]] = {}
+        self._inherited = InheritedConfigs(observer, self._slots.keys(), self._reconcile)
         self._open_limit = asyncio.Semaphore(LOG_OPEN_TASKS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: set[LogDirectory] = set()
@@ -228,9 +231,11 @@ class ReplicaHost:
                 continue
             for partition, slot in self._slots.pop(topic_id, {}).items():
                 self._remove(topic_id, partition, slot)
+        if change.inherited_configs and self._inherited.change():
+            self._spawn(self._inherited.apply())
 
     def _reconcile(self, topic: TopicImage) -> None:
-        settings = effective(topic.configs)
+        settings = self._settings(topic)
         slots = self._slots.setdefault(topic.topic_id, {})
         for image in topic.partitions:
             slot = slots.get(image.partition)
@@ -245,6 +250,9 @@ class ReplicaHost:
                 self._update(slot.replica, image, settings)
         if not slots:
             del self._slots[topic.topic_id]
+
+    def _settings(self, topic: TopicImage) -> TopicSettings:
+        return settings_of(self._observer.image, topic.configs, self._node_id)
 
     def _update(self, replica: HostedReplica, image: PartitionImage, settings: TopicSettings) -> None:
         replica.apply_settings(settings)
@@ -278,7 +286,7 @@ class ReplicaHost:
         # The metadata may have moved while the log was being opened.
         current = self._observer.image.topic_by_id(topic_id)
         if current is not None and partition < len(current.partitions):
-            self._update(replica, current.partitions[partition], effective(current.configs))
+            self._update(replica, current.partitions[partition], self._settings(current))
         slot.end_opening()
 
     def _open_log(self, identity: PartitionIdentity, settings: TopicSettings) -> tuple[LogDirectory, OpenedLog]:

@@ -26,10 +26,13 @@ SERVICE: Final = "lograft.v1.AdminService"
 APPLY_WAIT_MS: Final = 2_000
 """Most milliseconds that the answer to a change waits for this broker to apply it."""
 
-READ_METHODS: Final = ("ListTopics", "DescribeTopic", "DescribeQuorum")
+READ_METHODS: Final = ("ListTopics", "DescribeTopic", "DescribeConfigs", "DescribeFeatureLevel", "DescribeQuorum")
 
 CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
     "CreateTopic": lambda data: admin_pb2.CreateTopicResponse.FromString(data).metadata_offset,
+    "CreatePartitions": lambda data: admin_pb2.CreatePartitionsResponse.FromString(data).metadata_offset,
+    "AlterConfigs": lambda data: admin_pb2.AlterConfigsResponse.FromString(data).metadata_offset,
+    "UpdateFeatureLevel": lambda data: admin_pb2.UpdateFeatureLevelResponse.FromString(data).metadata_offset,
     "DeleteTopic": lambda data: admin_pb2.DeleteTopicResponse.FromString(data).metadata_offset,
     "AddVoter": lambda data: admin_pb2.AddVoterResponse.FromString(data).metadata_offset,
     "RemoveVoter": lambda data: admin_pb2.RemoveVoterResponse.FromString(data).metadata_offset,

@@ -96,9 +96,11 @@ def test_each_record_touches_its_topic_or_broker() -> None:
         (frozenset(), frozenset(), frozenset({1})),
         named,
         named,
+        (frozenset(), frozenset(), frozenset()),
         (frozenset(), frozenset(), frozenset({1})),
         named,
     ]
+    assert [change.inherited_configs for change in seen] == [False, False, False, True, False, False]
     assert observer.image.metadata_offset == observer.metadata_offset
 
 

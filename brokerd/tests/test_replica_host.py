@@ -14,6 +14,7 @@ from brokerd.failure import Failure, RefusedError
 from brokerd.limits import DELETED_PARTITION_KEEP_MS, UNKNOWN_PARTITION_KEEP_MS
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.events import AckLevel, Durability
+from brokerd.replication import inherited_configs
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.locator import Locator
 from brokerd.replication.replica_host import ReplicaHost
@@ -171,6 +172,57 @@ async def test_config_change_reaches_an_open_log(host: Host) -> None:
         ConfigRecord(resource=ConfigResource.TOPIC, resource_name=TOPIC_ID.hex(), name="flush.policy", value="ack")
     )
     assert await acked(replica, append(replica, [b"b"])) is Durability.FLUSHED
+
+
+async def test_inherited_configs_reach_open_logs_and_logs_opened_later(host: Host) -> None:
+    """What is set for this broker holds for every log of a topic without a value of its own, before what is set for the cluster."""
+
+    def inherit(resource: ConfigResource, name: str, value: str | None) -> ConfigRecord:
+        return ConfigRecord(resource=resource, resource_name=name, name="retention.ms", value=value)
+
+    host.create_topic()
+    replica = await host.replica()
+    host.commit(inherit(ConfigResource.CLUSTER, "", "5000"), inherit(ConfigResource.BROKER, "2", "1"))
+    host.commit(inherit(ConfigResource.CLUSTER, "", "6000"))
+    await host.host.wait_idle()
+    assert replica.settings.retention_ms == 6_000
+    host.commit(inherit(ConfigResource.BROKER, "1", "7000"))
+    await host.host.wait_idle()
+    assert replica.settings.retention_ms == 7_000
+    later = bytes(reversed(TOPIC_ID))
+    host.commit(
+        TopicRecord(topic="later", topic_id=later),
+        PartitionRecord(
+            topic_id=later, partition=0, replicas=(1,), isr=(1,), leader_id=1, leader_epoch=0, partition_epoch=0
+        ),
+    )
+    opened = await host.host.wait_open(later, 0, timeout_ms=int(WAIT_S * 1000))
+    assert opened is not None
+    assert opened.settings.retention_ms == 7_000
+    host.commit(inherit(ConfigResource.BROKER, "1", None))
+    await host.host.wait_idle()
+    assert (replica.settings.retention_ms, opened.settings.retention_ms) == (6_000, 6_000)
+
+
+async def test_inherited_configs_are_applied_in_slices(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk over many topics lets others run in between, and a change that comes meanwhile is not missed."""
+    monkeypatch.setattr(inherited_configs, "SLICE_TOPICS", 1)
+    topic_ids = [bytes([number]) * 16 for number in range(3)]
+    for topic_id in topic_ids:
+        host.commit(TopicRecord(topic=topic_id.hex(), topic_id=topic_id))
+    seen: list[str] = []
+    walk = inherited_configs.InheritedConfigs(
+        host.observer, [*topic_ids, b"?" * 16], lambda topic: seen.append(topic.topic)
+    )
+    names = [topic_id.hex() for topic_id in topic_ids]
+    assert walk.change()
+    running = asyncio.ensure_future(walk.apply())
+    await asyncio.sleep(0)
+    assert seen == names[:1]
+    assert not walk.change()
+    await running
+    assert seen == [*names, *names]
+    assert walk.change()
 
 
 async def test_failed_fsync_fails_the_directory_and_acknowledges_nothing(host: Host) -> None:

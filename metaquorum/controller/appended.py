@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.records import ConfigRecord, FeatureLevelRecord, MetadataRecord, ProducerIdsRecord
+from metaquorum.controller.records import (
+    ConfigRecord,
+    ConfigResource,
+    FeatureLevelRecord,
+    MetadataRecord,
+    ProducerIdsRecord,
+)
 from metaquorum.controller.replay import apply
 from metaquorum.controller.state import BrokerImage, PartitionCounts, PartitionImage, TopicImage
 
@@ -55,6 +61,7 @@ class AppendedImage:
         self._topics: _Layer[bytes, TopicImage] = _Layer()
         self._ids_by_name: _Layer[str, bytes] = _Layer()
         self._features: _Layer[str, int] = _Layer()
+        self._other_configs: _Layer[tuple[ConfigResource, str], dict[str, str]] = _Layer()
         self._names = list(committed.topic_names)
         self._counts = committed.counts.copy()
         self._next_producer_id = committed.next_producer_id
@@ -90,7 +97,7 @@ class AppendedImage:
     @property
     def overlay_size(self) -> int:
         """Number of entries held for uncommitted records."""
-        layers = (self._brokers, self._topics, self._ids_by_name, self._features)
+        layers = (self._brokers, self._topics, self._ids_by_name, self._features, self._other_configs)
         return sum(len(layer.values) for layer in layers)
 
     def feature_level(self, name: str) -> int | None:
@@ -130,6 +137,11 @@ class AppendedImage:
             assert topic is not None, f"topic {self._names[index]} is listed and absent"
             yield topic
 
+    def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
+        """Return what is set for a broker or for the cluster; to be read only."""
+        overlaid = self._other_configs.values.get((resource, name))
+        return self._committed.configs_of(resource, name) if overlaid is None else overlaid
+
     def left_leadership_offset(self, broker_id: int) -> int:
         """Offset (exclusive) from which on the broker leads nothing more than now.
 
@@ -151,7 +163,7 @@ class AppendedImage:
 
     def forget_committed(self, next_offset: int) -> None:
         """Drop from the overlay what the committed image has replayed, up to `next_offset` (exclusive)."""
-        for layer in (self._brokers, self._topics, self._ids_by_name, self._features):
+        for layer in (self._brokers, self._topics, self._ids_by_name, self._features, self._other_configs):
             layer.forget(next_offset)
         self._offset = max(self._offset, next_offset)
 
@@ -199,7 +211,13 @@ class AppendedImage:
         return node_ids
 
     def put_other_config(self, record: ConfigRecord) -> None:
-        """Do nothing: no decision reads the configs of brokers or of the cluster."""
+        """Set or remove a config of a broker or of the cluster, in the overlay's own copy."""
+        configs = dict(self.configs_of(record.resource, record.resource_name))
+        if record.value is None:
+            configs.pop(record.name, None)
+        else:
+            configs[record.name] = record.value
+        self._other_configs.put((record.resource, record.resource_name), configs, self._offset)
 
     def put_producer_ids(self, record: ProducerIdsRecord) -> None:
         """Remember which producer ids are given out."""

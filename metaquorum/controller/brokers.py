@@ -108,6 +108,8 @@ def _broker_record(command: RegisterBroker, *, broker_epoch: int | None, fenced:
         fenced=fenced,
         log_directory_ids=command.log_directory_ids,
         unclean=unclean,
+        min_feature_level=command.min_feature_level,
+        max_feature_level=command.max_feature_level,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.records import MetadataRecord
+from metaquorum.controller.records import ConfigResource, MetadataRecord
 from metaquorum.controller.state import PartitionImage
 
 
@@ -83,17 +83,83 @@ class ExpireSessions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepCursor:
+    """Where a walk over all partitions goes on.
+
+    Attributes:
+        after_topic: name of the last topic that was looked at wholly; None: none yet.
+        cut_topic_id: id of the topic that was cut, if any.
+        next_partition: its first partition that was not looked at.
+    """
+
+    after_topic: str | None = None
+    cut_topic_id: bytes | None = None
+    next_partition: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPartitions:
     """Elects leaders where the leader may not lead any more, or where there is none and one could.
 
     Attributes:
-        after_topic: name of the last topic that was looked at; None starts over.
+        cursor: where it goes on; the default starts over.
         unclean: epochs of the brokers, ascending, that were unclean when the sweep started over: at its end they have left
             all in-sync replicas where they may lack records. Set by the first slice.
     """
 
-    after_topic: str | None = None
+    cursor: SweepCursor = SweepCursor()
     unclean: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectPreferredLeaders:
+    """Makes first replicas leaders again where they can. `cursor` is where it goes on; the default starts over."""
+
+    cursor: SweepCursor = SweepCursor()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsrProposal:
+    """In-sync replicas that a leader proposes.
+
+    Attributes:
+        topic_id: id of the topic, 16 bytes.
+        partition: number, from 0.
+        leader_epoch: leader epoch that the leader knows.
+        partition_epoch: partition epoch that the leader knows.
+        isr: (node id, broker epoch that the leader saw) of each; None: the leader does not know it.
+    """
+
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[tuple[int, int | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterPartition:
+    """A broker proposes in-sync replicas for partitions that it leads."""
+
+    broker_id: int
+    broker_epoch: int
+    proposals: tuple[IsrProposal, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reassignment:
+    """Other replicas for a partition, the preferred leader first; None cancels the reassignment that is under way."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReassignPartitions:
+    """Begins, changes or cancels reassignments."""
+
+    reassignments: tuple[Reassignment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +173,7 @@ class CreateTopic:
         replication_factor: replicas of each partition; 0 means the default.
         configs: configs that differ from the defaults.
         validate_only: True to check and change nothing.
+        placement_seed: random number that decides among equally good places; drawn by the shell.
     """
 
     topic: str
@@ -115,6 +182,24 @@ class CreateTopic:
     replication_factor: int
     configs: Mapping[str, str]
     validate_only: bool = False
+    placement_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePartitions:
+    """Adds partitions to a topic.
+
+    Attributes:
+        topic: name.
+        partition_count: number of partitions that it is to have, more than it has.
+        validate_only: True to check and change nothing.
+        placement_seed: see `CreateTopic`.
+    """
+
+    topic: str
+    partition_count: int
+    validate_only: bool = False
+    placement_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +207,37 @@ class DeleteTopic:
     """Deletes a topic."""
 
     topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceChanges:
+    """Changes of the configs of one resource.
+
+    Attributes:
+        resource: kind of the resource.
+        name: name of the topic, id of the broker in decimal, empty for the cluster.
+        changes: (name, new value) of each config; None removes what was set, so that the inherited value holds.
+    """
+
+    resource: ConfigResource
+    name: str
+    changes: tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterConfigs:
+    """Changes configs, all or none of them. `validate_only` True: check and change nothing."""
+
+    resources: tuple[ResourceChanges, ...]
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateFeatureLevel:
+    """Raises the feature level of the cluster. `validate_only` True: check and change nothing."""
+
+    level: int
+    validate_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +255,14 @@ Command = (
     | FenceBroker
     | ExpireSessions
     | SweepPartitions
+    | ElectPreferredLeaders
+    | AlterPartition
+    | ReassignPartitions
     | CreateTopic
+    | CreatePartitions
     | DeleteTopic
+    | AlterConfigs
+    | UpdateFeatureLevel
     | AllocateProducerIds
 )
 
@@ -176,6 +298,15 @@ class TopicCreated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsCreated:
+    """Created, or checked only; `partitions` are the new ones, ascending."""
+
+    topic: str
+    topic_id: bytes
+    partitions: tuple[PartitionImage, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDeleted:
     """Deleted; `topic_id` is the id that it had."""
 
@@ -190,7 +321,23 @@ class ProducerIdsAllocated:
     count: int
 
 
-Response = Done | BrokerRegistered | HeartbeatAnswered | TopicCreated | TopicDeleted | ProducerIdsAllocated
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsAltered:
+    """One result for each proposal or reassignment, in order: the partition as it is from here on, or why it was refused."""
+
+    results: tuple[PartitionImage | Refusal, ...]
+
+
+Response = (
+    Done
+    | BrokerRegistered
+    | HeartbeatAnswered
+    | TopicCreated
+    | PartitionsCreated
+    | PartitionsAltered
+    | TopicDeleted
+    | ProducerIdsAllocated
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

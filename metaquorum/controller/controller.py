@@ -20,22 +20,28 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from metaquorum.controller import brokers, elections, topics
+from metaquorum.controller import alter_partition, brokers, configs, elections, features, reassignment, topics
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     AllocateProducerIds,
+    AlterConfigs,
+    AlterPartition,
     Bootstrap,
     Command,
+    CreatePartitions,
     CreateTopic,
     Decision,
     DeleteTopic,
     Done,
+    ElectPreferredLeaders,
     ExpireSessions,
     FenceBroker,
     Heard,
     Heartbeat,
+    ReassignPartitions,
     RegisterBroker,
     SweepPartitions,
+    UpdateFeatureLevel,
 )
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
@@ -73,8 +79,14 @@ class Controller:
         match command:
             case Heartbeat():
                 return brokers.heartbeat(self._image, self._sessions, command)
+            case AlterPartition():
+                return alter_partition.alter_partition(self._image, command)
+            case AlterConfigs():
+                return configs.alter(self._image, command)
             case CreateTopic():
                 return topics.create(self._image, self._settings, command)
+            case CreatePartitions():
+                return topics.grow(self._image, self._settings, command)
             case DeleteTopic():
                 return topics.delete(self._image, command)
             case AllocateProducerIds():
@@ -87,6 +99,12 @@ class Controller:
                 return brokers.expire(self._image, self._sessions, now_ms)
             case SweepPartitions():
                 return elections.sweep(self._image, command)
+            case ReassignPartitions():
+                return reassignment.reassign(self._image, self._settings, command)
+            case UpdateFeatureLevel():
+                return features.update(self._image, self._settings, command)
+            case ElectPreferredLeaders():
+                return elections.elect_preferred(self._image, command)
             case Bootstrap():
                 return self._bootstrap()
             case _:

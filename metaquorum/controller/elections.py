@@ -1,62 +1,155 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who leads a partition, and the sweep that keeps it so.
+"""Who leads a partition, and the sweeps that keep it so.
 
-Owns the election rule for one partition and the slices in which it is applied to all. Law: only a broker that is in the
-in-sync replicas and may lead is elected; the in-sync replicas are never emptied, because they are the only ones that
-are known to have everything acknowledged. A broker that stopped uncleanly may have lost what it had not flushed: before it may
-lead again it leaves them, except where records are acknowledged only when flushed, or where it is the last one.
-Source: Kafka's PartitionChangeBuilder, election "online"; KIP-966; `docs/controller.md` section "Elections".
+Owns the election rules for one partition and the slices in which they are applied to all. Law: only a broker that may lead
+and has everything committed is elected (it is in the in-sync or in the eligible leader replicas, `isr.py`), unless the topic
+allows otherwise (`unclean.leader.election.enable`). A broker that stopped uncleanly may have lost what it had not flushed:
+before it may lead again it leaves them, except where records are acknowledged only when flushed, or where it is the last one.
+Source: Kafka's PartitionChangeBuilder; KIP-966; `docs/controller.md` section "Elections".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import Decision, Done, SweepPartitions
+from metaquorum.controller.commands import Decision, Done, ElectPreferredLeaders, SweepCursor, SweepPartitions
+from metaquorum.controller.configs import settings_of
+from metaquorum.controller.isr import IsrState, change_record, changed_isr, min_insync_replicas
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
-from metaquorum.controller.records import BrokerChangeRecord, LeaderChange, MetadataRecord, PartitionChangeRecord
+from metaquorum.controller.records import (
+    BrokerChangeRecord,
+    ConfigResource,
+    LeaderChange,
+    MetadataRecord,
+    PartitionChangeRecord,
+)
 from metaquorum.controller.state import PartitionImage, TopicImage
-from metaquorum.controller.topic_configs import FlushPolicy, effective
+from metaquorum.controller.topic_configs import TOPIC_CONFIGS, TRUE, UNCLEAN_ELECTION, FlushPolicy
 
 CanLead = Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionRules:
+    """What a topic's configs say about elections.
+
+    Attributes:
+        min_isr: `min.insync.replicas`.
+        unclean: True if a replica may lead that lacks committed records, when no other can.
+    """
+
+    min_isr: int = 1
+    unclean: bool = False
+
+
+DEFAULT_RULES: Final = ElectionRules()
+"""Those of a topic without configs of its own."""
+
+
+def rules_of(image: AppendedImage, topic: TopicImage) -> ElectionRules:
+    """Return the rules of a topic."""
+    own = topic.configs.get(UNCLEAN_ELECTION)
+    inherited = image.configs_of(ConfigResource.CLUSTER, "").get(UNCLEAN_ELECTION)
+    unclean = own or inherited or TOPIC_CONFIGS[UNCLEAN_ELECTION].default
+    return ElectionRules(min_isr=min_insync_replicas(topic), unclean=unclean == TRUE)
 
 
 def elect(replicas: tuple[int, ...], isr: tuple[int, ...], leader_id: int | None, can_lead: CanLead) -> int | None:
     """Return the leader: the present one while it is fit, else the first fit in-sync replica, or None."""
     if leader_id is not None and leader_id in isr and can_lead(leader_id):
         return leader_id
-    for node_id in replicas:
-        if node_id in isr and can_lead(node_id):
-            return node_id
-    return None
+    return _first(replicas, lambda node_id: node_id in isr and can_lead(node_id))
 
 
 def partition_change(
-    topic_id: bytes, partition: PartitionImage, can_lead: CanLead, lossy: Sequence[int] = ()
+    topic_id: bytes,
+    partition: PartitionImage,
+    can_lead: CanLead,
+    lossy: Sequence[int] = (),
+    rules: ElectionRules = DEFAULT_RULES,
 ) -> PartitionChangeRecord | None:
     """Return the change that a partition needs now, or None.
 
-    Brokers that may have lost records (`lossy`, in the order in which they came back) leave the in-sync replicas one after
-    the other as long as another one stays. So do brokers that may not lead, as long as one stays that may; then the leader is
-    elected. When none can lead, all stay: nothing is appended without a leader, so each of them keeps having everything
-    acknowledged.
+    Brokers that may have lost records (`lossy`, in the order in which they came back) leave the in-sync and the eligible
+    leader replicas; the last one stays. Brokers that may not lead leave the in-sync replicas as long as one stays that may; else
+    an eligible leader replica takes over. When none of them can lead, all stay: nothing is appended without a leader, so each
+    keeps having everything acknowledged. Only then, and only where it is allowed, another replica leads.
     """
-    in_sync = partition.isr
-    for lost_id in lossy:
-        in_sync = tuple(node_id for node_id in in_sync if node_id != lost_id) or in_sync
-    isr = tuple(node_id for node_id in in_sync if can_lead(node_id)) or in_sync
-    leader_id = elect(partition.replicas, isr, partition.leader_id, can_lead)
-    leader_changes = leader_id != partition.leader_id
-    isr_changes = isr != partition.isr
-    if not leader_changes and not isr_changes:
+    if not lossy and partition.leader_id is not None and all(map(can_lead, partition.isr)):
+        return None
+    isr, elr, lost = _without_lossy(partition, lossy) if lossy else (partition.isr, partition.elr, ())
+    fit = tuple(node_id for node_id in isr if can_lead(node_id))
+    if not fit:
+        heir = _first(partition.replicas, lambda node_id: node_id in elr and can_lead(node_id))
+        fit = isr if heir is None else (heir,)
+    leader_id = elect(partition.replicas, fit, partition.leader_id, can_lead)
+    if leader_id is None and rules.unclean:
+        # Those that were eligible until an unclean stop are the most likely to have the most.
+        heir = _first((*partition.last_known_elr, *partition.replicas), can_lead)
+        if heir is not None:
+            return change_record(topic_id, partition, IsrState((heir,)), heir)
+    state = changed_isr(partition, fit, min_isr=rules.min_isr, lost=lost)
+    return change_record(topic_id, partition, state, leader_id)
+
+
+def _without_lossy(
+    partition: PartitionImage, lossy: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return in-sync replicas, eligible leader replicas, and those that leave them because they may lack records."""
+    lost = tuple(node_id for node_id in lossy if node_id in partition.isr or node_id in partition.elr)
+    isr = tuple(node_id for node_id in partition.isr if node_id not in lost)
+    elr = tuple(node_id for node_id in partition.elr if node_id not in lost)
+    if isr:
+        return isr, elr, lost
+    if elr:
+        # Nobody leads, and what is committed is in each of them.
+        return elr, (), lost
+    last = next(node_id for node_id in reversed(lost) if node_id in partition.isr)
+    return (last,), (), tuple(node_id for node_id in lost if node_id != last)
+
+
+def preferred_change(topic_id: bytes, partition: PartitionImage, can_lead: CanLead) -> PartitionChangeRecord | None:
+    """Return the change that makes the first replica the leader, or None: it leads, or it is not in sync, or nobody leads."""
+    preferred = partition.replicas[0]
+    if partition.leader_id in (None, preferred) or preferred not in partition.isr or not can_lead(preferred):
         return None
     return PartitionChangeRecord(
-        topic_id=topic_id,
-        partition=partition.partition,
-        leader=LeaderChange(leader_id=leader_id) if leader_changes else None,
-        isr=isr if isr_changes else None,
+        topic_id=topic_id, partition=partition.partition, leader=LeaderChange(leader_id=preferred)
     )
+
+
+def _first(node_ids: Sequence[int], holds: CanLead) -> int | None:
+    return next((node_id for node_id in node_ids if holds(node_id)), None)
+
+
+Changes = Callable[[TopicImage, int], Iterator[PartitionChangeRecord | None]]
+"""Goes over the partitions of a topic from a number on."""
+
+
+def _slice(
+    image: AppendedImage, start: SweepCursor, changes: Changes
+) -> tuple[list[MetadataRecord], SweepCursor | None]:
+    """Return the records of one slice and where the next one goes on; None: nowhere.
+
+    A topic may be cut. It may be gone when its turn comes, or have others before it: the cursor names it by its id.
+    """
+    records: list[MetadataRecord] = []
+    seen = 0
+    last_name = start.after_topic
+    for topic in image.topics(after=start.after_topic):
+        first = start.next_partition if topic.topic_id == start.cut_topic_id else 0
+        for number, change in enumerate(changes(topic, first), start=first):
+            if len(records) >= MAX_SWEEP_RECORDS or seen >= MAX_SWEEP_PARTITIONS:
+                cursor = SweepCursor(after_topic=last_name, cut_topic_id=topic.topic_id, next_partition=number)
+                return records, cursor
+            seen += 1
+            if change is not None:
+                records.append(change)
+        last_name = topic.topic
+    return records, None
 
 
 def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
@@ -66,20 +159,19 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
     """
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
     unclean = sorted((broker for broker in image.brokers() if broker.unclean), key=lambda broker: broker.broker_epoch)
-    if command.after_topic is None:
+    if command.cursor == SweepCursor():
         command = SweepPartitions(unclean=tuple(broker.broker_epoch for broker in unclean))
     lossy = [broker.broker_id for broker in unclean]
-    records: list[MetadataRecord] = []
-    seen = 0
-    last_name = command.after_topic
-    for topic in image.topics(after=command.after_topic):
-        if records and len(records) + len(topic.partitions) > MAX_SWEEP_RECORDS:
-            return _slice(command, records, last_name)
-        if seen >= MAX_SWEEP_PARTITIONS:
-            return _slice(command, records, last_name)
-        records.extend(_topic_changes(topic, fit, lossy))
-        seen += len(topic.partitions)
-        last_name = topic.topic
+
+    def changes(topic: TopicImage, first: int) -> Iterator[PartitionChangeRecord | None]:
+        rules = rules_of(image, topic)
+        lacking = _lossy_for(image, topic, lossy)
+        partitions = topic.partitions[first:] if first else topic.partitions
+        return (partition_change(topic.topic_id, each, fit.__contains__, lacking, rules) for each in partitions)
+
+    records, cursor = _slice(image, command.cursor, changes)
+    if cursor is not None:
+        return Decision(response=Done(), records=tuple(records), then=replace(command, cursor=cursor))
     records.extend(
         BrokerChangeRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, unclean=False)
         for broker in unclean
@@ -89,14 +181,22 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
     return Decision(response=Done(), records=tuple(records))
 
 
-def _slice(command: SweepPartitions, records: list[MetadataRecord], last_name: str | None) -> Decision:
-    following = SweepPartitions(after_topic=last_name, unclean=command.unclean)
-    return Decision(response=Done(), records=tuple(records), then=following)
+def _lossy_for(image: AppendedImage, topic: TopicImage, lossy: Sequence[int]) -> Sequence[int]:
+    """Return those brokers that may lack records of a topic: what one acknowledges under `ack` was flushed."""
+    return [
+        broker_id
+        for broker_id in lossy
+        if settings_of(image, topic.configs, broker_id).flush_policy is not FlushPolicy.ACK
+    ]
 
 
-def _topic_changes(topic: TopicImage, fit: set[int], lossy: Sequence[int]) -> list[MetadataRecord]:
-    if lossy and effective(topic.configs).flush_policy is FlushPolicy.ACK:
-        # What it acknowledged was flushed, so that it has everything that it is known to have.
-        lossy = ()
-    changes = (partition_change(topic.topic_id, partition, fit.__contains__, lossy) for partition in topic.partitions)
-    return [change for change in changes if change is not None]
+def elect_preferred(image: AppendedImage, command: ElectPreferredLeaders) -> Decision:
+    """Decide one slice of the way back to the preferred leaders; `then` of the decision is the next slice, or None."""
+    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
+
+    def changes(topic: TopicImage, first: int) -> Iterator[PartitionChangeRecord | None]:
+        return (preferred_change(topic.topic_id, each, fit.__contains__) for each in topic.partitions[first:])
+
+    records, cursor = _slice(image, command.cursor, changes)
+    then = None if cursor is None else ElectPreferredLeaders(cursor=cursor)
+    return Decision(response=Done(), records=tuple(records), then=then)

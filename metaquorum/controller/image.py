@@ -26,6 +26,9 @@ __all__ = ["FIRST_PRODUCER_ID", "BrokerImage", "MetadataImage", "PartitionImage"
 FIRST_PRODUCER_ID = 1
 """The first producer id ever given out; 0 stays free because protobuf does not tell it from an absent field."""
 
+NO_CONFIGS: Mapping[str, str] = MappingProxyType({})
+"""What is set for a resource for which nothing is set."""
+
 
 class MetadataImage:
     """Brokers, topics, partitions, configs, producer ids and features, as committed below `metadata_offset`."""
@@ -100,6 +103,10 @@ class MetadataImage:
     def other_configs(self) -> Mapping[tuple[ConfigResource, str], Mapping[str, str]]:
         """Configs of brokers and of the cluster by (resource, resource name); a live view."""
         return MappingProxyType(self._other_configs)
+
+    def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
+        """Return what is set for a broker or for the cluster; to be read only."""
+        return self._other_configs.get((resource, name), NO_CONFIGS)
 
     def replay(self, record: MetadataRecord, offset: int) -> None:
         """Apply the committed record at `offset`.

@@ -146,7 +146,7 @@ def row(image: MetadataImage, key: bytes) -> MetadataRecord | None:
         case 6:
             resource = ConfigResource(key[1])
             resource_name, name = key[2:].decode().split("\x00", 1)
-            value = image.other_configs().get((resource, resource_name), {}).get(name)
+            value = image.configs_of(resource, resource_name).get(name)
             return None if value is None else _config_row(resource, resource_name, name, value)
         case _:
             assert key == _PRODUCER_IDS_KEY, f"no row has the key {key.hex()}"
@@ -163,6 +163,10 @@ def partition_row(topic_id: bytes, partition: PartitionImage) -> PartitionRecord
         leader_id=partition.leader_id,
         leader_epoch=partition.leader_epoch,
         partition_epoch=partition.partition_epoch,
+        elr=partition.elr,
+        last_known_elr=partition.last_known_elr,
+        adding=partition.adding,
+        removing=partition.removing,
     )
 
 
@@ -184,6 +188,8 @@ def _broker_row(broker: BrokerImage, *, second: bool) -> MetadataRecord | None:
         log_directory_ids=broker.log_directory_ids,
         unclean=broker.unclean,
         offline_log_directory_ids=broker.offline_log_directory_ids,
+        min_feature_level=broker.min_feature_level,
+        max_feature_level=broker.max_feature_level,
     )
 
 

@@ -27,14 +27,30 @@ PRODUCER_ID_BLOCK: Final = 1_000
 MAX_PRODUCER_ID: Final = 2**63 - 1
 """Highest producer id; the batch header keeps it as a signed 64-bit integer."""
 
-MAX_SWEEP_RECORDS: Final = 2_000
-"""Records of one slice of a long work; about 80 KiB and 20 ms."""
+MAX_SWEEP_RECORDS: Final = 500
+"""Records of one slice of a long work: less than 20 ms to decide, encode and replay, some 20 KiB, and with 100 replicas less than
+1 MiB."""
 
-MAX_SWEEP_PARTITIONS: Final = 50_000
-"""Partitions looked at in one slice of a long work; about 10 ms. A slice ends with a whole topic."""
+MAX_SWEEP_PARTITIONS: Final = 10_000
+"""Partitions looked at in one slice of a long work; about 10 ms."""
+
+MAX_ALTERED_PARTITIONS: Final = 2_000
+"""Partitions of one request that proposes in-sync replicas."""
 
 MAX_EXPIRED_BROKERS: Final = 100
 """Brokers fenced in one decision for missed heartbeats; the next tick takes more."""
+
+MAX_CONFIG_CHANGES: Final = 500
+"""Config changes of one request; with the longest values about 600 KiB of records."""
+
+MAX_DESCRIBED_RESOURCES: Final = 1_000
+"""Resources of one request that describes configs."""
+
+MAX_REASSIGNED_PARTITIONS: Final = 500
+"""Reassignments of one request."""
+
+MAX_LEADER_LOOKUPS: Final = 200_000
+"""Partitions looked at in one request to even out leaders; about 50 ms. Beyond it they stay as even as they are."""
 
 FEATURE_NAME: Final = "lograft.level"
 """Name of the one feature whose level says which records and messages the cluster may use."""
@@ -55,13 +71,17 @@ class ControllerSettings:
         session_timeout_ms: time without a heartbeat after which a broker is fenced.
         max_request_partitions: most partitions that one request may create.
         max_partitions: most partitions in the cluster.
+        max_broker_replicas: most replicas of one broker; new ones that would pass it are refused.
         max_topics: most topics in the cluster.
         max_brokers: most registered brokers.
+        max_feature_level: highest feature level that this version knows.
     """
 
     heartbeat_interval_ms: int = 500
     session_timeout_ms: int = 3_000
     max_request_partitions: int = 10_000
     max_partitions: int = 2_000_000
+    max_broker_replicas: int = 200_000
     max_topics: int = 1_000_000
     max_brokers: int = 10_000
+    max_feature_level: int = FEATURE_LEVEL

@@ -1,38 +1,243 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the replicas of new partitions go.
+"""Where the replicas of new partitions go, and who of them leads.
 
-Owns the rule only. Replicas go round robin over the usable brokers, those with the fewest replicas first, so that
-within a topic the numbers differ by at most one, and over many topics the difference goes to those that have least.
+Owns the rule only. In this order:
+
+1. No broker has a partition twice.
+2. The replicas of a partition are spread over as many racks as there are, and as evenly over them as their sizes allow.
+   Brokers without a rack count as one rack.
+3. Within the topic, racks get replicas in proportion to their brokers, and the brokers of a rack differ by at most one.
+   With racks of one size (or without racks) so do all brokers.
+4. Among equals, those with the fewest replicas in the cluster come first: so the remainders of many topics even out, and
+   a new broker is used first.
+5. Leaders (the first replica of each) differ by at most one between brokers with equally many replicas, and their
+   remainders even out too.
+
+Where several places are equally good, the seed decides, so that brokers share partitions in ever new groups: the load of a
+lost broker spreads over all others. Pure: the same arguments give the same places.
+Source: the aims of Kafka's StripedReplicaPlacer, by greedy choice with loads in place of a stripe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from metaquorum.controller.limits import MAX_LEADER_LOOKUPS
+from metaquorum.controller.state import PartitionCounts
+
+
+@dataclass(frozen=True, slots=True)
+class UsableBroker:
+    """A broker that may get replicas. `rack` None: no rack."""
+
+    broker_id: int
+    rack: str | None
+
+
+class _Draws:
+    """Numbers of 64 bits that follow from a seed (splitmix64)."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & _MASK
+
+    def next(self) -> int:
+        """Return the next number."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        mixed = ((self._state ^ (self._state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        return mixed ^ (mixed >> 31)
+
+
+_MASK = 2**64 - 1
+
+_Rank = tuple[float, float, int, int]
+"""Load within the topic, load in the cluster, tie, identity: what a heap sorts by."""
+
+
+@dataclass(slots=True)
+class _Broker:
+    broker_id: int
+    in_topic: int
+    in_cluster: int
+
+    def rank(self, tie: int) -> _Rank:
+        return self.in_topic, self.in_cluster, tie, self.broker_id
+
+
+@dataclass(slots=True)
+class _Rack:
+    """A rack: its brokers by rank, and those that have the partition at hand already."""
+
+    number: int
+    size: int
+    in_topic: int = 0
+    in_cluster: int = 0
+    brokers: list[tuple[_Rank, _Broker]] = field(default_factory=list["tuple[_Rank, _Broker]"])
+    taken: list[_Broker] = field(default_factory=list[_Broker])
+
+    def rank(self, tie: int) -> _Rank:
+        # Per broker, so that a larger rack gets more.
+        return self.in_topic / self.size, self.in_cluster / self.size, tie, self.number
+
+    def take(self) -> int:
+        """Give the broker that is next a replica and return its id."""
+        broker = heappop(self.brokers)[1]
+        broker.in_topic += 1
+        broker.in_cluster += 1
+        self.in_topic += 1
+        self.in_cluster += 1
+        self.taken.append(broker)
+        return broker.broker_id
+
+
+class _Placer:
+    def __init__(
+        self, factor: int, usable: Sequence[UsableBroker], topic: PartitionCounts, cluster: PartitionCounts, seed: int
+    ) -> None:
+        self._factor = factor
+        self._draws = _Draws(seed)
+        racks: dict[str | None, _Rack] = {}
+        for broker in sorted(usable, key=lambda broker: broker.broker_id):
+            rack = racks.setdefault(broker.rack, _Rack(number=len(racks), size=0))
+            found = _Broker(
+                broker.broker_id, topic.replicas.get(broker.broker_id, 0), cluster.replicas.get(broker.broker_id, 0)
+            )
+            rack.size += 1
+            rack.in_topic += found.in_topic
+            rack.in_cluster += found.in_cluster
+            rack.brokers.append((found.rank(self._tie(found.broker_id)), found))
+        for rack in racks.values():
+            heapify(rack.brokers)
+        self._racks = [(rack.rank(self._tie(rack.number)), rack) for rack in racks.values()]
+        heapify(self._racks)
+
+    def _tie(self, number: int) -> int:
+        # One replica has no company to be mixed with: ascending ids are as good, and easier to follow.
+        return number if self._factor == 1 else self._draws.next()
+
+    def next(self) -> list[int]:
+        """Return the replicas of one more partition, without an order."""
+        chosen: list[int] = []
+        touched: dict[int, _Rack] = {}
+        waiting: list[_Rack] = []
+        # One round takes at most one broker of each rack, so that no rack gets a second one before each has had one.
+        while len(chosen) < self._factor:
+            if not self._racks:
+                self._queue(rack for rack in waiting if rack.brokers)
+                waiting = []
+            rack = heappop(self._racks)[1]
+            chosen.append(rack.take())
+            touched[rack.number] = rack
+            waiting.append(rack)
+        queued = {rack.number for _, rack in self._racks} if len(chosen) > len(touched) else set[int]()
+        for rack in touched.values():
+            for broker in rack.taken:
+                heappush(rack.brokers, (broker.rank(self._tie(broker.broker_id)), broker))
+            rack.taken.clear()
+        self._queue(rack for rack in touched.values() if rack.number not in queued)
+        return chosen
+
+    def _queue(self, racks: Iterable[_Rack]) -> None:
+        for rack in racks:
+            heappush(self._racks, (rack.rank(self._tie(rack.number)), rack))
 
 
 def place(
-    partition_count: int, replication_factor: int, usable: Sequence[int], replica_counts: Mapping[int, int]
+    partition_count: int,
+    replication_factor: int,
+    usable: Sequence[UsableBroker],
+    *,
+    topic: PartitionCounts,
+    cluster: PartitionCounts,
+    seed: int,
 ) -> list[tuple[int, ...]]:
-    """Return the replicas of each partition; the first of each is its preferred leader.
+    """Return the replicas of each new partition; the first of each is its preferred leader.
 
     Args:
         partition_count: number of partitions, from 1.
         replication_factor: replicas of each, from 1, at most the number of usable brokers.
-        usable: node ids of the brokers that may get replicas, without repetition.
-        replica_counts: replicas that brokers have already, by node id; absent means none.
-
-    Source: Kafka's StripedReplicaPlacer, without racks and with the load in place of its random start.
+        usable: the brokers that may get replicas, without repetition.
+        topic: what the topic has already; its leaders are the preferred ones.
+        cluster: what the cluster has already.
+        seed: random number that decides among equals.
     """
     assert 1 <= replication_factor <= len(usable), f"{replication_factor} replicas on {len(usable)} brokers"
-    order = sorted(usable, key=lambda node_id: (replica_counts.get(node_id, 0), node_id))
-    count = len(order)
-    placed: list[tuple[int, ...]] = []
-    for partition in range(partition_count):
-        # Each round over the brokers shifts the followers by one more, so that the partitions of a lost leader
-        # spread over all others.
-        shift = 1 + (partition // count) % max(1, count - 1)
-        first = partition % count
-        followers = ((first + shift + step) % count for step in range(count) if (shift + step) % count)
-        chosen = [order[first], *(order[index] for index in followers)]
-        placed.append(tuple(chosen[:replication_factor]))
-    return placed
+    placer = _Placer(replication_factor, usable, topic, cluster, seed)
+    placed = [placer.next() for _ in range(partition_count)]
+    if replication_factor > 1:
+        _Leaders(placed, topic, cluster).spread()
+    return [tuple(replicas) for replicas in placed]
+
+
+class _Leaders:
+    """Chooses the first replica of each partition, and mends the choice along chains of partitions until it is even."""
+
+    def __init__(self, placed: list[list[int]], topic: PartitionCounts, cluster: PartitionCounts) -> None:
+        self._placed = placed
+        members = sorted({broker_id for replicas in placed for broker_id in replicas})
+        self._in_topic = {broker_id: topic.leaders.get(broker_id, 0) for broker_id in members}
+        self._in_cluster = {broker_id: cluster.leaders.get(broker_id, 0) for broker_id in members}
+        # Partitions led by a broker, in insertion order.
+        self._led: dict[int, dict[int, None]] = {broker_id: {} for broker_id in members}
+        self._lookups_left = MAX_LEADER_LOOKUPS
+
+    def spread(self) -> None:
+        """Bring a leader to the front of each partition."""
+        for partition, replicas in enumerate(self._placed):
+            best = min(replicas, key=lambda broker_id: (self._in_topic[broker_id], self._in_cluster[broker_id]))
+            self._lead(partition, best)
+        for broker_id in self._led:
+            while (chain := self._chain_to_better(broker_id)) is not None:
+                for partition, heir in chain:
+                    self._pass_on(partition, heir)
+
+    def _lead(self, partition: int, broker_id: int) -> None:
+        replicas = self._placed[partition]
+        position = replicas.index(broker_id)
+        replicas[0], replicas[position] = replicas[position], replicas[0]
+        self._led[broker_id][partition] = None
+        self._in_topic[broker_id] += 1
+        self._in_cluster[broker_id] += 1
+
+    def _pass_on(self, partition: int, heir: int) -> None:
+        old = self._placed[partition][0]
+        del self._led[old][partition]
+        self._in_topic[old] -= 1
+        self._in_cluster[old] -= 1
+        self._lead(partition, heir)
+
+    def _is_better(self, old: int, heir: int) -> bool:
+        """True if one leader less for `old` and one more for `heir` is more even, in the topic or else in the cluster."""
+        less = self._in_topic[old] - self._in_topic[heir]
+        return less > 1 or (less == 1 and self._in_cluster[old] - self._in_cluster[heir] > 1)
+
+    def _chain_to_better(self, start: int) -> list[tuple[int, int]] | None:
+        """Return (partition, new leader) from `start` to a broker that should lead one more; None: there is none."""
+        if not any(self._is_better(start, broker_id) for broker_id in self._led):
+            return None
+        came_by: dict[int, tuple[int, int]] = {}
+        queue = deque([start])
+        while queue and self._lookups_left > 0:
+            giver = queue.popleft()
+            for partition in self._led[giver]:
+                self._lookups_left -= 1
+                for heir in self._placed[partition][1:]:
+                    if heir == start or heir in came_by:
+                        continue
+                    came_by[heir] = (partition, giver)
+                    if self._is_better(start, heir):
+                        return _chain(came_by, start, heir)
+                    queue.append(heir)
+        return None
+
+
+def _chain(came_by: dict[int, tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    steps: list[tuple[int, int]] = []
+    while end != start:
+        partition, giver = came_by[end]
+        steps.append((partition, end))
+        end = giver
+    return steps

@@ -29,6 +29,8 @@ class BrokerRecord:
         unclean: True after a stop that was not orderly, until the broker has left the in-sync replicas where it may lack
             records; it stays fenced so long.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
+        min_feature_level: lowest feature level that it can run at, inclusive.
+        max_feature_level: highest feature level that it can run at, inclusive.
     """
 
     broker_id: int
@@ -41,6 +43,8 @@ class BrokerRecord:
     log_directory_ids: tuple[bytes, ...] = ()
     unclean: bool = False
     offline_log_directory_ids: tuple[bytes, ...] = ()
+    min_feature_level: int = 1
+    max_feature_level: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,10 @@ class PartitionRecord:
         leader_id: node id, or None when there is no leader.
         leader_epoch: number of this leadership.
         partition_epoch: version of this state.
+        elr: node ids of the eligible leader replicas, in the order of `replicas`; none of them is in `isr`.
+        last_known_elr: node ids of those that left `isr` or `elr` by an unclean stop while there were too few in sync.
+        adding: those of `replicas` that a reassignment adds.
+        removing: those of `replicas` that it removes.
     """
 
     topic_id: bytes
@@ -99,6 +107,10 @@ class PartitionRecord:
     leader_id: int | None
     leader_epoch: int
     partition_epoch: int
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +129,10 @@ class PartitionChangeRecord:
     leader: LeaderChange | None = None
     isr: tuple[int, ...] | None = None
     replicas: tuple[int, ...] | None = None
+    elr: tuple[int, ...] | None = None
+    last_known_elr: tuple[int, ...] | None = None
+    adding: tuple[int, ...] | None = None
+    removing: tuple[int, ...] | None = None
 
 
 class ConfigResource(IntEnum):

@@ -129,6 +129,10 @@ def _create_partition(tables: ImageTables, record: PartitionRecord) -> None:
         record.leader_id,
         record.leader_epoch,
         record.partition_epoch,
+        tables.shared_ids(record.elr),
+        tables.shared_ids(record.last_known_elr),
+        tables.shared_ids(record.adding),
+        tables.shared_ids(record.removing),
     )
     _check_partition(topic, partition)
     topic.partitions.append(partition)
@@ -149,6 +153,10 @@ def _change_partition(tables: ImageTables, record: PartitionChangeRecord) -> Non
         old.leader_id if record.leader is None else record.leader.leader_id,
         old.leader_epoch + (record.leader is not None),
         old.partition_epoch + 1,
+        old.elr if record.elr is None else tables.shared_ids(record.elr),
+        old.last_known_elr if record.last_known_elr is None else tables.shared_ids(record.last_known_elr),
+        old.adding if record.adding is None else tables.shared_ids(record.adding),
+        old.removing if record.removing is None else tables.shared_ids(record.removing),
     )
     _check_partition(topic, new)
     topic.partitions[record.partition] = new
@@ -160,7 +168,9 @@ def _check_partition(topic: TopicImage, partition: PartitionImage) -> None:
     replicas, isr = partition.replicas, partition.isr
     in_sync = isr is replicas or all(node_id in replicas for node_id in isr)
     led = partition.leader_id is None or partition.leader_id in isr
-    possible = bool(isr) and in_sync and led
+    eligible = all(node_id in replicas and node_id not in isr for node_id in partition.elr)
+    moving = all(node_id in replicas for node_id in (*partition.adding, *partition.removing))
+    possible = bool(isr) and in_sync and led and eligible and moving
     assert possible, f"{topic.topic}: impossible {partition}"
 
 
@@ -190,6 +200,8 @@ def _register_broker(tables: ImageTables, record: BrokerRecord, offset: int) -> 
             log_directory_ids=record.log_directory_ids,
             unclean=record.unclean,
             offline_log_directory_ids=record.offline_log_directory_ids,
+            min_feature_level=record.min_feature_level,
+            max_feature_level=record.max_feature_level,
         )
     )
 

@@ -26,6 +26,8 @@ class BrokerImage:
         log_directory_ids: ids of its log directories, 16 bytes each.
         unclean: see `BrokerRecord`.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
+        min_feature_level: lowest feature level that it can run at, inclusive.
+        max_feature_level: highest feature level that it can run at, inclusive.
     """
 
     broker_id: int
@@ -39,6 +41,8 @@ class BrokerImage:
     log_directory_ids: tuple[bytes, ...]
     unclean: bool
     offline_log_directory_ids: tuple[bytes, ...] = ()
+    min_feature_level: int = 1
+    max_feature_level: int = 1
 
     @property
     def can_lead(self) -> bool:
@@ -57,6 +61,10 @@ class PartitionImage:
         leader_id: node id, or None while there is no leader.
         leader_epoch: number of this leadership.
         partition_epoch: version of this state.
+        elr: node ids of the eligible leader replicas, which have everything committed too (`isr.py`).
+        last_known_elr: node ids of those that were, or were in sync, until an unclean stop.
+        adding: those of `replicas` that a reassignment under way adds.
+        removing: those of `replicas` that it removes.
     """
 
     partition: int
@@ -65,6 +73,10 @@ class PartitionImage:
     leader_id: int | None
     leader_epoch: int
     partition_epoch: int
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

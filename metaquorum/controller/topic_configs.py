@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configs of a topic: names, defaults, ranges, meaning.
+"""The configs of a topic: names, defaults, ranges, meaning, and for what each may be set.
 
-Owns the table that everything else is derived from: validation at creation, the effective settings of a topic, what
-DescribeTopic lists. Must not know how the log engine uses them.
+Owns the table that everything else is derived from: validation, the effective settings of a topic, what DescribeTopic and
+DescribeConfigs list. Must not know how the log engine uses them, nor which values are inherited (`configs.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,15 @@ from types import MappingProxyType
 from typing import Final
 
 from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, MAX_BATCH_BYTES, MAX_ZSTD_LEVEL
+
+from metaquorum.controller.records import ConfigResource
+
+MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+TRUE: Final = "true"
+
+ANYWHERE: Final = tuple(ConfigResource)
+"""For topics, and for brokers and the cluster as what topics inherit."""
 
 
 class FlushPolicy(Enum):
@@ -107,7 +116,8 @@ class TopicSettings:
 class ConfigDefinition:
     """One config. Either `choices` is set, or the value is an integer from `minimum` to `maximum`, both inclusive.
 
-    With `may_be_off` it may also be `OFF`. With `is_ratio` it is a decimal number from 0 to 1 instead.
+    With `may_be_off` it may also be `OFF`. With `is_ratio` it is a decimal number from 0 to 1 instead, with `text_bytes` one line
+    of text of at most so many bytes in UTF-8. `scopes` names the resources that it may be set for.
     """
 
     name: str
@@ -118,23 +128,38 @@ class ConfigDefinition:
     choices: tuple[str, ...] = ()
     may_be_off: bool = False
     is_ratio: bool = False
+    text_bytes: int = 0
+    scopes: tuple[ConfigResource, ...] = ANYWHERE
+
+    @property
+    def allowed(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.is_ratio:
+            return "a decimal number from 0 to 1, such as 0.25"
+        if self.text_bytes:
+            return f"one line of text of at most {self.text_bytes} bytes in UTF-8, without control characters"
+        off = f", or {OFF} for no limit" if self.may_be_off else ""
+        return f"an integer from {self.minimum} to {self.maximum}{off}"
 
     def problem(self, value: str) -> str | None:
         """Say why `value` does not fit, or None when it does."""
+        return None if self._fits(value) else f"{self.name} must be {self.allowed}"
+
+    def _fits(self, value: str) -> bool:
         if self.choices:
-            return None if value in self.choices else f"{self.name} must be one of {', '.join(self.choices)}"
+            return value in self.choices
         if self.may_be_off and value == OFF:
-            return None
+            return True
         if self.is_ratio:
-            return (
-                None if _RATIO.fullmatch(value) else f"{self.name} must be a decimal number from 0 to 1, such as 0.25"
-            )
+            return _RATIO.fullmatch(value) is not None
+        if self.text_bytes:
+            # The first comparison keeps a huge value from being encoded.
+            return len(value) <= self.text_bytes and value.isprintable() and len(value.encode()) <= self.text_bytes
         # Only plain ASCII digits: int() would also take "1_000", " 7" and digits of other scripts.
         plain = value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS
-        if plain and self.minimum <= int(value) <= self.maximum:
-            return None
-        off = f", or {OFF} for no limit" if self.may_be_off else ""
-        return f"{self.name} must be an integer from {self.minimum} to {self.maximum}{off}"
+        return plain and self.minimum <= int(value) <= self.maximum
 
 
 _RATIO: Final = re.compile(r"0(\.[0-9]{1,9})?|1(\.0{1,9})?")
@@ -145,10 +170,40 @@ OFF: Final = "-1"
 MAX_DIGITS: Final = 19
 """Digits of the largest 64-bit integer; a longer value is refused before it is converted."""
 
+MAX_REPLICATION_FACTOR: Final = 100
+"""Most replicas of a partition that a config may speak of."""
+
+MAX_DESCRIPTION_BYTES: Final = 1_024
+"""Longest description of a topic, in bytes of UTF-8."""
+
 _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
 
 _DEFINITIONS: Final = (
+    ConfigDefinition(
+        name=MIN_INSYNC_REPLICAS,
+        default="1",
+        minimum=1,
+        maximum=MAX_REPLICATION_FACTOR,
+        # For topics only: a lower value takes effect together with the eligible leader replicas that it ends, in one batch.
+        scopes=(ConfigResource.TOPIC,),
+        meaning="in-sync replicas below which nothing is committed; a partition with fewer replicas needs all of them",
+    ),
+    ConfigDefinition(
+        name=UNCLEAN_ELECTION,
+        default="false",
+        choices=(TRUE, "false"),
+        # The controller elects; what a broker says does not count.
+        scopes=(ConfigResource.TOPIC, ConfigResource.CLUSTER),
+        meaning="whether a replica that lacks committed records may lead when no other can, and those records are lost",
+    ),
+    ConfigDefinition(
+        name="description",
+        default="",
+        text_bytes=MAX_DESCRIPTION_BYTES,
+        scopes=(ConfigResource.TOPIC,),
+        meaning="free text about the topic, for people and tools; Lograft does not read it",
+    ),
     ConfigDefinition(
         name="segment.bytes",
         default=str(1024**3),
@@ -277,12 +332,29 @@ TOPIC_CONFIGS: Final[Mapping[str, ConfigDefinition]] = MappingProxyType(
 def problem(configs: Mapping[str, str]) -> str | None:
     """Say what is wrong with the configs of a topic, or None when every name is known and every value fits."""
     for name in sorted(configs):
-        definition = TOPIC_CONFIGS.get(name)
-        if definition is None:
-            return f"unknown topic config {name[:100]!r}; known are {', '.join(TOPIC_CONFIGS)}"
-        found = definition.problem(configs[name])
+        found = value_problem(ConfigResource.TOPIC, name, configs[name])
         if found is not None:
-            return f"{found}, not {configs[name][:100]!r}"
+            return found
+    return None
+
+
+def value_problem(resource: ConfigResource, name: str, value: str) -> str | None:
+    """Say why a config may not be set to `value` for a resource of this kind, or None when it may."""
+    found = name_problem(resource, name)
+    if found is not None:
+        return found
+    found = TOPIC_CONFIGS[name].problem(value)
+    return None if found is None else f"{found}, not {value[:100]!r}"
+
+
+def name_problem(resource: ConfigResource, name: str) -> str | None:
+    """Say why a resource of this kind has no such config, or None when it has."""
+    definition = TOPIC_CONFIGS.get(name)
+    if definition is None:
+        return f"unknown topic config {name[:100]!r}; known are {', '.join(TOPIC_CONFIGS)}"
+    if resource not in definition.scopes:
+        kinds = " or a ".join(kind.name.lower() for kind in definition.scopes)
+        return f"{name} can be set for a {kinds} only, not for a {resource.name.lower()}"
     return None
 
 

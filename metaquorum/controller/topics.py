@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions about topics: creation and deletion.
+"""Decisions about topics: creation, growth and deletion.
 
 Owns the checks of a request and the records that a topic is made of. Law: a topic with its partitions and configs is
 one batch of records, so that it exists whole or not at all.
@@ -7,13 +7,25 @@ one batch of records, so that it exists whole or not at all.
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller import topic_configs, topic_names
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import CreateTopic, Decision, DeleteTopic, TopicCreated, TopicDeleted, refuse
+from metaquorum.controller.commands import (
+    CreatePartitions,
+    CreateTopic,
+    Decision,
+    DeleteTopic,
+    PartitionsCreated,
+    TopicCreated,
+    TopicDeleted,
+    refuse,
+)
 from metaquorum.controller.limits import DEFAULT_REPLICATION_FACTOR, ControllerSettings
-from metaquorum.controller.placement import place
+from metaquorum.controller.placement import UsableBroker, place
 from metaquorum.controller.records import (
     ConfigRecord,
     ConfigResource,
@@ -22,7 +34,7 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from metaquorum.controller.state import PartitionImage
+from metaquorum.controller.state import PartitionCounts, PartitionImage, TopicImage
 
 FIRST_EPOCH = 0
 """Leader and partition epoch of a new partition."""
@@ -36,22 +48,105 @@ def create(image: AppendedImage, settings: ControllerSettings, command: CreateTo
     config_problem = topic_configs.problem(command.configs)
     if config_problem is not None:
         return refuse(ErrorCode.INVALID_CONFIG, config_problem)
-    usable = [broker.broker_id for broker in image.brokers() if broker.can_lead]
     factor = command.replication_factor or DEFAULT_REPLICATION_FACTOR
-    if len(usable) < factor:
-        return refuse(
-            ErrorCode.NOT_ENOUGH_BROKERS,
-            f"{factor} usable broker(s) needed, {len(usable)} present; start a broker, or wait until it is ready",
-        )
-    placed = place(command.partition_count or 1, factor, usable, image.counts.replicas)
-    partitions = tuple(
-        PartitionImage(number, replicas, replicas, replicas[0], FIRST_EPOCH, FIRST_EPOCH)
-        for number, replicas in enumerate(placed)
+    partitions = _place(
+        image, settings, None, count=command.partition_count or 1, factor=factor, seed=command.placement_seed
     )
+    if isinstance(partitions, Decision):
+        return partitions
     return Decision(
         response=TopicCreated(topic=command.topic, topic_id=command.topic_id, partitions=partitions),
         records=() if command.validate_only else _topic_records(command, partitions),
     )
+
+
+def grow(image: AppendedImage, settings: ControllerSettings, command: CreatePartitions) -> Decision:
+    """Decide about more partitions of a topic; the ones that it has stay as they are."""
+    topic = image.topic_by_name(command.topic)
+    if topic is None:
+        return _unknown(command.topic)
+    present = len(topic.partitions)
+    count = command.partition_count - present
+    if count < 1:
+        return refuse(
+            ErrorCode.INVALID_PARTITION_COUNT,
+            f"topic {topic.topic} has {present} partitions and can only get more: name {present + 1} or more, "
+            f"not {command.partition_count}",
+        )
+    refusal = _growth_problem(image, settings, count)
+    if refusal is not None:
+        return refusal
+    partitions = _place(
+        image, settings, topic, count=count, factor=topic.replication_factor, seed=command.placement_seed
+    )
+    if isinstance(partitions, Decision):
+        return partitions
+    records = tuple(_partition_record(topic.topic_id, partition) for partition in partitions)
+    return Decision(
+        response=PartitionsCreated(topic=topic.topic, topic_id=topic.topic_id, partitions=partitions),
+        records=() if command.validate_only else records,
+    )
+
+
+def _place(
+    image: AppendedImage,
+    settings: ControllerSettings,
+    topic: TopicImage | None,
+    *,
+    count: int,
+    factor: int,
+    seed: int,
+) -> tuple[PartitionImage, ...] | Decision:
+    """Return new partitions of a topic that exists or of one that does not, or the refusal."""
+    fit = [broker for broker in image.brokers() if broker.can_lead]
+    replicas = image.counts.replicas
+    usable = [
+        UsableBroker(broker.broker_id, broker.rack)
+        for broker in fit
+        if replicas.get(broker.broker_id, 0) < settings.max_broker_replicas
+    ]
+    if len(fit) < factor:
+        return refuse(
+            ErrorCode.NOT_ENOUGH_BROKERS,
+            f"{factor} usable broker(s) needed, {len(fit)} present; start a broker, or wait until it is ready",
+        )
+    if len(usable) < factor:
+        return _brokers_full(settings)
+    present = PartitionCounts()
+    for partition in () if topic is None else topic.partitions:
+        present.add(replace(partition, leader_id=partition.replicas[0]))
+    placed = place(count, factor, usable, topic=present, cluster=image.counts, seed=seed)
+    added = Counter(broker_id for each in placed for broker_id in each)
+    if any(replicas.get(broker_id, 0) + more > settings.max_broker_replicas for broker_id, more in added.items()):
+        return _brokers_full(settings)
+    first = 0 if topic is None else len(topic.partitions)
+    return tuple(
+        PartitionImage(number, each, each, each[0], FIRST_EPOCH, FIRST_EPOCH)
+        for number, each in enumerate(placed, start=first)
+    )
+
+
+def _brokers_full(settings: ControllerSettings) -> Decision:
+    return refuse(
+        ErrorCode.LIMIT_EXCEEDED,
+        f"a broker would have more than {settings.max_broker_replicas} replicas; add brokers or delete topics",
+    )
+
+
+def _growth_problem(image: AppendedImage, settings: ControllerSettings, count: int) -> Decision | None:
+    """Return the refusal of `count` more partitions, or None."""
+    if count > settings.max_request_partitions:
+        return refuse(
+            ErrorCode.INVALID_PARTITION_COUNT,
+            f"one request creates at most {settings.max_request_partitions} partitions, not {count}; use several",
+        )
+    if image.counts.partitions + count > settings.max_partitions:
+        return refuse(
+            ErrorCode.LIMIT_EXCEEDED,
+            f"the cluster has {image.counts.partitions} partitions and may have {settings.max_partitions}; "
+            "delete topics, or ask for fewer",
+        )
+    return None
 
 
 def _name_problem(image: AppendedImage, command: CreateTopic) -> Decision | None:
@@ -82,12 +177,7 @@ def _size_problem(image: AppendedImage, settings: ControllerSettings, command: C
         )
     if image.topic_count >= settings.max_topics:
         return refuse(ErrorCode.LIMIT_EXCEEDED, f"the cluster has {image.topic_count} topics, its limit")
-    if image.counts.partitions + max(1, command.partition_count) > settings.max_partitions:
-        return refuse(
-            ErrorCode.LIMIT_EXCEEDED,
-            f"the cluster has {image.counts.partitions} partitions and may have {settings.max_partitions}",
-        )
-    return None
+    return _growth_problem(image, settings, max(1, command.partition_count))
 
 
 def _topic_records(command: CreateTopic, partitions: tuple[PartitionImage, ...]) -> tuple[MetadataRecord, ...]:
@@ -101,26 +191,31 @@ def _topic_records(command: CreateTopic, partitions: tuple[PartitionImage, ...])
         )
         for name in sorted(command.configs)
     )
-    records.extend(
-        PartitionRecord(
-            topic_id=command.topic_id,
-            partition=partition.partition,
-            replicas=partition.replicas,
-            isr=partition.isr,
-            leader_id=partition.leader_id,
-            leader_epoch=partition.leader_epoch,
-            partition_epoch=partition.partition_epoch,
-        )
-        for partition in partitions
-    )
+    records.extend(_partition_record(command.topic_id, partition) for partition in partitions)
     return tuple(records)
+
+
+def _partition_record(topic_id: bytes, partition: PartitionImage) -> PartitionRecord:
+    return PartitionRecord(
+        topic_id=topic_id,
+        partition=partition.partition,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+    )
 
 
 def delete(image: AppendedImage, command: DeleteTopic) -> Decision:
     """Decide about the deletion of a topic."""
     topic = image.topic_by_name(command.topic)
     if topic is None:
-        return refuse(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {command.topic[:250]!r}")
+        return _unknown(command.topic)
     return Decision(
         response=TopicDeleted(topic_id=topic.topic_id), records=(RemoveTopicRecord(topic_id=topic.topic_id),)
     )
+
+
+def _unknown(topic: str) -> Decision:
+    return refuse(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {topic[:250]!r}")

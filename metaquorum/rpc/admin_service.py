@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft.v1.AdminService` on the quorum listener: create, delete, list and describe topics, describe and change the quorum.
+"""`lograft.v1.AdminService` on the quorum listener: topics, configs, the state of the quorum and changes of it.
 
 Owns requests to commands and images to answers. Only the active controller answers; others refuse with NOT_CONTROLLER
 and a hint at the leader's quorum listener. Changes are answering when they are committed.
@@ -14,9 +14,17 @@ from typing import Final
 from lograft.v1 import admin_pb2, admin_pb2_grpc
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.commands import CreateTopic, DeleteTopic, TopicCreated, TopicDeleted
+from metaquorum.controller.commands import (
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    PartitionsCreated,
+    TopicCreated,
+    TopicDeleted,
+    UpdateFeatureLevel,
+)
 from metaquorum.controller.state import TopicImage
-from metaquorum.rpc import codec, voter_calls
+from metaquorum.rpc import codec, config_calls, voter_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
@@ -61,11 +69,32 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 replication_factor=request.replication_factor,
                 configs=dict(request.configs),
                 validate_only=request.validate_only,
+                placement_seed=secrets.randbits(64),
             )
             outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
             response = outcome.response
             assert isinstance(response, TopicCreated), f"unexpected {response}"
             return admin_pb2.CreateTopicResponse(
+                topic=codec.to_topic(response.topic, response.topic_id, response.partitions),
+                metadata_offset=0 if request.validate_only else outcome.metadata_offset,
+            )
+
+    async def CreatePartitions(
+        self, request: admin_pb2.CreatePartitionsRequest, context: ServicerContext
+    ) -> admin_pb2.CreatePartitionsResponse:
+        """Add partitions to a topic, or check whether they could be added."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            command = CreatePartitions(
+                topic=request.topic,
+                partition_count=request.partition_count,
+                validate_only=request.validate_only,
+                placement_seed=secrets.randbits(64),
+            )
+            outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
+            response = outcome.response
+            assert isinstance(response, PartitionsCreated), f"unexpected {response}"
+            return admin_pb2.CreatePartitionsResponse(
                 topic=codec.to_topic(response.topic, response.topic_id, response.partitions),
                 metadata_offset=0 if request.validate_only else outcome.metadata_offset,
             )
@@ -119,8 +148,49 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 raise CommandError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {request.topic[:250]!r}")
             return admin_pb2.DescribeTopicResponse(
                 topic=codec.to_topic(topic.topic, topic.topic_id, topic.partitions),
-                configs=codec.to_configs(topic),
+                configs=codec.to_configs(self._host.image, topic),
                 metadata_offset=self._host.image.metadata_offset,
+            )
+
+    async def AlterConfigs(
+        self, request: admin_pb2.AlterConfigsRequest, context: ServicerContext
+    ) -> admin_pb2.AlterConfigsResponse:
+        """Change configs, or check whether they could be changed."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            outcome = await self._host.submit(config_calls.alter_command(request), timeout_ms=timeout_ms(context))
+            return admin_pb2.AlterConfigsResponse(
+                metadata_offset=0 if request.validate_only else outcome.metadata_offset
+            )
+
+    async def DescribeConfigs(
+        self, request: admin_pb2.DescribeConfigsRequest, context: ServicerContext
+    ) -> admin_pb2.DescribeConfigsResponse:
+        """Describe the configs of topics, brokers and the cluster."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            if request.HasField("min_metadata_offset"):
+                await self._host.wait_for_offset(request.min_metadata_offset, timeout_ms=timeout_ms(context))
+            return config_calls.describe_answer(request, self._host.image)
+
+    async def DescribeFeatureLevel(
+        self, request: admin_pb2.DescribeFeatureLevelRequest, context: ServicerContext
+    ) -> admin_pb2.DescribeFeatureLevelResponse:
+        """Describe the feature level and who can run at which."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            return codec.to_feature_level(self._host.image, controller_max_level=self._host.settings.max_feature_level)
+
+    async def UpdateFeatureLevel(
+        self, request: admin_pb2.UpdateFeatureLevelRequest, context: ServicerContext
+    ) -> admin_pb2.UpdateFeatureLevelResponse:
+        """Raise the feature level, or check whether it could be raised."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            command = UpdateFeatureLevel(level=request.level, validate_only=request.validate_only)
+            outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
+            return admin_pb2.UpdateFeatureLevelResponse(
+                metadata_offset=0 if request.validate_only else outcome.metadata_offset
             )
 
     async def DescribeQuorum(

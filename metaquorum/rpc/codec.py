@@ -10,9 +10,20 @@ from collections.abc import Sequence
 
 from lograft.v1 import admin_pb2, metadata_pb2
 
+from metaquorum.controller.commands import Refusal
+from metaquorum.controller.configs import ConfigSource, describe
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME
+from metaquorum.controller.records import ConfigResource
 from metaquorum.controller.state import PartitionImage, TopicImage
-from metaquorum.controller.topic_configs import TOPIC_CONFIGS
 from metaquorum.runtime.quorum_node import QuorumStatus, ReplicaStatus
+
+CONFIG_SOURCES = {
+    ConfigSource.DEFAULT: admin_pb2.CONFIG_SOURCE_DEFAULT,
+    ConfigSource.TOPIC: admin_pb2.CONFIG_SOURCE_TOPIC,
+    ConfigSource.BROKER: admin_pb2.CONFIG_SOURCE_BROKER,
+    ConfigSource.CLUSTER: admin_pb2.CONFIG_SOURCE_CLUSTER,
+}
 
 
 def to_topic(topic: str, topic_id: bytes, partitions: Sequence[PartitionImage]) -> metadata_pb2.Topic:
@@ -43,16 +54,29 @@ def to_summary(topic: TopicImage) -> admin_pb2.TopicSummary:
     )
 
 
-def to_configs(topic: TopicImage) -> list[admin_pb2.ConfigEntry]:
+def to_configs(image: MetadataImage, topic: TopicImage) -> list[admin_pb2.ConfigEntry]:
     """Return all configs of a topic, ascending by name, with where each value comes from."""
-    entries: list[admin_pb2.ConfigEntry] = []
-    for name, definition in TOPIC_CONFIGS.items():
-        own = topic.configs.get(name)
-        source = admin_pb2.CONFIG_SOURCE_DEFAULT if own is None else admin_pb2.CONFIG_SOURCE_TOPIC
-        entries.append(
-            admin_pb2.ConfigEntry(name=name, value=definition.default if own is None else own, source=source)
-        )
-    return entries
+    values = describe(image, ConfigResource.TOPIC, topic.topic, None)
+    assert not isinstance(values, Refusal), f"{topic.topic} is in the image and refused: {values}"
+    return [
+        admin_pb2.ConfigEntry(name=each.definition.name, value=each.value, source=CONFIG_SOURCES[each.source])
+        for each in values
+    ]
+
+
+def to_feature_level(image: MetadataImage, *, controller_max_level: int) -> admin_pb2.DescribeFeatureLevelResponse:
+    """Return the feature level and the levels that brokers can run at."""
+    return admin_pb2.DescribeFeatureLevelResponse(
+        level=image.features.get(FEATURE_NAME, FEATURE_LEVEL),
+        controller_max_level=controller_max_level,
+        brokers=[
+            admin_pb2.BrokerFeatureLevels(
+                broker_id=broker.broker_id, min_level=broker.min_feature_level, max_level=broker.max_feature_level
+            )
+            for _, broker in sorted(image.brokers.items())
+        ],
+        metadata_offset=image.metadata_offset,
+    )
 
 
 def to_quorum(status: QuorumStatus, *, cluster_id: str) -> admin_pb2.DescribeQuorumResponse:

@@ -74,6 +74,10 @@ def _to_message(record: MetadataRecord) -> pb.MetadataRecord:
                     leader_id=record.leader_id,
                     leader_epoch=record.leader_epoch,
                     partition_epoch=record.partition_epoch,
+                    elr=record.elr,
+                    last_known_elr=record.last_known_elr,
+                    adding=record.adding,
+                    removing=record.removing,
                 )
             )
         case PartitionChangeRecord():
@@ -128,6 +132,8 @@ def _broker_message(record: BrokerRecord) -> pb.BrokerRecord:
         log_directory_ids=record.log_directory_ids,
         unclean=record.unclean,
         offline_log_directory_ids=record.offline_log_directory_ids,
+        min_feature_level=record.min_feature_level,
+        max_feature_level=record.max_feature_level,
     )
 
 
@@ -150,6 +156,10 @@ def _partition_change_message(record: PartitionChangeRecord) -> pb.PartitionChan
         leader=None if record.leader is None else pb.LeaderChange(leader_id=record.leader.leader_id),
         isr=None if record.isr is None else pb.ReplicaList(node_ids=record.isr),
         replicas=None if record.replicas is None else pb.ReplicaList(node_ids=record.replicas),
+        elr=None if record.elr is None else pb.ReplicaList(node_ids=record.elr),
+        last_known_elr=None if record.last_known_elr is None else pb.ReplicaList(node_ids=record.last_known_elr),
+        adding=None if record.adding is None else pb.ReplicaList(node_ids=record.adding),
+        removing=None if record.removing is None else pb.ReplicaList(node_ids=record.removing),
     )
 
 
@@ -165,6 +175,9 @@ def _read_broker(message: pb.BrokerRecord) -> BrokerRecord:
         log_directory_ids=tuple(message.log_directory_ids),
         unclean=message.unclean,
         offline_log_directory_ids=tuple(message.offline_log_directory_ids),
+        # Absent in records of before there were several levels.
+        min_feature_level=message.min_feature_level or 1,
+        max_feature_level=message.max_feature_level or 1,
     )
 
 
@@ -202,6 +215,10 @@ def _read_partition(message: pb.PartitionRecord) -> PartitionRecord:
         leader_id=message.leader_id if message.HasField("leader_id") else None,
         leader_epoch=message.leader_epoch,
         partition_epoch=message.partition_epoch,
+        elr=tuple(message.elr),
+        last_known_elr=tuple(message.last_known_elr),
+        adding=tuple(message.adding),
+        removing=tuple(message.removing),
     )
 
 
@@ -215,6 +232,10 @@ def _read_partition_change(message: pb.PartitionChangeRecord) -> PartitionChange
         leader=leader,
         isr=tuple(message.isr.node_ids) if message.HasField("isr") else None,
         replicas=tuple(message.replicas.node_ids) if message.HasField("replicas") else None,
+        elr=tuple(message.elr.node_ids) if message.HasField("elr") else None,
+        last_known_elr=tuple(message.last_known_elr.node_ids) if message.HasField("last_known_elr") else None,
+        adding=tuple(message.adding.node_ids) if message.HasField("adding") else None,
+        removing=tuple(message.removing.node_ids) if message.HasField("removing") else None,
     )
 
 

@@ -16,9 +16,16 @@ from metaquorum.controller.commands import (
     RegisterBroker,
 )
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.image import MetadataImage, PartitionImage
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.records import MetadataRecord, NoOpRecord
+from metaquorum.controller.records import (
+    ConfigRecord,
+    ConfigResource,
+    MetadataRecord,
+    NoOpRecord,
+    PartitionRecord,
+    TopicRecord,
+)
 from metaquorum.runtime import record_codec
 
 SETTINGS = ControllerSettings()
@@ -128,6 +135,45 @@ class World:
             self.log.append((self.log_end_offset, NoOpRecord()))
             self.log_end_offset += 1
         self.commit()
+
+    def write(self, *records: MetadataRecord) -> None:
+        """Append and commit records that no command gives, such as topics with several replicas."""
+        for record in records:
+            record = record_codec.decode(record_codec.encode(record))
+            self.controller.replay(record, self.log_end_offset)
+            self.log.append((self.log_end_offset, record))
+            self.log_end_offset += 1
+        self.commit()
+
+    def write_topic(
+        self, topic: str, replicas: tuple[int, ...], *, partition_count: int = 1, configs: dict[str, str] | None = None
+    ) -> None:
+        """Make a topic whose partitions all have these replicas, in sync and led by the first."""
+        self.write(
+            TopicRecord(topic=topic, topic_id=topic_id(topic)),
+            *(
+                ConfigRecord(resource=ConfigResource.TOPIC, resource_name=topic_id(topic).hex(), name=name, value=value)
+                for name, value in (configs or {}).items()
+            ),
+            *(
+                PartitionRecord(
+                    topic_id=topic_id(topic),
+                    partition=partition,
+                    replicas=replicas,
+                    isr=replicas,
+                    leader_id=replicas[0],
+                    leader_epoch=0,
+                    partition_epoch=0,
+                )
+                for partition in range(partition_count)
+            ),
+        )
+
+    def partition(self, topic: str, partition: int = 0) -> PartitionImage:
+        """Return a committed partition."""
+        found = self.image.topic_by_name(topic)
+        assert found is not None
+        return found.partitions[partition]
 
     def epoch(self, broker_id: int) -> int:
         """Return the epoch of a registered broker."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from metaquorum.controller.commands import Bootstrap, ExpireSessions, Heard, SweepPartitions
+from metaquorum.controller.commands import Bootstrap, ExpireSessions, Heard, SweepCursor, SweepPartitions
 from metaquorum.controller.elections import elect, partition_change
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME
 from metaquorum.controller.records import (
@@ -145,7 +145,7 @@ def test_sweep_sees_topics_that_come_and_go_between_its_slices(monkeypatch: pyte
     fenced = world.append(ExpireSessions())
     assert fenced.then is not None
     first = world.append(fenced.then)
-    assert first.then == SweepPartitions(after_topic="a")
+    assert first.then == SweepPartitions(cursor=SweepCursor(after_topic="a", cut_topic_id=topic_id("b")))
     removal = RemoveTopicRecord(topic_id=topic_id("b"))
     world.controller.replay(removal, world.log_end_offset)
     world.log.append((world.log_end_offset, removal))

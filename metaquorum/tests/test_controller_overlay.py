@@ -265,7 +265,7 @@ def test_readers_see_committed_state_only() -> None:
     assert world.image.topic_by_name("t") is not None
 
 
-def test_configs_of_brokers_and_cluster_are_kept_in_the_image_and_ignored_by_decisions() -> None:
+def test_configs_of_brokers_and_cluster_are_kept_in_both_images() -> None:
     """Configs that belong to no topic are set, replaced and removed by records, and have rows."""
     image = MetadataImage()
     facts = [
@@ -284,6 +284,8 @@ def test_configs_of_brokers_and_cluster_are_kept_in_the_image_and_ignored_by_dec
         keys.update(image_rows.touched_keys(record, image))
         image.replay(record, offset)
         appended.replay(record, offset)
+        assert appended.configs_of(resource, resource_name) == image.configs_of(resource, resource_name)
+    appended.forget_committed(len(facts))
     assert {key: dict(value) for key, value in image.other_configs().items()} == {
         (ConfigResource.CLUSTER, ""): {"x": "4"},
         (ConfigResource.BROKER, "7"): {"y": "2"},

@@ -10,7 +10,6 @@ from lograft.wire.limits import MAX_BATCH_BYTES
 from metaquorum.controller import topic_configs, topic_names
 from metaquorum.controller.commands import DeleteTopic, TopicCreated, TopicDeleted
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.placement import place
 from metaquorum.controller.records import ConfigRecord, ConfigResource, TopicRecord
 from metaquorum.controller.topic_configs import TOPIC_CONFIGS, CleanupPolicy, CompressionType, FlushPolicy
 from metaquorum.tests.controller_world import World, create_topic, register, topic_id, view
@@ -299,25 +298,6 @@ def test_placement_prefers_brokers_with_fewer_replicas() -> None:
     for number in range(3):
         world.run(create_topic(f"u{number}"))
     assert world.image.counts.replicas[4] == 3
-
-
-@pytest.mark.parametrize("factor", [1, 2, 3])
-@pytest.mark.parametrize("partitions", [1, 4, 7, 60])
-def test_placement_is_even_and_without_repetition(factor: int, partitions: int) -> None:
-    """Leaders differ by at most one between brokers; no partition has a broker twice."""
-    placed = place(partitions, factor, [5, 1, 9, 3], {})
-    assert len(placed) == partitions
-    assert all(len(set(replicas)) == factor for replicas in placed)
-    leaders = [replicas[0] for replicas in placed]
-    counts = [leaders.count(node_id) for node_id in (1, 3, 5, 9)]
-    assert max(counts) - min(counts) <= 1
-
-
-def test_placement_spreads_the_followers_of_one_leader() -> None:
-    """If a broker is lost, its partitions do not all move to one other broker."""
-    placed = place(12, 2, [1, 2, 3, 4], {})
-    followers = {replicas[1] for replicas in placed if replicas[0] == 1}
-    assert followers == {2, 3, 4}
 
 
 def test_config_of_a_topic_can_be_changed_and_removed_by_record() -> None:

@@ -45,6 +45,8 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         rack=st.none() | TEXT.filter(bool),
         fenced=st.booleans(),
         log_directory_ids=st.lists(IDS, max_size=3).map(tuple),
+        min_feature_level=st.integers(1, 2**31 - 1),
+        max_feature_level=st.integers(1, 2**31 - 1),
     ),
     st.builds(
         BrokerChangeRecord,
@@ -65,6 +67,10 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         leader_id=OPTIONAL_NODE,
         leader_epoch=INT32,
         partition_epoch=INT32,
+        elr=NODE_IDS,
+        last_known_elr=NODE_IDS,
+        adding=NODE_IDS,
+        removing=NODE_IDS,
     ),
     st.builds(
         PartitionChangeRecord,
@@ -73,6 +79,10 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         leader=st.none() | st.builds(LeaderChange, leader_id=OPTIONAL_NODE),
         isr=st.none() | NODE_IDS,
         replicas=st.none() | NODE_IDS,
+        elr=st.none() | NODE_IDS,
+        last_known_elr=st.none() | NODE_IDS,
+        adding=st.none() | NODE_IDS,
+        removing=st.none() | NODE_IDS,
     ),
     st.builds(
         ConfigRecord, resource=st.sampled_from(ConfigResource), resource_name=TEXT, name=TEXT, value=st.none() | TEXT

@@ -82,6 +82,29 @@ async def test_topics_are_created_listed_described_and_deleted(cluster: QuorumCl
     assert again.topic.topic_id != created.topic.topic_id
 
 
+async def test_partitions_are_added_checked_and_refused(cluster: QuorumCluster) -> None:
+    """Growth through the real service: only the new partitions are in the answer, and a check changes nothing."""
+    await BrokerStub(cluster, 7).join(1)
+    admin = cluster.admin(1)
+    await admin.CreateTopic(create("t"))
+    request = admin_pb2.CreatePartitionsRequest(topic="t", partition_count=3)
+    checked = await admin.CreatePartitions(
+        admin_pb2.CreatePartitionsRequest(topic="t", partition_count=3, validate_only=True)
+    )
+    assert (checked.metadata_offset, len(checked.topic.partitions)) == (0, 2)
+    grown = await admin.CreatePartitions(request)
+    assert [partition.partition for partition in grown.topic.partitions] == [1, 2]
+    described = await admin.DescribeTopic(
+        admin_pb2.DescribeTopicRequest(topic="t", min_metadata_offset=grown.metadata_offset)
+    )
+    assert [partition.leader_id for partition in described.topic.partitions] == [7, 7, 7]
+    await refused(admin.CreatePartitions(request), ErrorCode.INVALID_PARTITION_COUNT)
+    await refused(
+        admin.CreatePartitions(admin_pb2.CreatePartitionsRequest(topic="u", partition_count=3)),
+        ErrorCode.UNKNOWN_TOPIC,
+    )
+
+
 async def test_validate_only_answers_and_creates_nothing(cluster: QuorumCluster) -> None:
     """A check has no metadata offset and leaves no topic."""
     await BrokerStub(cluster, 7).join(1)

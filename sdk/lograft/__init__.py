@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lograft.fetched import FetchedBatch as FetchedBatch
     from lograft.producer import Producer as Producer
     from lograft.types import BatchReceipt as BatchReceipt
+    from lograft.types import ConfigResource as ConfigResource
     from lograft.types import ConsumerRecord as ConsumerRecord
     from lograft.types import Durability as Durability
     from lograft.types import OffsetQuery as OffsetQuery
@@ -34,6 +35,7 @@ __version__: Final = "0.1.0.dev0"
 __all__ = [
     "Admin",
     "BatchReceipt",
+    "ConfigResource",
     "Consumer",
     "ConsumerRecord",
     "DeliveryError",
@@ -52,6 +54,7 @@ __all__ = [
 _HOMES: Final = {
     "Admin": "lograft.admin",
     "BatchReceipt": "lograft.types",
+    "ConfigResource": "lograft.types",
     "Consumer": "lograft.consumer",
     "ConsumerRecord": "lograft.types",
     "DeliveryError": "lograft.errors",

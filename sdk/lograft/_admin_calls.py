@@ -12,6 +12,7 @@ from typing import Final
 
 from lograft._cluster import Attempt, Cluster
 from lograft._codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
+from lograft._configs import alter_configs, describe_configs
 from lograft._delete_records import delete_records
 from lograft._log_directories import describe_log_directories, move_replica
 from lograft._offsets import list_offsets
@@ -20,7 +21,10 @@ from lograft.errors import UsageError
 from lograft.settings import ClientSettings
 from lograft.types import (
     ClusterDescription,
+    ConfigResource,
+    ConfigValue,
     DeletedRecords,
+    FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
@@ -68,6 +72,23 @@ class AdminCalls:
         response = await self.cluster.call(work, timeout_ms=self._timeout_ms, may_repeat=validate_only)
         if validate_only:
             return describe_topic(decode_topic(response.topic), dict(configs or {}), frozenset(configs or ()))
+        return await self.describe_topic(topic, min_metadata_offset=response.metadata_offset)
+
+    async def create_partitions(self, topic: str, partition_count: int, *, validate_only: bool) -> TopicDescription:
+        """Add partitions to a topic and wait until the answering broker shows them."""
+        request = admin_pb2.CreatePartitionsRequest(
+            cluster_id=self.cluster.cluster_id,
+            topic=topic,
+            partition_count=_int32("partition_count", partition_count),
+            validate_only=validate_only,
+        )
+
+        async def work(attempt: Attempt) -> admin_pb2.CreatePartitionsResponse:
+            return await AdminServiceStub(attempt.channel).CreatePartitions(request, timeout=attempt.timeout_s)
+
+        response = await self.cluster.call(work, timeout_ms=self._timeout_ms, may_repeat=validate_only)
+        if validate_only:
+            return await self.describe_topic(topic)
         return await self.describe_topic(topic, min_metadata_offset=response.metadata_offset)
 
     async def delete_topic(self, topic: str) -> None:
@@ -118,6 +139,44 @@ class AdminCalls:
             entry.name for entry in response.configs if entry.source == admin_pb2.CONFIG_SOURCE_TOPIC
         )
         return describe_topic(decode_topic(response.topic), configs, overridden)
+
+    async def alter_configs(
+        self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool
+    ) -> None:
+        """Change configs."""
+        await alter_configs(self.cluster, changes, validate_only=validate_only, timeout_ms=self._timeout_ms)
+
+    async def describe_configs(
+        self, resources: Sequence[ConfigResource], *, broker_id: int | None
+    ) -> dict[ConfigResource, dict[str, ConfigValue]]:
+        """Describe configs."""
+        return await describe_configs(self.cluster, resources, broker_id=broker_id, timeout_ms=self._timeout_ms)
+
+    async def describe_feature_level(self) -> FeatureLevelDescription:
+        """Describe the feature level."""
+        request = admin_pb2.DescribeFeatureLevelRequest(cluster_id=self.cluster.cluster_id)
+
+        async def work(attempt: Attempt) -> admin_pb2.DescribeFeatureLevelResponse:
+            return await AdminServiceStub(attempt.channel).DescribeFeatureLevel(request, timeout=attempt.timeout_s)
+
+        response = await self.cluster.call(work, timeout_ms=self._timeout_ms)
+        return FeatureLevelDescription(
+            level=response.level,
+            controller_max_level=response.controller_max_level,
+            brokers={each.broker_id: (each.min_level, each.max_level) for each in response.brokers},
+        )
+
+    async def update_feature_level(self, level: int, *, validate_only: bool) -> None:
+        """Raise the feature level."""
+        request = admin_pb2.UpdateFeatureLevelRequest(
+            cluster_id=self.cluster.cluster_id, level=_int32("level", level), validate_only=validate_only
+        )
+
+        async def work(attempt: Attempt) -> admin_pb2.UpdateFeatureLevelResponse:
+            return await AdminServiceStub(attempt.channel).UpdateFeatureLevel(request, timeout=attempt.timeout_s)
+
+        # Raising it twice is raising it once.
+        await self.cluster.call(work, timeout_ms=self._timeout_ms)
 
     async def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum."""

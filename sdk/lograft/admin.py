@@ -17,7 +17,10 @@ from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     ClusterDescription,
+    ConfigResource,
+    ConfigValue,
     DeletedRecords,
+    FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
@@ -31,7 +34,7 @@ T = TypeVar("T")
 
 
 class Admin:
-    """Creates, lists, describes and deletes topics, and describes the cluster. Any number of threads may use it.
+    """Creates, changes, lists, describes and deletes topics; describes and changes the cluster. Any number of threads may use it.
 
     Args:
         bootstrap: "host:port", several with commas, or a list: brokers to ask first.
@@ -93,6 +96,24 @@ class Admin:
             )
         )
 
+    def create_partitions(self, topic: str, partition_count: int, *, validate_only: bool = False) -> TopicDescription:
+        """Add partitions to a topic, and describe it. Keys may go to other partitions from then on.
+
+        Producers that are open use the new partitions as soon as they hear of them, within moments.
+
+        Args:
+            topic: topic name.
+            partition_count: number of partitions that it is to have, more than it has: partitions are never taken away.
+            validate_only: check only, change nothing.
+
+        Raises:
+            UnknownTopicError: there is none of this name.
+            InvalidRequestError: the count is not higher, or too high for one request.
+            RefusedError: a limit of the cluster would be passed.
+            OutcomeUnknownError: the answer was lost; describe the topic to find out.
+        """
+        return self._run(lambda calls: calls.create_partitions(topic, partition_count, validate_only=validate_only))
+
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records.
 
@@ -113,6 +134,54 @@ class Admin:
             UnknownTopicError: there is none of this name.
         """
         return self._run(lambda calls: calls.describe_topic(topic))
+
+    def alter_configs(
+        self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
+    ) -> None:
+        """Change configs of topics, brokers and the cluster: all that are named, or none.
+
+        Args:
+            changes: for each resource the new value of each config; None removes what was set.
+            validate_only: check only, change nothing.
+
+        Raises:
+            UsageError: a key is no `ConfigResource`, or a value is neither text nor None.
+            UnknownTopicError: there is no such topic.
+            InvalidRequestError: a config is not known there or its value does not fit; the message says what is allowed.
+            OutcomeUnknownError: the answer was lost; describe the configs to find out.
+        """
+        self._run(lambda calls: calls.alter_configs(changes, validate_only=validate_only))
+
+    def describe_configs(
+        self, resources: Sequence[ConfigResource], *, broker_id: int | None = None
+    ) -> dict[ConfigResource, dict[str, ConfigValue]]:
+        """Describe all configs of topics, brokers and the cluster, with where each value comes from.
+
+        Args:
+            resources: 1 to 1,000 of them.
+            broker_id: for topics: the broker whose replicas it is about; None leaves out what is set for brokers.
+
+        Raises:
+            UnknownTopicError: there is no such topic.
+            InvalidRequestError: there is no such broker.
+        """
+        return self._run(lambda calls: calls.describe_configs(resources, broker_id=broker_id))
+
+    def describe_feature_level(self) -> FeatureLevelDescription:
+        """Describe the feature level of the cluster, and the levels that its servers can run at."""
+        return self._run(lambda calls: calls.describe_feature_level())
+
+    def update_feature_level(self, level: int, *, validate_only: bool = False) -> None:
+        """Raise the feature level of the cluster. It never goes down again.
+
+        Args:
+            level: the new level; the one that holds changes nothing.
+            validate_only: check only, change nothing.
+
+        Raises:
+            InvalidRequestError: it would go down, or a server cannot run at it; the message says which.
+        """
+        self._run(lambda calls: calls.update_feature_level(level, validate_only=validate_only))
 
     def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum: leader, voters, observers."""

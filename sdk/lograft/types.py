@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from lograft._config_types import ConfigResource as ConfigResource
+from lograft._config_types import ConfigResourceType as ConfigResourceType
+from lograft._config_types import ConfigSource as ConfigSource
+from lograft._config_types import ConfigValue as ConfigValue
 from lograft.errors import LograftError
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -290,7 +294,10 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """A topic. `configs` holds every config with its effective value; `overridden` names those set for the topic."""
+    """A topic.
+
+    `configs` holds every config with the value that holds without regard to brokers; `overridden` names those set for the topic.
+    """
 
     topic: str
     topic_id: bytes
@@ -327,6 +334,21 @@ class ClusterDescription:
     controller_id: int | None
     brokers: tuple[BrokerDescription, ...]
     metadata_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureLevelDescription:
+    """The feature level of the cluster.
+
+    Attributes:
+        level: level of the cluster.
+        controller_max_level: highest level that the active controller knows.
+        brokers: lowest and highest level (both inclusive) that each broker can run at, by broker id.
+    """
+
+    level: int
+    controller_max_level: int
+    brokers: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,10 @@ from lograft.errors import ClientClosedError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     ClusterDescription,
+    ConfigResource,
+    ConfigValue,
     DeletedRecords,
+    FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
@@ -23,7 +26,7 @@ from lograft.types import (
 
 
 class Admin:
-    """Creates, lists, describes and deletes topics, and describes the cluster; see `lograft.Admin`."""
+    """Creates, changes, lists, describes and deletes topics; describes and changes the cluster; see `lograft.Admin`."""
 
     def __init__(
         self,
@@ -56,6 +59,12 @@ class Admin:
             validate_only=validate_only,
         )
 
+    async def create_partitions(
+        self, topic: str, partition_count: int, *, validate_only: bool = False
+    ) -> TopicDescription:
+        """Add partitions to a topic; see `lograft.Admin.create_partitions`."""
+        return await self._start().create_partitions(topic, partition_count, validate_only=validate_only)
+
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records."""
         await self._start().delete_topic(topic)
@@ -67,6 +76,26 @@ class Admin:
     async def describe_topic(self, topic: str) -> TopicDescription:
         """Describe a topic with its partitions and configs."""
         return await self._start().describe_topic(topic)
+
+    async def alter_configs(
+        self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
+    ) -> None:
+        """Change configs; see `lograft.Admin.alter_configs`."""
+        await self._start().alter_configs(changes, validate_only=validate_only)
+
+    async def describe_configs(
+        self, resources: Sequence[ConfigResource], *, broker_id: int | None = None
+    ) -> dict[ConfigResource, dict[str, ConfigValue]]:
+        """Describe configs; see `lograft.Admin.describe_configs`."""
+        return await self._start().describe_configs(resources, broker_id=broker_id)
+
+    async def describe_feature_level(self) -> FeatureLevelDescription:
+        """Describe the feature level; see `lograft.Admin.describe_feature_level`."""
+        return await self._start().describe_feature_level()
+
+    async def update_feature_level(self, level: int, *, validate_only: bool = False) -> None:
+        """Raise the feature level; see `lograft.Admin.update_feature_level`."""
+        await self._start().update_feature_level(level, validate_only=validate_only)
 
     async def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum."""

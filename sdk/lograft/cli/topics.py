@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft topics`: create, list, describe and delete topics."""
+"""`lograft topics`: create, list, describe, grow and delete topics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lograft.cli.output import print_facts, print_json, print_table
 from lograft.errors import TopicAlreadyExistsError
 from lograft.types import TopicDescription
 
-topics_app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
+topics_app = typer.Typer(no_args_is_help=True, help="Create, list, describe, grow and delete topics.")
 
 TopicName = Annotated[str, typer.Argument(help="Topic name.")]
 
@@ -100,10 +100,31 @@ def describe(
         "configs",
         ("name", "value", "source"),
         [
-            (name, value, "topic" if name in found.overridden else "default")
+            (name, value, "topic" if name in found.overridden else "inherited")
             for name, value in sorted(found.configs.items())
         ],
     )
+
+
+@topics_app.command()
+def grow(
+    topic: TopicName,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", help="Number that it is to have, more than it has.")],
+    validate_only: Annotated[bool, typer.Option("--validate-only", help="Check only, change nothing.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Add partitions to a topic. Keys may go to other partitions from then on."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        grown = admin.create_partitions(topic, partitions, validate_only=validate_only)
+    if as_json:
+        print_json(_topic_as_json(grown))
+    elif validate_only:
+        typer.echo(f"topic {topic} has {grown.partition_count} partitions and could have {partitions}")
+    else:
+        typer.echo(f"topic {grown.topic} has {grown.partition_count} partitions")
 
 
 @topics_app.command()

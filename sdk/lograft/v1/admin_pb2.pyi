@@ -32,6 +32,10 @@ class _ConfigSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConfigSo
     """The default of the server."""
     CONFIG_SOURCE_TOPIC: _ConfigSource.ValueType  # 2
     """Set for the topic."""
+    CONFIG_SOURCE_BROKER: _ConfigSource.ValueType  # 3
+    """Set for the broker."""
+    CONFIG_SOURCE_CLUSTER: _ConfigSource.ValueType  # 4
+    """Set for the cluster."""
 
 class ConfigSource(_ConfigSource, metaclass=_ConfigSourceEnumTypeWrapper):
     """Where the value of a config comes from."""
@@ -42,7 +46,41 @@ CONFIG_SOURCE_DEFAULT: ConfigSource.ValueType  # 1
 """The default of the server."""
 CONFIG_SOURCE_TOPIC: ConfigSource.ValueType  # 2
 """Set for the topic."""
+CONFIG_SOURCE_BROKER: ConfigSource.ValueType  # 3
+"""Set for the broker."""
+CONFIG_SOURCE_CLUSTER: ConfigSource.ValueType  # 4
+"""Set for the cluster."""
 Global___ConfigSource: _TypeAlias = ConfigSource  # noqa: Y015
+
+class _ConfigResourceType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ConfigResourceTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ConfigResourceType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CONFIG_RESOURCE_TYPE_UNSPECIFIED: _ConfigResourceType.ValueType  # 0
+    """Not known."""
+    CONFIG_RESOURCE_TYPE_TOPIC: _ConfigResourceType.ValueType  # 1
+    """A topic."""
+    CONFIG_RESOURCE_TYPE_BROKER: _ConfigResourceType.ValueType  # 2
+    """A broker: what its replicas of all topics inherit."""
+    CONFIG_RESOURCE_TYPE_CLUSTER: _ConfigResourceType.ValueType  # 3
+    """The cluster: what all topics inherit."""
+
+class ConfigResourceType(_ConfigResourceType, metaclass=_ConfigResourceTypeEnumTypeWrapper):
+    """What a config is set for. A topic's value holds before that of the broker, that before the one of the cluster, and that before
+    the built-in default.
+    """
+
+CONFIG_RESOURCE_TYPE_UNSPECIFIED: ConfigResourceType.ValueType  # 0
+"""Not known."""
+CONFIG_RESOURCE_TYPE_TOPIC: ConfigResourceType.ValueType  # 1
+"""A topic."""
+CONFIG_RESOURCE_TYPE_BROKER: ConfigResourceType.ValueType  # 2
+"""A broker: what its replicas of all topics inherit."""
+CONFIG_RESOURCE_TYPE_CLUSTER: ConfigResourceType.ValueType  # 3
+"""The cluster: what all topics inherit."""
+Global___ConfigResourceType: _TypeAlias = ConfigResourceType  # noqa: Y015
 
 class _LogDirectoryState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -203,6 +241,68 @@ class CreateTopicResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateTopicResponse: _TypeAlias = CreateTopicResponse  # noqa: Y015
+
+@_typing.final
+class CreatePartitionsRequest(_message.Message):
+    """Asks for more partitions of a topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    topic: _builtins.str
+    """Name."""
+    partition_count: _builtins.int
+    """Number of partitions that the topic is to have, more than it has."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        partition_count: _builtins.int = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "partition_count", b"partition_count", "topic", b"topic", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreatePartitionsRequest: _TypeAlias = CreatePartitionsRequest  # noqa: Y015
+
+@_typing.final
+class CreatePartitionsResponse(_message.Message):
+    """The new partitions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which they are visible, exclusive; 0 when only checked."""
+    @_builtins.property
+    def topic(self) -> _metadata_pb2.Topic:
+        """The topic with its new partitions only."""
+
+    def __init__(
+        self,
+        *,
+        topic: _metadata_pb2.Topic | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreatePartitionsResponse: _TypeAlias = CreatePartitionsResponse  # noqa: Y015
 
 @_typing.final
 class DeleteTopicRequest(_message.Message):
@@ -367,26 +467,277 @@ class ConfigEntry(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    MEANING_FIELD_NUMBER: _builtins.int
+    ALLOWED_FIELD_NUMBER: _builtins.int
+    DEFAULT_VALUE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name."""
     value: _builtins.str
     """Value."""
     source: Global___ConfigSource.ValueType
     """Where it comes from."""
+    meaning: _builtins.str
+    """What it is for; only in DescribeConfigs."""
+    allowed: _builtins.str
+    """What a value must be, in words; only in DescribeConfigs."""
+    default_value: _builtins.str
+    """Value that holds when nothing is set; only in DescribeConfigs."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         value: _builtins.str = ...,
         source: Global___ConfigSource.ValueType = ...,
+        meaning: _builtins.str = ...,
+        allowed: _builtins.str = ...,
+        default_value: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "source", b"source", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "default_value", b"default_value", "meaning", b"meaning", "name", b"name", "source", b"source", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConfigEntry: _TypeAlias = ConfigEntry  # noqa: Y015
+
+@_typing.final
+class ConfigResource(_message.Message):
+    """A topic, a broker or the cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    type: Global___ConfigResourceType.ValueType
+    """Which of them."""
+    name: _builtins.str
+    """Name of the topic, node id of the broker in decimal, empty for the cluster."""
+    def __init__(
+        self,
+        *,
+        type: Global___ConfigResourceType.ValueType = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfigResource: _TypeAlias = ConfigResource  # noqa: Y015
+
+@_typing.final
+class ConfigChange(_message.Message):
+    """A change of one config."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the config."""
+    value: _builtins.str
+    """New value; absent: what was set is removed, so that the inherited value holds."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___ConfigChange: _TypeAlias = ConfigChange  # noqa: Y015
+
+@_typing.final
+class ResourceConfigChanges(_message.Message):
+    """Changes of the configs of one resource."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def resource(self) -> Global___ConfigResource:
+        """The resource."""
+
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigChange]:
+        """The changes, each config at most once."""
+
+    def __init__(
+        self,
+        *,
+        resource: Global___ConfigResource | None = ...,
+        changes: _abc.Iterable[Global___ConfigChange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resource", b"resource"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "resource", b"resource"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResourceConfigChanges: _TypeAlias = ResourceConfigChanges  # noqa: Y015
+
+@_typing.final
+class AlterConfigsRequest(_message.Message):
+    """Asks to change configs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    @_builtins.property
+    def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResourceConfigChanges]:
+        """Resources with 1 to 500 changes, all together. They take effect together; if one is refused, all are."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        resources: _abc.Iterable[Global___ResourceConfigChanges] | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "resources", b"resources", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterConfigsRequest: _TypeAlias = AlterConfigsRequest  # noqa: Y015
+
+@_typing.final
+class AlterConfigsResponse(_message.Message):
+    """The configs are changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    def __init__(
+        self,
+        *,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterConfigsResponse: _TypeAlias = AlterConfigsResponse  # noqa: Y015
+
+@_typing.final
+class DescribeConfigsRequest(_message.Message):
+    """Asks for configs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    broker_id: _builtins.int
+    """For topics: node id of the broker whose replicas it is about; absent: what is set for brokers is left out."""
+    min_metadata_offset: _builtins.int
+    """Wait until the answering server has applied this metadata offset; absent: do not wait."""
+    @_builtins.property
+    def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigResource]:
+        """Resources, 1 to 1,000."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        resources: _abc.Iterable[Global___ConfigResource] | None = ...,
+        broker_id: _builtins.int | None = ...,
+        min_metadata_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_broker_id", b"_broker_id", "_min_metadata_offset", b"_min_metadata_offset", "broker_id", b"broker_id", "min_metadata_offset", b"min_metadata_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_broker_id", b"_broker_id", "_min_metadata_offset", b"_min_metadata_offset", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "min_metadata_offset", b"min_metadata_offset", "resources", b"resources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__broker_id: _TypeAlias = _typing.Literal["broker_id"]  # noqa: Y015
+    _WhichOneofArgType__broker_id: _TypeAlias = _typing.Literal["_broker_id", b"_broker_id"]  # noqa: Y015
+    _WhichOneofReturnType__min_metadata_offset: _TypeAlias = _typing.Literal["min_metadata_offset"]  # noqa: Y015
+    _WhichOneofArgType__min_metadata_offset: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__broker_id) -> _WhichOneofReturnType__broker_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_metadata_offset) -> _WhichOneofReturnType__min_metadata_offset | None: ...
+
+Global___DescribeConfigsRequest: _TypeAlias = DescribeConfigsRequest  # noqa: Y015
+
+@_typing.final
+class ResourceConfigs(_message.Message):
+    """The configs of one resource."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    CONFIGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def resource(self) -> Global___ConfigResource:
+        """The resource."""
+
+    @_builtins.property
+    def configs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigEntry]:
+        """All configs that it may have, ascending by name."""
+
+    def __init__(
+        self,
+        *,
+        resource: Global___ConfigResource | None = ...,
+        configs: _abc.Iterable[Global___ConfigEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resource", b"resource"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs", b"configs", "resource", b"resource"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResourceConfigs: _TypeAlias = ResourceConfigs  # noqa: Y015
+
+@_typing.final
+class DescribeConfigsResponse(_message.Message):
+    """The configs of resources."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset of this state, exclusive."""
+    @_builtins.property
+    def resources(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResourceConfigs]:
+        """Resources, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        resources: _abc.Iterable[Global___ResourceConfigs] | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "resources", b"resources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeConfigsResponse: _TypeAlias = DescribeConfigsResponse  # noqa: Y015
 
 @_typing.final
 class DescribeTopicRequest(_message.Message):
@@ -453,6 +804,146 @@ class DescribeTopicResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeTopicResponse: _TypeAlias = DescribeTopicResponse  # noqa: Y015
+
+@_typing.final
+class DescribeFeatureLevelRequest(_message.Message):
+    """Asks for the feature level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeFeatureLevelRequest: _TypeAlias = DescribeFeatureLevelRequest  # noqa: Y015
+
+@_typing.final
+class BrokerFeatureLevels(_message.Message):
+    """Feature levels that a broker can run at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    MIN_LEVEL_FIELD_NUMBER: _builtins.int
+    MAX_LEVEL_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """Node id."""
+    min_level: _builtins.int
+    """Lowest, inclusive."""
+    max_level: _builtins.int
+    """Highest, inclusive."""
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        min_level: _builtins.int = ...,
+        max_level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "max_level", b"max_level", "min_level", b"min_level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BrokerFeatureLevels: _TypeAlias = BrokerFeatureLevels  # noqa: Y015
+
+@_typing.final
+class DescribeFeatureLevelResponse(_message.Message):
+    """The feature level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    CONTROLLER_MAX_LEVEL_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """Level of the cluster."""
+    controller_max_level: _builtins.int
+    """Highest level that the active controller knows."""
+    metadata_offset: _builtins.int
+    """Metadata offset of this state, exclusive."""
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerFeatureLevels]:
+        """Registered brokers, by node id."""
+
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        controller_max_level: _builtins.int = ...,
+        brokers: _abc.Iterable[Global___BrokerFeatureLevels] | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "controller_max_level", b"controller_max_level", "level", b"level", "metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeFeatureLevelResponse: _TypeAlias = DescribeFeatureLevelResponse  # noqa: Y015
+
+@_typing.final
+class UpdateFeatureLevelRequest(_message.Message):
+    """Asks to raise the feature level."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    level: _builtins.int
+    """The new level; the one that holds changes nothing."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        level: _builtins.int = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "level", b"level", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFeatureLevelRequest: _TypeAlias = UpdateFeatureLevelRequest  # noqa: Y015
+
+@_typing.final
+class UpdateFeatureLevelResponse(_message.Message):
+    """The level holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which it is visible, exclusive; 0 when only checked."""
+    def __init__(
+        self,
+        *,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFeatureLevelResponse: _TypeAlias = UpdateFeatureLevelResponse  # noqa: Y015
 
 @_typing.final
 class DescribeQuorumRequest(_message.Message):

@@ -42,6 +42,11 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.CreateTopicRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.CreateTopicResponse.FromString,
                 _registered_method=True)
+        self.CreatePartitions = channel.unary_unary(
+                '/lograft.v1.AdminService/CreatePartitions',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.CreatePartitionsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.CreatePartitionsResponse.FromString,
+                _registered_method=True)
         self.DeleteTopic = channel.unary_unary(
                 '/lograft.v1.AdminService/DeleteTopic',
                 request_serializer=lograft_dot_v1_dot_admin__pb2.DeleteTopicRequest.SerializeToString,
@@ -56,6 +61,26 @@ class AdminServiceStub(object):
                 '/lograft.v1.AdminService/DescribeTopic',
                 request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeTopicRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeTopicResponse.FromString,
+                _registered_method=True)
+        self.AlterConfigs = channel.unary_unary(
+                '/lograft.v1.AdminService/AlterConfigs',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.AlterConfigsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.AlterConfigsResponse.FromString,
+                _registered_method=True)
+        self.DescribeConfigs = channel.unary_unary(
+                '/lograft.v1.AdminService/DescribeConfigs',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsResponse.FromString,
+                _registered_method=True)
+        self.DescribeFeatureLevel = channel.unary_unary(
+                '/lograft.v1.AdminService/DescribeFeatureLevel',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelResponse.FromString,
+                _registered_method=True)
+        self.UpdateFeatureLevel = channel.unary_unary(
+                '/lograft.v1.AdminService/UpdateFeatureLevel',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.FromString,
                 _registered_method=True)
         self.DescribeQuorum = channel.unary_unary(
                 '/lograft.v1.AdminService/DescribeQuorum',
@@ -102,6 +127,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreatePartitions(self, request, context):
+        """Adds partitions to a topic. Those that it has keep their records; keys may go to other partitions from then on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteTopic(self, request, context):
         """Deletes a topic and its records.
         """
@@ -118,6 +150,34 @@ class AdminServiceServicer(object):
 
     def DescribeTopic(self, request, context):
         """Describes a topic with its configs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterConfigs(self, request, context):
+        """Changes configs of topics, brokers and the cluster, all that are named or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeConfigs(self, request, context):
+        """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeFeatureLevel(self, request, context):
+        """Describes the feature level of the cluster, and the levels that its servers can run at.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateFeatureLevel(self, request, context):
+        """Raises the feature level of the cluster. It never goes down again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,6 +234,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.CreateTopicRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.CreateTopicResponse.SerializeToString,
             ),
+            'CreatePartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreatePartitions,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.CreatePartitionsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.CreatePartitionsResponse.SerializeToString,
+            ),
             'DeleteTopic': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTopic,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.DeleteTopicRequest.FromString,
@@ -188,6 +253,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DescribeTopic,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeTopicRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeTopicResponse.SerializeToString,
+            ),
+            'AlterConfigs': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterConfigs,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.AlterConfigsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.AlterConfigsResponse.SerializeToString,
+            ),
+            'DescribeConfigs': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeConfigs,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeConfigsResponse.SerializeToString,
+            ),
+            'DescribeFeatureLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeFeatureLevel,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelResponse.SerializeToString,
+            ),
+            'UpdateFeatureLevel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateFeatureLevel,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.SerializeToString,
             ),
             'DescribeQuorum': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeQuorum,
@@ -250,6 +335,33 @@ class AdminService(object):
             '/lograft.v1.AdminService/CreateTopic',
             lograft_dot_v1_dot_admin__pb2.CreateTopicRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.CreateTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreatePartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/CreatePartitions',
+            lograft_dot_v1_dot_admin__pb2.CreatePartitionsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.CreatePartitionsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -331,6 +443,114 @@ class AdminService(object):
             '/lograft.v1.AdminService/DescribeTopic',
             lograft_dot_v1_dot_admin__pb2.DescribeTopicRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.DescribeTopicResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterConfigs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/AlterConfigs',
+            lograft_dot_v1_dot_admin__pb2.AlterConfigsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.AlterConfigsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeConfigs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/DescribeConfigs',
+            lograft_dot_v1_dot_admin__pb2.DescribeConfigsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.DescribeConfigsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeFeatureLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/DescribeFeatureLevel',
+            lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.DescribeFeatureLevelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateFeatureLevel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/UpdateFeatureLevel',
+            lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.UpdateFeatureLevelResponse.FromString,
             options,
             channel_credentials,
             insecure,

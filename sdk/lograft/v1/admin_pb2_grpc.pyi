@@ -38,12 +38,22 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicRequest, _admin_pb2.CreateTopicResponse]
     """Creates a topic."""
+    CreatePartitions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreatePartitionsRequest, _admin_pb2.CreatePartitionsResponse]
+    """Adds partitions to a topic. Those that it has keep their records; keys may go to other partitions from then on."""
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]
     """Deletes a topic and its records."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]
     """Lists topics by name, in pages."""
     DescribeTopic: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]
     """Describes a topic with its configs."""
+    AlterConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]
+    """Changes configs of topics, brokers and the cluster, all that are named or none."""
+    DescribeConfigs: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]
+    """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
+    DescribeFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeatureLevelRequest, _admin_pb2.DescribeFeatureLevelResponse]
+    """Describes the feature level of the cluster, and the levels that its servers can run at."""
+    UpdateFeatureLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]
+    """Raises the feature level of the cluster. It never goes down again."""
     DescribeQuorum: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]
     """Describes the metadata quorum."""
     DescribeLogDirectories: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]
@@ -69,12 +79,22 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicRequest, _admin_pb2.CreateTopicResponse]  # type: ignore[assignment]
     """Creates a topic."""
+    CreatePartitions: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreatePartitionsRequest, _admin_pb2.CreatePartitionsResponse]  # type: ignore[assignment]
+    """Adds partitions to a topic. Those that it has keep their records; keys may go to other partitions from then on."""
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteTopicRequest, _admin_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """Deletes a topic and its records."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListTopicsRequest, _admin_pb2.ListTopicsResponse]  # type: ignore[assignment]
     """Lists topics by name, in pages."""
     DescribeTopic: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeTopicRequest, _admin_pb2.DescribeTopicResponse]  # type: ignore[assignment]
     """Describes a topic with its configs."""
+    AlterConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterConfigsRequest, _admin_pb2.AlterConfigsResponse]  # type: ignore[assignment]
+    """Changes configs of topics, brokers and the cluster, all that are named or none."""
+    DescribeConfigs: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeConfigsRequest, _admin_pb2.DescribeConfigsResponse]  # type: ignore[assignment]
+    """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
+    DescribeFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeFeatureLevelRequest, _admin_pb2.DescribeFeatureLevelResponse]  # type: ignore[assignment]
+    """Describes the feature level of the cluster, and the levels that its servers can run at."""
+    UpdateFeatureLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UpdateFeatureLevelRequest, _admin_pb2.UpdateFeatureLevelResponse]  # type: ignore[assignment]
+    """Raises the feature level of the cluster. It never goes down again."""
     DescribeQuorum: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeQuorumRequest, _admin_pb2.DescribeQuorumResponse]  # type: ignore[assignment]
     """Describes the metadata quorum."""
     DescribeLogDirectories: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeLogDirectoriesRequest, _admin_pb2.DescribeLogDirectoriesResponse]  # type: ignore[assignment]
@@ -105,6 +125,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Creates a topic."""
 
     @_abc_1.abstractmethod
+    def CreatePartitions(
+        self,
+        request: _admin_pb2.CreatePartitionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CreatePartitionsResponse, _abc.Awaitable[_admin_pb2.CreatePartitionsResponse]]:
+        """Adds partitions to a topic. Those that it has keep their records; keys may go to other partitions from then on."""
+
+    @_abc_1.abstractmethod
     def DeleteTopic(
         self,
         request: _admin_pb2.DeleteTopicRequest,
@@ -127,6 +155,38 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeTopicResponse, _abc.Awaitable[_admin_pb2.DescribeTopicResponse]]:
         """Describes a topic with its configs."""
+
+    @_abc_1.abstractmethod
+    def AlterConfigs(
+        self,
+        request: _admin_pb2.AlterConfigsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AlterConfigsResponse, _abc.Awaitable[_admin_pb2.AlterConfigsResponse]]:
+        """Changes configs of topics, brokers and the cluster, all that are named or none."""
+
+    @_abc_1.abstractmethod
+    def DescribeConfigs(
+        self,
+        request: _admin_pb2.DescribeConfigsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeConfigsResponse, _abc.Awaitable[_admin_pb2.DescribeConfigsResponse]]:
+        """Describes all configs of topics, brokers and the cluster: the values that hold, and where they come from."""
+
+    @_abc_1.abstractmethod
+    def DescribeFeatureLevel(
+        self,
+        request: _admin_pb2.DescribeFeatureLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeFeatureLevelResponse, _abc.Awaitable[_admin_pb2.DescribeFeatureLevelResponse]]:
+        """Describes the feature level of the cluster, and the levels that its servers can run at."""
+
+    @_abc_1.abstractmethod
+    def UpdateFeatureLevel(
+        self,
+        request: _admin_pb2.UpdateFeatureLevelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.UpdateFeatureLevelResponse, _abc.Awaitable[_admin_pb2.UpdateFeatureLevelResponse]]:
+        """Raises the feature level of the cluster. It never goes down again."""
 
     @_abc_1.abstractmethod
     def DescribeQuorum(

@@ -263,6 +263,8 @@ class BrokerRecord(_message.Message):
     LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     UNCLEAN_FIELD_NUMBER: _builtins.int
     OFFLINE_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    MIN_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    MAX_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """Node id."""
     incarnation_id: _builtins.bytes
@@ -279,6 +281,10 @@ class BrokerRecord(_message.Message):
     """True while it may not lead."""
     unclean: _builtins.bool
     """True after a stop that was not orderly, until the broker has left the in-sync replicas where it may lack records."""
+    min_feature_level: _builtins.int
+    """Lowest feature level that it can run at, inclusive; 0: 1."""
+    max_feature_level: _builtins.int
+    """Highest feature level that it can run at, inclusive; 0: 1."""
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories, 16 bytes each."""
@@ -300,10 +306,12 @@ class BrokerRecord(_message.Message):
         log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         unclean: _builtins.bool = ...,
         offline_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        min_feature_level: _builtins.int = ...,
+        max_feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "max_feature_level", b"max_feature_level", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,6 +483,10 @@ class PartitionRecord(_message.Message):
     LEADER_ID_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
+    ELR_FIELD_NUMBER: _builtins.int
+    LAST_KNOWN_ELR_FIELD_NUMBER: _builtins.int
+    ADDING_FIELD_NUMBER: _builtins.int
+    REMOVING_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of its topic, 16 bytes."""
     partition: _builtins.int
@@ -493,6 +505,22 @@ class PartitionRecord(_message.Message):
     def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Node ids of the in-sync replicas."""
 
+    @_builtins.property
+    def elr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of the eligible leader replicas: not in sync, and with everything committed while there are too few in sync."""
+
+    @_builtins.property
+    def last_known_elr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of those that left the in-sync or the eligible leader replicas by an unclean stop meanwhile."""
+
+    @_builtins.property
+    def adding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the replicas that a reassignment under way adds."""
+
+    @_builtins.property
+    def removing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the replicas that it removes."""
+
     def __init__(
         self,
         *,
@@ -503,10 +531,14 @@ class PartitionRecord(_message.Message):
         leader_id: _builtins.int | None = ...,
         leader_epoch: _builtins.int = ...,
         partition_epoch: _builtins.int = ...,
+        elr: _abc.Iterable[_builtins.int] | None = ...,
+        last_known_elr: _abc.Iterable[_builtins.int] | None = ...,
+        adding: _abc.Iterable[_builtins.int] | None = ...,
+        removing: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "isr", b"isr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "partition_epoch", b"partition_epoch", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "adding", b"adding", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing", b"removing", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
     _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
@@ -525,6 +557,10 @@ class PartitionChangeRecord(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     ISR_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    ELR_FIELD_NUMBER: _builtins.int
+    LAST_KNOWN_ELR_FIELD_NUMBER: _builtins.int
+    ADDING_FIELD_NUMBER: _builtins.int
+    REMOVING_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of its topic, 16 bytes."""
     partition: _builtins.int
@@ -541,6 +577,22 @@ class PartitionChangeRecord(_message.Message):
     def replicas(self) -> Global___ReplicaList:
         """New replicas; absent: unchanged."""
 
+    @_builtins.property
+    def elr(self) -> Global___ReplicaList:
+        """New eligible leader replicas; absent: unchanged."""
+
+    @_builtins.property
+    def last_known_elr(self) -> Global___ReplicaList:
+        """New last known eligible leader replicas; absent: unchanged."""
+
+    @_builtins.property
+    def adding(self) -> Global___ReplicaList:
+        """New list of replicas that are being added; absent: unchanged."""
+
+    @_builtins.property
+    def removing(self) -> Global___ReplicaList:
+        """New list of replicas that are being removed; absent: unchanged."""
+
     def __init__(
         self,
         *,
@@ -549,10 +601,14 @@ class PartitionChangeRecord(_message.Message):
         leader: Global___LeaderChange | None = ...,
         isr: Global___ReplicaList | None = ...,
         replicas: Global___ReplicaList | None = ...,
+        elr: Global___ReplicaList | None = ...,
+        last_known_elr: Global___ReplicaList | None = ...,
+        adding: Global___ReplicaList | None = ...,
+        removing: Global___ReplicaList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "replicas", b"replicas"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adding", b"adding", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "removing", b"removing", "replicas", b"replicas"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "partition", b"partition", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adding", b"adding", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "partition", b"partition", "removing", b"removing", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

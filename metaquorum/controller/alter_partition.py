@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AlterPartition: the leader of a partition proposes other in-sync replicas.
+
+Owns the fences. Each partition of a request is accepted or refused alone. Law: a proposal changes only the state that it was
+made for (leader epoch and partition epoch), by the process that leads it (broker epoch), to replicas that live as the same
+processes as the leader saw (their broker epochs).
+Source: KIP-497, KIP-841, KIP-903, KIP-966; `docs/controller.md` section "AlterPartition".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.brokers import registered
+from metaquorum.controller.commands import AlterPartition, Decision, IsrProposal, PartitionsAltered, Refusal, refuse
+from metaquorum.controller.isr import changed_isr, min_insync_replicas
+from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
+from metaquorum.controller.reassignment import completed, record_of
+from metaquorum.controller.records import MetadataRecord
+from metaquorum.controller.state import PartitionImage, TopicImage
+
+
+def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:
+    """Decide about the proposals of one broker."""
+    broker = registered(image, command.broker_id, command.broker_epoch)
+    if isinstance(broker, Refusal):
+        return Decision(response=broker)
+    if not 1 <= len(command.proposals) <= MAX_ALTERED_PARTITIONS:
+        return refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"a request has 1 to {MAX_ALTERED_PARTITIONS} partitions, this one has {len(command.proposals)}",
+        )
+    places = {(proposal.topic_id, proposal.partition) for proposal in command.proposals}
+    if len(places) < len(command.proposals):
+        return refuse(ErrorCode.INVALID_REQUEST, "a partition is named twice")
+    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
+    records: list[MetadataRecord] = []
+    results: list[PartitionImage | Refusal] = []
+    for proposal in command.proposals:
+        topic = image.topic_by_id(proposal.topic_id)
+        result = _alter(image, topic, command.broker_id, proposal)
+        if topic is not None and isinstance(result, PartitionImage):
+            before = topic.partitions[proposal.partition]
+            if result is not before:
+                result = completed(topic, result, fit.__contains__)
+                records.append(record_of(topic.topic_id, before, result))
+        results.append(result)
+    return Decision(response=PartitionsAltered(results=tuple(results)), records=tuple(records))
+
+
+def _alter(
+    image: AppendedImage, topic: TopicImage | None, broker_id: int, proposal: IsrProposal
+) -> PartitionImage | Refusal:
+    """Return the partition as proposed, the same object if that is what it is; or the refusal."""
+    if topic is None:
+        return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic with the id {proposal.topic_id.hex()}")
+    if not 0 <= proposal.partition < len(topic.partitions):
+        return Refusal(
+            code=ErrorCode.UNKNOWN_PARTITION, message=f"topic {topic.topic} has no partition {proposal.partition}"
+        )
+    partition = topic.partitions[proposal.partition]
+    refusal = (
+        _epoch_problem(partition, proposal)
+        or _proposal_problem(partition, broker_id, proposal)
+        or _member_problem(image, proposal)
+    )
+    if refusal is not None:
+        return refusal
+    proposed = {node_id for node_id, _ in proposal.isr}
+    if proposed == set(partition.isr):
+        return partition
+    isr = tuple(node_id for node_id in partition.replicas if node_id in proposed)
+    state = changed_isr(partition, isr, min_isr=min_insync_replicas(topic))
+    return replace(
+        partition,
+        isr=state.isr,
+        elr=state.elr,
+        last_known_elr=state.last_known_elr,
+        partition_epoch=partition.partition_epoch + 1,
+    )
+
+
+def _epoch_problem(partition: PartitionImage, proposal: IsrProposal) -> Refusal | None:
+    own, named = (partition.leader_epoch, partition.partition_epoch), (proposal.leader_epoch, proposal.partition_epoch)
+    if named[0] > own[0] or named[1] > own[1]:
+        # The broker knows more than this controller: there must be a newer one.
+        return Refusal(
+            code=ErrorCode.NOT_CONTROLLER,
+            message=f"leader epoch {named[0]} and partition epoch {named[1]} are ahead of {own[0]} and {own[1]} here; "
+            "ask the active controller",
+        )
+    if named != own:
+        return Refusal(
+            code=ErrorCode.FENCED_EPOCH,
+            message=f"leader epoch {named[0]} and partition epoch {named[1]} are over, {own[0]} and {own[1]} hold; "
+            "wait for the metadata and propose again",
+        )
+    return None
+
+
+def _proposal_problem(partition: PartitionImage, broker_id: int, proposal: IsrProposal) -> Refusal | None:
+    node_ids = [node_id for node_id, _ in proposal.isr]
+    rules = (
+        (partition.leader_id == broker_id, f"broker {broker_id} does not lead it, {partition.leader_id} does"),
+        (len(set(node_ids)) == len(node_ids), "a replica is named twice"),
+        (broker_id in node_ids, "the leader is always in sync with itself"),
+        (set(node_ids) <= set(partition.replicas), f"its replicas are {list(partition.replicas)}"),
+    )
+    for holds, message in rules:
+        if not holds:
+            return Refusal(
+                code=ErrorCode.INVALID_REQUEST,
+                message=f"partition {proposal.partition}, in-sync {node_ids[:20]}: {message}",
+            )
+    return None
+
+
+def _member_problem(image: AppendedImage, proposal: IsrProposal) -> Refusal | None:
+    for node_id, broker_epoch in proposal.isr:
+        member = image.broker(node_id)
+        if member is None or not member.can_lead:
+            return Refusal(
+                code=ErrorCode.BROKER_FENCED,
+                message=f"replica {node_id} is fenced, leaving or not registered: leave it out of the in-sync replicas",
+            )
+        if broker_epoch is not None and broker_epoch != member.broker_epoch:
+            return Refusal(
+                code=ErrorCode.STALE_BROKER_EPOCH,
+                message=f"replica {node_id} was seen with broker epoch {broker_epoch} and has {member.broker_epoch} now: "
+                "what it had may be gone, wait until it has caught up again",
+            )
+    return None

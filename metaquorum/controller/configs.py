@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configs of topics, brokers and the cluster: changes, and which value holds.
+
+Owns the precedence: what is set for the topic, else for the broker that has the replica, else for the cluster, else the
+built-in default. Law: a request is carried out whole or refused whole, in one batch of records; a refusal names the config
+and what is allowed. The table of configs stands in `topic_configs.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.commands import (
+    AlterConfigs,
+    Decision,
+    Done,
+    Refusal,
+    ResourceChanges,
+    SweepPartitions,
+    refuse,
+)
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.isr import cleared_elr
+from metaquorum.controller.limits import MAX_CONFIG_CHANGES, MAX_NODE_ID
+from metaquorum.controller.records import ConfigRecord, ConfigResource, MetadataRecord
+from metaquorum.controller.state import TopicImage
+from metaquorum.controller.topic_configs import (
+    MIN_INSYNC_REPLICAS,
+    TOPIC_CONFIGS,
+    UNCLEAN_ELECTION,
+    ConfigDefinition,
+    TopicSettings,
+    effective,
+    name_problem,
+    value_problem,
+)
+
+_SHOWN_CHARACTERS = 250
+
+
+class ConfigSource(Enum):
+    """Where the value of a config comes from."""
+
+    DEFAULT = "default"
+    """Built in."""
+    TOPIC = "topic"
+    """Set for the topic."""
+    BROKER = "broker"
+    """Set for the broker."""
+    CLUSTER = "cluster"
+    """Set for the cluster."""
+
+
+class OtherConfigs(Protocol):
+    """Where configs of brokers and of the cluster are looked up: either image."""
+
+    def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
+        """Return what is set for a broker or for the cluster."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigValue:
+    """A config, the value that holds, and where that comes from."""
+
+    definition: ConfigDefinition
+    value: str
+    source: ConfigSource
+
+
+def settings_of(image: OtherConfigs, topic_configs: Mapping[str, str], broker_id: int | None) -> TopicSettings:
+    """Return the settings of a topic.
+
+    Args:
+        image: for what is inherited.
+        topic_configs: what is set for the topic.
+        broker_id: broker whose replicas it is about; None: whatever the broker.
+    """
+    inherited = image.configs_of(ConfigResource.CLUSTER, "")
+    if broker_id is not None:
+        own = image.configs_of(ConfigResource.BROKER, str(broker_id))
+        inherited = {**inherited, **own} if own else inherited
+    return effective({**inherited, **topic_configs} if inherited else topic_configs)
+
+
+def alter(image: AppendedImage, command: AlterConfigs) -> Decision:
+    """Decide about changes of configs."""
+    count = sum(len(each.changes) for each in command.resources)
+    if not 1 <= count <= MAX_CONFIG_CHANGES:
+        return refuse(
+            ErrorCode.INVALID_REQUEST, f"a request has 1 to {MAX_CONFIG_CHANGES} config changes, this one has {count}"
+        )
+    records: list[MetadataRecord] = []
+    seen: set[tuple[ConfigResource, str, str]] = set()
+    for changes in command.resources:
+        found = _find(image, changes.resource, changes.name)
+        if isinstance(found, Refusal):
+            return Decision(response=found)
+        for name, value in changes.changes:
+            refusal = _change_problem(changes, name, value, seen)
+            if refusal is not None:
+                return Decision(response=refusal)
+            seen.add((changes.resource, changes.name, name))
+            if value is not None or name in found.configs:
+                records.append(
+                    ConfigRecord(resource=changes.resource, resource_name=found.record_name, name=name, value=value)
+                )
+            if name == MIN_INSYNC_REPLICAS and found.topic is not None:
+                records.extend(cleared_elr(found.topic, int(value or TOPIC_CONFIGS[name].default)))
+    if command.validate_only:
+        return Decision(response=Done())
+    # A partition without a leader may have one where lacking records is allowed from here on.
+    elects = any(name == UNCLEAN_ELECTION for _, _, name in seen)
+    return Decision(response=Done(), records=tuple(records), then=SweepPartitions() if records and elects else None)
+
+
+def _change_problem(
+    changes: ResourceChanges, name: str, value: str | None, seen: set[tuple[ConfigResource, str, str]]
+) -> Refusal | None:
+    if (changes.resource, changes.name, name) in seen:
+        return Refusal(
+            code=ErrorCode.INVALID_REQUEST,
+            message=f"{name[:100]} of {changes.resource.name.lower()} {changes.name[:_SHOWN_CHARACTERS]!r} is named twice",
+        )
+    problem = name_problem(changes.resource, name) if value is None else value_problem(changes.resource, name, value)
+    return None if problem is None else Refusal(code=ErrorCode.INVALID_CONFIG, message=problem)
+
+
+@dataclass(frozen=True, slots=True)
+class _Resource:
+    """A resource that exists: its name in records, what is set for it, the topic or the broker that it is."""
+
+    record_name: str
+    configs: Mapping[str, str]
+    topic: TopicImage | None = None
+    broker_id: int | None = None
+
+
+def _find(image: AppendedImage | MetadataImage, resource: ConfigResource, name: str) -> _Resource | Refusal:
+    if resource is ConfigResource.TOPIC:
+        topic = image.topic_by_name(name)
+        if topic is None:
+            return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic {name[:_SHOWN_CHARACTERS]!r}")
+        return _Resource(topic.topic_id.hex(), topic.configs, topic=topic)
+    if resource is ConfigResource.CLUSTER:
+        if name:
+            return Refusal(
+                code=ErrorCode.INVALID_REQUEST,
+                message=f"the cluster has no name, leave {name[:_SHOWN_CHARACTERS]!r} out",
+            )
+        return _Resource("", image.configs_of(resource, ""))
+    # Only the usual form of a number: a second one for the same broker would be another row.
+    is_id = name.isascii() and name.isdigit() and len(name) <= len(str(MAX_NODE_ID)) and name == str(int(name))
+    configs = image.configs_of(resource, name)
+    # What is set for a broker that has left can still be seen and removed.
+    if not is_id or (image.broker(int(name)) is None and not configs):
+        return Refusal(
+            code=ErrorCode.INVALID_REQUEST,
+            message=f"no broker {name[:_SHOWN_CHARACTERS]!r} is registered; name a broker by its id in decimal",
+        )
+    return _Resource(name, configs, broker_id=int(name))
+
+
+def describe(
+    image: MetadataImage, resource: ConfigResource, name: str, broker_id: int | None
+) -> list[ConfigValue] | Refusal:
+    """Return all configs of a resource, ascending by name, or the refusal.
+
+    Args:
+        image: the metadata.
+        resource: kind of the resource.
+        name: its name, as in `ResourceChanges`.
+        broker_id: for topics: broker whose replicas it is about; None: whatever the broker.
+    """
+    found = _find(image, resource, name)
+    if isinstance(found, Refusal):
+        return found
+    layers: list[tuple[ConfigSource, Mapping[str, str]]] = []
+    if found.topic is not None:
+        layers.append((ConfigSource.TOPIC, found.configs))
+    else:
+        broker_id = found.broker_id
+    if broker_id is not None:
+        layers.append((ConfigSource.BROKER, image.configs_of(ConfigResource.BROKER, str(broker_id))))
+    layers.append((ConfigSource.CLUSTER, image.configs_of(ConfigResource.CLUSTER, "")))
+    return [_value(definition, layers) for definition in TOPIC_CONFIGS.values() if resource in definition.scopes]
+
+
+def _value(definition: ConfigDefinition, layers: list[tuple[ConfigSource, Mapping[str, str]]]) -> ConfigValue:
+    for source, configs in layers:
+        value = configs.get(definition.name)
+        if value is not None:
+            return ConfigValue(definition=definition, value=value, source=source)
+    return ConfigValue(definition=definition, value=definition.default, source=ConfigSource.DEFAULT)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The feature level of the cluster: which records and messages it may use.
+
+Owns the rules of a change. Law: the level goes up only, and only to one at which this version and every registered broker can
+run; what is in the log at a level can be read at every higher one, and need not be at a lower one.
+Source: KIP-584; `docs/controller.md` section "Feature level".
+"""
+
+from __future__ import annotations
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.commands import Decision, Done, UpdateFeatureLevel, refuse
+from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
+from metaquorum.controller.records import FeatureLevelRecord
+
+_SHOWN_BROKERS = 20
+
+
+def current_level(image: AppendedImage) -> int:
+    """Return the level of the cluster."""
+    return image.feature_level(FEATURE_NAME) or FEATURE_LEVEL
+
+
+def update(image: AppendedImage, settings: ControllerSettings, command: UpdateFeatureLevel) -> Decision:
+    """Decide about another level."""
+    level = current_level(image)
+    if command.level == level:
+        return Decision(response=Done())
+    if command.level < level:
+        return refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"the cluster runs at feature level {level} and never goes back, to {command.level} neither: "
+            "its log may hold records that a lower level does not know",
+        )
+    if command.level > settings.max_feature_level:
+        return refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"this version knows feature levels up to {settings.max_feature_level}, not {command.level}; "
+            "install a newer version first",
+        )
+    unable = [
+        broker.broker_id
+        for broker in image.brokers()
+        if not broker.min_feature_level <= command.level <= broker.max_feature_level
+    ]
+    if unable:
+        return refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"brokers {unable[:_SHOWN_BROKERS]} cannot run at feature level {command.level}; upgrade them first",
+        )
+    record = FeatureLevelRecord(name=FEATURE_NAME, level=command.level)
+    return Decision(response=Done(), records=() if command.validate_only else (record,))

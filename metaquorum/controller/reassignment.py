@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reassignment: the replicas of a partition move to other brokers while it is used.
+
+Owns begin, completion and cancelling. While one runs, the partition has the replicas of both sides; `adding` and `removing` say
+which. Law: a reassignment completes only when all new replicas are in sync, enough are in sync without those that go, and one of
+them can lead; so nothing that is committed is only on a replica that goes. The leader epoch goes up at the end, so that
+nobody follows or is followed from before.
+Source: KIP-455; `docs/controller.md` section "Reassignment".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.commands import (
+    Decision,
+    PartitionsAltered,
+    Reassignment,
+    ReassignPartitions,
+    Refusal,
+    refuse,
+)
+from metaquorum.controller.elections import elect
+from metaquorum.controller.isr import changed_isr, min_insync_replicas
+from metaquorum.controller.limits import MAX_REASSIGNED_PARTITIONS, ControllerSettings
+from metaquorum.controller.records import LeaderChange, MetadataRecord, PartitionChangeRecord
+from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.controller.topic_configs import MAX_REPLICATION_FACTOR
+
+CanLead = Callable[[int], bool]
+
+
+def reassign(image: AppendedImage, settings: ControllerSettings, command: ReassignPartitions) -> Decision:
+    """Decide about reassignments; each is accepted or refused alone."""
+    if not 1 <= len(command.reassignments) <= MAX_REASSIGNED_PARTITIONS:
+        return refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"a request has 1 to {MAX_REASSIGNED_PARTITIONS} reassignments, this one has {len(command.reassignments)}",
+        )
+    places = {(each.topic, each.partition) for each in command.reassignments}
+    if len(places) < len(command.reassignments):
+        return refuse(ErrorCode.INVALID_REQUEST, "a partition is named twice")
+    records: list[MetadataRecord] = []
+    results: list[PartitionImage | Refusal] = []
+    for each in command.reassignments:
+        result = _one(image, settings, each)
+        results.append(result)
+        topic = image.topic_by_name(each.topic)
+        if topic is not None and isinstance(result, PartitionImage):
+            before = topic.partitions[each.partition]
+            if result is not before:
+                records.append(record_of(topic.topic_id, before, result))
+    return Decision(response=PartitionsAltered(results=tuple(results)), records=tuple(records))
+
+
+def record_of(topic_id: bytes, before: PartitionImage, after: PartitionImage) -> PartitionChangeRecord:
+    """Return the record that makes the one of the other."""
+    return PartitionChangeRecord(
+        topic_id=topic_id,
+        partition=before.partition,
+        leader=LeaderChange(leader_id=after.leader_id) if after.leader_epoch != before.leader_epoch else None,
+        isr=after.isr if after.isr != before.isr else None,
+        replicas=after.replicas if after.replicas != before.replicas else None,
+        elr=after.elr if after.elr != before.elr else None,
+        last_known_elr=after.last_known_elr if after.last_known_elr != before.last_known_elr else None,
+        adding=after.adding if after.adding != before.adding else None,
+        removing=after.removing if after.removing != before.removing else None,
+    )
+
+
+def _one(image: AppendedImage, settings: ControllerSettings, wanted: Reassignment) -> PartitionImage | Refusal:
+    topic = image.topic_by_name(wanted.topic)
+    if topic is None:
+        return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic {wanted.topic[:250]!r}")
+    if not 0 <= wanted.partition < len(topic.partitions):
+        return Refusal(
+            code=ErrorCode.UNKNOWN_PARTITION, message=f"topic {topic.topic} has no partition {wanted.partition}"
+        )
+    partition = topic.partitions[wanted.partition]
+    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
+    if wanted.replicas is None:
+        return _cancel(topic, partition, fit.__contains__)
+    original = _original(partition)
+    refusal = _target_problem(image, settings, partition, wanted.replicas)
+    if refusal is not None:
+        return refusal
+    begun = replace(
+        partition,
+        replicas=(*wanted.replicas, *(node_id for node_id in original if node_id not in wanted.replicas)),
+        adding=tuple(node_id for node_id in wanted.replicas if node_id not in original),
+        removing=tuple(node_id for node_id in original if node_id not in wanted.replicas),
+    )
+    dropped = set(partition.replicas) - set(begun.replicas)
+    if dropped:
+        # Replicas that an earlier reassignment was adding are not wanted any more.
+        left = _without(topic, begun, begun.replicas, fit.__contains__)
+        if isinstance(left, Refusal):
+            return left
+        begun = left
+    done = completed(topic, begun, fit.__contains__)
+    if (done.replicas, done.adding, done.removing) == (partition.replicas, partition.adding, partition.removing):
+        return partition
+    # However many replicas go, it is one change of the leader.
+    leader_epoch = partition.leader_epoch + (done.leader_epoch > partition.leader_epoch)
+    return replace(done, leader_epoch=leader_epoch, partition_epoch=partition.partition_epoch + 1)
+
+
+def _original(partition: PartitionImage) -> tuple[int, ...]:
+    return tuple(node_id for node_id in partition.replicas if node_id not in partition.adding)
+
+
+def _target_problem(
+    image: AppendedImage, settings: ControllerSettings, partition: PartitionImage, target: tuple[int, ...]
+) -> Refusal | None:
+    unknown = [node_id for node_id in target if image.broker(node_id) is None]
+    rules = (
+        (1 <= len(target) <= MAX_REPLICATION_FACTOR, f"a partition has 1 to {MAX_REPLICATION_FACTOR} replicas"),
+        (len(set(target)) == len(target), "a replica is named twice"),
+        (not unknown, f"{unknown[:20]} are not registered; name brokers of this cluster"),
+    )
+    for holds, message in rules:
+        if not holds:
+            return Refusal(code=ErrorCode.INVALID_REQUEST, message=f"replicas {list(target[:20])}: {message}")
+    for node_id in target:
+        full = image.counts.replicas.get(node_id, 0) >= settings.max_broker_replicas
+        if full and node_id not in partition.replicas:
+            return Refusal(
+                code=ErrorCode.LIMIT_EXCEEDED,
+                message=f"broker {node_id} has {settings.max_broker_replicas} replicas, its limit; name another one",
+            )
+    return None
+
+
+def completed(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -> PartitionImage:
+    """Return the partition with its reassignment completed if that is possible, else as it is; its epoch stays."""
+    if not partition.adding and not partition.removing:
+        return partition
+    target = tuple(node_id for node_id in partition.replicas if node_id not in partition.removing)
+    staying = [node_id for node_id in partition.isr if node_id in target]
+    in_sync = set(partition.adding) <= set(staying)
+    if not in_sync or len(staying) < min(min_insync_replicas(topic), len(target)):
+        return partition
+    done = _without(topic, replace(partition, adding=(), removing=()), target, can_lead)
+    return partition if isinstance(done, Refusal) or done.leader_id is None else done
+
+
+def _cancel(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -> PartitionImage | Refusal:
+    if not partition.adding and not partition.removing:
+        return Refusal(
+            code=ErrorCode.INVALID_REQUEST,
+            message=f"no reassignment of {topic.topic} partition {partition.partition} is under way",
+        )
+    back = _without(topic, replace(partition, adding=(), removing=()), _original(partition), can_lead)
+    return back if isinstance(back, Refusal) else replace(back, partition_epoch=partition.partition_epoch + 1)
+
+
+def _without(
+    topic: TopicImage, partition: PartitionImage, replicas: tuple[int, ...], can_lead: CanLead
+) -> PartitionImage | Refusal:
+    """Return the partition with these replicas only, which it has; one leader epoch higher if some go."""
+    isr = tuple(node_id for node_id in partition.isr if node_id in replicas)
+    if not isr:
+        return Refusal(
+            code=ErrorCode.INVALID_REQUEST,
+            message=f"no replica of {list(replicas)} is in sync: what is committed would be lost; wait until one is",
+        )
+    smaller = replace(partition, replicas=replicas, elr=_kept(partition.elr, replicas))
+    state = changed_isr(smaller, isr, min_isr=min_insync_replicas(topic))
+    return replace(
+        smaller,
+        isr=state.isr,
+        elr=state.elr,
+        last_known_elr=_kept(state.last_known_elr, replicas),
+        leader_id=elect(replicas, isr, partition.leader_id, can_lead),
+        leader_epoch=partition.leader_epoch + 1,
+    )
+
+
+def _kept(node_ids: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(node_id for node_id in node_ids if node_id in replicas)

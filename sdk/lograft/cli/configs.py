@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lograft configs`: describe, set and unset configs of topics, brokers and the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from lograft.admin import Admin
+from lograft.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT_MS,
+    Bootstrap,
+    ClusterId,
+    Json,
+    TimeoutMs,
+    parse_pairs,
+)
+from lograft.cli.output import print_json, print_table
+from lograft.types import ConfigResource, ConfigSource
+
+configs_app = typer.Typer(
+    no_args_is_help=True,
+    help="Describe, set and unset configs. A topic's value holds before its broker's, that before the cluster's.",
+)
+
+Topic = Annotated[str | None, typer.Option("--topic", "-t", help="For this topic.")]
+BrokerId = Annotated[
+    int | None, typer.Option("--broker", min=0, help="For this broker: what its replicas of all topics inherit.")
+]
+OfCluster = Annotated[bool, typer.Option("--cluster", help="For the cluster: what all topics inherit.")]
+ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Check only, change nothing.")]
+
+
+@configs_app.command()
+def describe(
+    topic: Topic = None,
+    broker: BrokerId = None,
+    cluster: OfCluster = False,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Defaults too.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Show configs, the values that hold and where they come from. --topic with --broker: as this broker's replicas have it."""
+    resource = _resource(topic, None if topic is not None else broker, cluster)
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        found = admin.describe_configs([resource], broker_id=broker if topic is not None else None)[resource]
+    shown = {name: each for name, each in found.items() if every or each.source is not ConfigSource.DEFAULT}
+    if as_json:
+        print_json(
+            {
+                name: {
+                    "value": each.value,
+                    "source": each.source.value,
+                    "default": each.default,
+                    "meaning": each.meaning,
+                    "allowed": each.allowed,
+                }
+                for name, each in shown.items()
+            }
+        )
+        return
+    print_table(
+        f"configs of {_title(resource)}",
+        ("name", "value", "source", "default", "allowed"),
+        [(name, each.value, each.source.value, each.default, each.allowed) for name, each in shown.items()],
+    )
+
+
+@configs_app.command("set")
+def set_configs(
+    configs: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="Configs and their new values.")],
+    topic: Topic = None,
+    broker: BrokerId = None,
+    cluster: OfCluster = False,
+    validate_only: ValidateOnly = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Set configs, all that are named or none."""
+    resource = _resource(topic, broker, cluster)
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        changes = dict(parse_pairs(configs, "NAME=VALUE"))
+        admin.alter_configs({resource: changes}, validate_only=validate_only)
+    _print_changes(resource, changes, validate_only=validate_only, as_json=as_json)
+
+
+@configs_app.command()
+def unset(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Configs to remove.")],
+    topic: Topic = None,
+    broker: BrokerId = None,
+    cluster: OfCluster = False,
+    validate_only: ValidateOnly = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Remove what was set, so that the inherited value holds."""
+    resource = _resource(topic, broker, cluster)
+    changes = dict.fromkeys(names)
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        admin.alter_configs({resource: changes}, validate_only=validate_only)
+    _print_changes(resource, changes, validate_only=validate_only, as_json=as_json)
+
+
+def _resource(topic: str | None, broker: int | None, cluster: bool) -> ConfigResource:
+    chosen = [
+        *([ConfigResource.topic(topic)] if topic is not None else []),
+        *([ConfigResource.broker(broker)] if broker is not None else []),
+        *([ConfigResource.cluster()] if cluster else []),
+    ]
+    if len(chosen) != 1:
+        raise typer.BadParameter("name one of --topic, --broker and --cluster")
+    return chosen[0]
+
+
+def _title(resource: ConfigResource) -> str:
+    return f"{resource.type.value} {resource.name}" if resource.name else f"the {resource.type.value}"
+
+
+def _print_changes(
+    resource: ConfigResource, changes: Mapping[str, str | None], *, validate_only: bool, as_json: bool
+) -> None:
+    if as_json:
+        print_json(
+            {
+                "type": resource.type.value,
+                "name": resource.name,
+                "changes": dict(changes),
+                "validate_only": validate_only,
+            }
+        )
+        return
+    what = "could be changed" if validate_only else "changed"
+    typer.echo(f"{len(changes)} configs of {_title(resource)} {what}: {', '.join(changes)}")
