@@ -63,7 +63,7 @@ async def test_peer_that_cannot_be_reached_got_nothing() -> None:
         port = free.getsockname()[1]
     peers = PeerChannels()
     for is_read_only in (True, False):
-        code = await code_of(Forwarder(peers), place(port), is_read_only=is_read_only, timeout_ms=500)
+        code = await code_of(Forwarder(peers), place(port), is_read_only=is_read_only, timeout_ms=2_000)
         assert code is ErrorCode.LEADER_NOT_AVAILABLE
     await peers.close()
 
@@ -79,7 +79,7 @@ async def test_silent_peer_leaves_an_append_unknown(is_read_only: bool, code: Er
         raise AssertionError
 
     async with peer(silent) as (forwarder, leader, _):
-        assert await code_of(forwarder, leader, is_read_only=is_read_only, timeout_ms=200) is code
+        assert await code_of(forwarder, leader, is_read_only=is_read_only, timeout_ms=2_000) is code
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Describe the configs of topics, brokers and the cluster."""
         async with answering(context):
             self._check(request.cluster_id)
-            if request.HasField("min_metadata_offset"):
-                await self._host.wait_for_offset(request.min_metadata_offset, timeout_ms=timeout_ms(context))
+            await self._catch_up(request, context)
             return config_calls.describe_answer(request, self._host.image)
 
     async def DescribeFeatureLevel(
@@ -240,7 +239,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise _only_a_broker()
 
     async def _catch_up(
-        self, request: admin_pb2.ListTopicsRequest | admin_pb2.DescribeTopicRequest, context: ServicerContext
+        self,
+        request: admin_pb2.ListTopicsRequest | admin_pb2.DescribeTopicRequest | admin_pb2.DescribeConfigsRequest,
+        context: ServicerContext,
     ) -> None:
         """Wait until the image may be shown: it has all that is committed, and what the caller asks for."""
         wait_ms = timeout_ms(context)

@@ -30,6 +30,7 @@ from metaquorum.raft.messages import (
 )
 from metaquorum.runtime import quorum_codec as codec
 from metaquorum.runtime.driver import Answer, StoppedError
+from metaquorum.runtime.wire_fields import InvalidMessageError
 
 
 class QuorumTarget(Protocol):
@@ -88,7 +89,7 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
         """Answer a request for a vote or a pre-vote."""
         try:
             answer = await self._ask(codec.decode_vote_request(request))
-        except codec.InvalidMessageError:
+        except InvalidMessageError:
             return pb.VoteResponse(error=pb.QUORUM_ERROR_INVALID_REQUEST)
         except StoppedError:
             return pb.VoteResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)
@@ -103,7 +104,7 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
         """Answer a leader that makes itself known."""
         try:
             answer = await self._ask(codec.decode_begin_request(request))
-        except codec.InvalidMessageError:
+        except InvalidMessageError:
             return pb.BeginQuorumEpochResponse(error=pb.QUORUM_ERROR_INVALID_REQUEST)
         except StoppedError:
             return pb.BeginQuorumEpochResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)
@@ -118,7 +119,7 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
         """Answer a leader that resigns."""
         try:
             answer = await self._ask(codec.decode_end_request(request))
-        except codec.InvalidMessageError:
+        except InvalidMessageError:
             return pb.EndQuorumEpochResponse(error=pb.QUORUM_ERROR_INVALID_REQUEST)
         except StoppedError:
             return pb.EndQuorumEpochResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)
@@ -133,7 +134,7 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
         """Answer a fetch, at once or when there is something to send."""
         try:
             answer = await self._ask(codec.decode_fetch_request(request))
-        except codec.InvalidMessageError:
+        except InvalidMessageError:
             return pb.FetchQuorumResponse(error=pb.QUORUM_ERROR_INVALID_REQUEST)
         except StoppedError:
             return pb.FetchQuorumResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)
@@ -148,7 +149,7 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
         """Answer a voter that tells its address."""
         try:
             answer = await self._ask(codec.decode_update_request(request))
-        except codec.InvalidMessageError:
+        except InvalidMessageError:
             return pb.UpdateVoterResponse(error=pb.QUORUM_ERROR_INVALID_REQUEST)
         except StoppedError:
             return pb.UpdateVoterResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)
@@ -166,7 +167,7 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
                 raise StoppedError("no node is attached")
             async for message in self._target.handle_snapshot(request):
                 yield message
-        except codec.InvalidMessageError:
+        except InvalidMessageError:
             yield pb.FetchSnapshotResponse(error=pb.QUORUM_ERROR_INVALID_REQUEST)
         except StoppedError:
             yield pb.FetchSnapshotResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)

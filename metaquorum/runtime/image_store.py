@@ -40,7 +40,8 @@ from metaquorum.raft.effects import VotersChange
 from metaquorum.raft.types import Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime import record_codec
-from metaquorum.runtime.quorum_codec import InvalidMessageError, decode_control_record, encode_control_record
+from metaquorum.runtime.control_codec import decode_control_record, encode_control_record
+from metaquorum.runtime.wire_fields import InvalidMessageError
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from metaquorum.raft.effects import VotersChange
 from metaquorum.raft.voters import VoterSet
+from metaquorum.runtime.control_codec import decode_control_record
 from metaquorum.runtime.image_store import LoadedImage
-from metaquorum.runtime.quorum_codec import decode_control_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from metaquorum.raft.log_view import LogView
 from metaquorum.raft.snapshots import must_restart_log
 from metaquorum.raft.types import LOG_BEGIN, Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
+from metaquorum.runtime.control_codec import decode_control_batch, encode_control_record
 from metaquorum.runtime.listener import CommittedBatch
-from metaquorum.runtime.quorum_codec import decode_control_batch, encode_control_record
 from storage.env import Disk
 from storage.errors import DataLossError
 from storage.log import FlushWork, LogSettings, PartitionLog

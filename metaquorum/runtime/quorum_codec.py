@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Core messages to protobuf and back, and control records to bytes and back.
+"""Core messages to protobuf and back.
 
 Owns the checks of what comes from a peer: sizes, signs, whole batches with a right CRC. After them the core may trust
 shapes, not claims. Sentinels of the wire (empty string, absent field) become None here and nowhere else.
-Source: `proto/lograft/internal/v1/quorum.proto`, `metadata_record.proto`.
+Source: `proto/lograft/internal/v1/quorum.proto`.
 """
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-from lograft.internal.v1 import metadata_record_pb2 as records_pb
 from lograft.internal.v1 import quorum_pb2 as pb
-from lograft.wire.batch import RecordBatch, check_crc, iter_batches
+from lograft.wire.batch import check_crc, iter_batches
 from lograft.wire.errors import WireError
 
-from metaquorum.raft.effects import LeaderChange, VotersChange
+from metaquorum.raft.effects import VotersChange
 from metaquorum.raft.messages import (
     BatchSpan,
     BeginQuorumEpochRequest,
@@ -31,10 +29,19 @@ from metaquorum.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
-from metaquorum.raft.types import EpochEnd, NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
-from metaquorum.raft.voters import Voter, VoterSet, voter_set
+from metaquorum.raft.types import EpochEnd, Offset, QuorumEpoch, ReplicaKey, SnapshotId
+from metaquorum.raft.voters import VoterSet
+from metaquorum.runtime.control_codec import decode_control_batch
+from metaquorum.runtime.wire_fields import (
+    InvalidMessageError,
+    check,
+    from_replica_key,
+    to_epoch,
+    to_node_id,
+    to_offset,
+    to_replica_key,
+)
 
-DIRECTORY_ID_BYTES = 16
 MAX_SUCCESSORS = 64
 """Most successors in one EndQuorumEpoch; more voters than this make no quorum that commits in useful time."""
 
@@ -52,39 +59,6 @@ _REFUSALS: dict[Refusal, pb.QuorumError.ValueType] = {
     Refusal.UNAVAILABLE: pb.QUORUM_ERROR_UNAVAILABLE,
 }
 _REFUSAL_OF: dict[int, Refusal] = {number: refusal for refusal, number in _REFUSALS.items()}
-
-
-class InvalidMessageError(Exception):
-    """A peer sent a message that no correct peer sends; the text names the field."""
-
-
-def _check(condition: bool, text: str) -> None:
-    if not condition:
-        raise InvalidMessageError(text)
-
-
-def _key(message: pb.ReplicaKey, field: str) -> ReplicaKey:
-    _check(len(message.directory_id) == DIRECTORY_ID_BYTES, f"{field}.directory_id must have 16 bytes")
-    return ReplicaKey(node_id=_node_id(message.node_id, field), directory_id=message.directory_id)
-
-
-def _to_key(key: ReplicaKey) -> pb.ReplicaKey:
-    return pb.ReplicaKey(node_id=key.node_id, directory_id=key.directory_id)
-
-
-def _node_id(number: int, field: str) -> NodeId:
-    _check(number >= 0, f"{field}: node ids start at 0, not {number}")
-    return NodeId(number)
-
-
-def _epoch(number: int, field: str) -> QuorumEpoch:
-    _check(number >= 0, f"{field}: epochs start at 0, not {number}")
-    return QuorumEpoch(number)
-
-
-def _offset(number: int, field: str) -> Offset:
-    _check(number >= 0, f"{field}: offsets start at 0, not {number}")
-    return Offset(number)
 
 
 def _to_error(refusal: Refusal | None) -> pb.QuorumError.ValueType:
@@ -108,8 +82,8 @@ def encode_vote_request(request: VoteRequest | PreVoteRequest) -> pb.VoteRequest
     return pb.VoteRequest(
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
-        candidate=_to_key(request.candidate),
-        voter=_to_key(request.voter),
+        candidate=from_replica_key(request.candidate),
+        voter=from_replica_key(request.voter),
         last_epoch=request.last_epoch,
         log_end_offset=request.log_end_offset,
         pre_vote=isinstance(request, PreVoteRequest),
@@ -121,11 +95,11 @@ def decode_vote_request(message: pb.VoteRequest) -> VoteRequest | PreVoteRequest
     kind = PreVoteRequest if message.pre_vote else VoteRequest
     return kind(
         cluster_id=message.cluster_id,
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        candidate=_key(message.candidate, "candidate"),
-        voter=_key(message.voter, "voter"),
-        last_epoch=_epoch(message.last_epoch, "last_epoch"),
-        log_end_offset=_offset(message.log_end_offset, "log_end_offset"),
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        candidate=to_replica_key(message.candidate, "candidate"),
+        voter=to_replica_key(message.voter, "voter"),
+        last_epoch=to_epoch(message.last_epoch, "last_epoch"),
+        log_end_offset=to_offset(message.log_end_offset, "log_end_offset"),
     )
 
 
@@ -143,8 +117,8 @@ def decode_vote_response(message: pb.VoteResponse) -> VoteResponse:
     """Raises InvalidMessageError for a field out of range."""
     return VoteResponse(
         refusal=_refusal(message.error),
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        leader_id=_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        leader_id=to_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
         granted=message.granted,
     )
 
@@ -155,19 +129,19 @@ def encode_begin_request(request: BeginQuorumEpochRequest) -> pb.BeginQuorumEpoc
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
         leader_id=request.leader_id,
-        voter=_to_key(request.voter),
+        voter=from_replica_key(request.voter),
         leader_address=request.leader_address,
     )
 
 
 def decode_begin_request(message: pb.BeginQuorumEpochRequest) -> BeginQuorumEpochRequest:
     """Raises InvalidMessageError for a field out of range."""
-    _check(message.leader_address != "", "leader_address must be set")
+    check(message.leader_address != "", "leader_address must be set")
     return BeginQuorumEpochRequest(
         cluster_id=message.cluster_id,
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        leader_id=_node_id(message.leader_id, "leader_id"),
-        voter=_key(message.voter, "voter"),
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        leader_id=to_node_id(message.leader_id, "leader_id"),
+        voter=to_replica_key(message.voter, "voter"),
         leader_address=message.leader_address,
     )
 
@@ -183,8 +157,8 @@ def decode_begin_response(message: pb.BeginQuorumEpochResponse) -> BeginQuorumEp
     """Raises InvalidMessageError for a field out of range."""
     return BeginQuorumEpochResponse(
         refusal=_refusal(message.error),
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        leader_id=_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        leader_id=to_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
     )
 
 
@@ -194,18 +168,18 @@ def encode_end_request(request: EndQuorumEpochRequest) -> pb.EndQuorumEpochReque
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
         leader_id=request.leader_id,
-        preferred_successors=[_to_key(key) for key in request.preferred_successors],
+        preferred_successors=[from_replica_key(key) for key in request.preferred_successors],
     )
 
 
 def decode_end_request(message: pb.EndQuorumEpochRequest) -> EndQuorumEpochRequest:
     """Raises InvalidMessageError for a field out of range."""
-    _check(len(message.preferred_successors) <= MAX_SUCCESSORS, f"more than {MAX_SUCCESSORS} preferred_successors")
+    check(len(message.preferred_successors) <= MAX_SUCCESSORS, f"more than {MAX_SUCCESSORS} preferred_successors")
     return EndQuorumEpochRequest(
         cluster_id=message.cluster_id,
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        leader_id=_node_id(message.leader_id, "leader_id"),
-        preferred_successors=tuple(_key(key, "preferred_successors") for key in message.preferred_successors),
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        leader_id=to_node_id(message.leader_id, "leader_id"),
+        preferred_successors=tuple(to_replica_key(key, "preferred_successors") for key in message.preferred_successors),
     )
 
 
@@ -220,8 +194,8 @@ def decode_end_response(message: pb.EndQuorumEpochResponse) -> EndQuorumEpochRes
     """Raises InvalidMessageError for a field out of range."""
     return EndQuorumEpochResponse(
         refusal=_refusal(message.error),
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        leader_id=_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        leader_id=to_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
     )
 
 
@@ -230,18 +204,18 @@ def encode_update_request(request: UpdateVoterRequest) -> pb.UpdateVoterRequest:
     return pb.UpdateVoterRequest(
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
-        voter=_to_key(request.voter),
+        voter=from_replica_key(request.voter),
         address=request.address,
     )
 
 
 def decode_update_request(message: pb.UpdateVoterRequest) -> UpdateVoterRequest:
     """Raises InvalidMessageError for a field out of range."""
-    _check(0 < len(message.address) <= MAX_ADDRESS_CHARACTERS, f"address of {len(message.address)} characters")
+    check(0 < len(message.address) <= MAX_ADDRESS_CHARACTERS, f"address of {len(message.address)} characters")
     return UpdateVoterRequest(
         cluster_id=message.cluster_id,
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        voter=_key(message.voter, "voter"),
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        voter=to_replica_key(message.voter, "voter"),
         address=message.address,
     )
 
@@ -257,8 +231,8 @@ def decode_update_response(message: pb.UpdateVoterResponse) -> UpdateVoterRespon
     """Raises InvalidMessageError for a field out of range."""
     return UpdateVoterResponse(
         refusal=_refusal(message.error),
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        leader_id=_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        leader_id=to_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
     )
 
 
@@ -267,7 +241,7 @@ def encode_fetch_request(request: FetchRequest) -> pb.FetchQuorumRequest:
     return pb.FetchQuorumRequest(
         cluster_id=request.cluster_id,
         quorum_epoch=request.quorum_epoch,
-        replica=_to_key(request.replica),
+        replica=from_replica_key(request.replica),
         fetch_offset=request.fetch_offset,
         last_fetched_epoch=request.last_fetched_epoch,
         high_watermark=request.high_watermark,
@@ -280,17 +254,17 @@ def encode_fetch_request(request: FetchRequest) -> pb.FetchQuorumRequest:
 
 def decode_fetch_request(message: pb.FetchQuorumRequest) -> FetchRequest:
     """Raises InvalidMessageError for a field out of range."""
-    _check(message.max_bytes >= 0, "max_bytes must not be negative")
-    _check(message.max_wait_ms >= 0, "max_wait_ms must not be negative")
-    _check(message.read_round >= 0, "read_round must not be negative")
+    check(message.max_bytes >= 0, "max_bytes must not be negative")
+    check(message.max_wait_ms >= 0, "max_wait_ms must not be negative")
+    check(message.read_round >= 0, "read_round must not be negative")
     has_high_watermark = message.HasField("high_watermark")
     return FetchRequest(
         cluster_id=message.cluster_id,
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        replica=_key(message.replica, "replica"),
-        fetch_offset=_offset(message.fetch_offset, "fetch_offset"),
-        last_fetched_epoch=_epoch(message.last_fetched_epoch, "last_fetched_epoch"),
-        high_watermark=_offset(message.high_watermark, "high_watermark") if has_high_watermark else None,
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        replica=to_replica_key(message.replica, "replica"),
+        fetch_offset=to_offset(message.fetch_offset, "fetch_offset"),
+        last_fetched_epoch=to_epoch(message.last_fetched_epoch, "last_fetched_epoch"),
+        high_watermark=to_offset(message.high_watermark, "high_watermark") if has_high_watermark else None,
         max_bytes=message.max_bytes,
         max_wait_ms=message.max_wait_ms,
         replica_address=message.replica_address or None,
@@ -322,19 +296,19 @@ def decode_fetch_response(message: pb.FetchQuorumResponse) -> FetchResponse:
     diverging = None
     if message.HasField("diverging"):
         diverging = EpochEnd(
-            epoch=_epoch(message.diverging.epoch, "diverging.epoch"),
-            end_offset=_offset(message.diverging.end_offset, "diverging.end_offset"),
+            epoch=to_epoch(message.diverging.epoch, "diverging.epoch"),
+            end_offset=to_offset(message.diverging.end_offset, "diverging.end_offset"),
         )
-    _check(message.read_round >= 0, "read_round must not be negative")
+    check(message.read_round >= 0, "read_round must not be negative")
     has_high_watermark = message.HasField("high_watermark")
     return FetchResponse(
         refusal=_refusal(message.error),
-        quorum_epoch=_epoch(message.quorum_epoch, "quorum_epoch"),
-        leader_id=_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
+        quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
+        leader_id=to_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
         leader_address=message.leader_address or None,
-        high_watermark=_offset(message.high_watermark, "high_watermark") if has_high_watermark else None,
+        high_watermark=to_offset(message.high_watermark, "high_watermark") if has_high_watermark else None,
         diverging=diverging,
-        log_start_offset=_offset(message.log_start_offset, "log_start_offset"),
+        log_start_offset=to_offset(message.log_start_offset, "log_start_offset"),
         snapshot=decode_snapshot_id(message.snapshot) if message.HasField("snapshot") else None,
         batches=decode_batches(message.batches) if message.batches else None,
         read_round=message.read_round,
@@ -349,23 +323,23 @@ def encode_snapshot_id(snapshot: SnapshotId) -> pb.SnapshotId:
 def decode_snapshot_id(message: pb.SnapshotId) -> SnapshotId:
     """Raises InvalidMessageError for a field out of range."""
     return SnapshotId(
-        end_offset=_offset(message.end_offset, "snapshot.end_offset"), epoch=_epoch(message.epoch, "snapshot.epoch")
+        end_offset=to_offset(message.end_offset, "snapshot.end_offset"), epoch=to_epoch(message.epoch, "snapshot.epoch")
     )
 
 
 def decode_epoch(number: int) -> QuorumEpoch:
     """Raises InvalidMessageError for a negative epoch."""
-    return _epoch(number, "quorum_epoch")
+    return to_epoch(number, "quorum_epoch")
 
 
 def decode_replica_key(message: pb.ReplicaKey) -> ReplicaKey:
     """Raises InvalidMessageError for a field out of range."""
-    return _key(message, "replica")
+    return to_replica_key(message, "replica")
 
 
 def encode_replica_key(key: ReplicaKey) -> pb.ReplicaKey:
     """Core to wire."""
-    return _to_key(key)
+    return from_replica_key(key)
 
 
 def decode_batches(data: bytes) -> FetchedBatches:
@@ -383,9 +357,9 @@ def decode_batches(data: bytes) -> FetchedBatches:
             check_crc(batch, header)
             spans.append(
                 BatchSpan(
-                    base_offset=_offset(header.base_offset, "base_offset"),
+                    base_offset=to_offset(header.base_offset, "base_offset"),
                     next_offset=Offset(header.next_offset),
-                    epoch=_epoch(header.leader_epoch, "leader_epoch"),
+                    epoch=to_epoch(header.leader_epoch, "leader_epoch"),
                 )
             )
             if header.is_control:
@@ -395,65 +369,3 @@ def decode_batches(data: bytes) -> FetchedBatches:
     except WireError as error:
         raise InvalidMessageError(f"batches: {error}") from error
     return FetchedBatches(data=data, spans=tuple(spans), voters=tuple(voters))
-
-
-def encode_control_record(content: LeaderChange | VotersChange) -> bytes:
-    """The value of the only record of a control batch."""
-    match content:
-        case LeaderChange(leader_id=leader_id, granting_voters=granting):
-            change = records_pb.LeaderChangeRecord(leader_id=leader_id, granting_voters=granting)
-            return records_pb.QuorumControlRecord(leader_change=change).SerializeToString(deterministic=True)
-        case VotersChange(voters=voters):
-            entries = [
-                records_pb.VoterEntry(
-                    node_id=voter.key.node_id, directory_id=voter.key.directory_id, address=voter.address
-                )
-                for voter in voters.voters
-            ]
-            record = records_pb.QuorumControlRecord(voters=records_pb.VotersRecord(voters=entries))
-            return record.SerializeToString(deterministic=True)
-
-
-def decode_control_batch(batch: bytes | memoryview) -> LeaderChange | VotersChange | None:
-    """Read a control batch of the metadata log; None for a kind of a later version.
-
-    Raises:
-        InvalidMessageError: it does not hold exactly one control record.
-        WireError: its payload is damaged.
-    """
-    values = RecordBatch(batch, verify_crc=False).values()
-    _check(len(values) == 1 and values[0] is not None, "a control batch of the quorum has one record")
-    return decode_control_record(values[0] or b"")
-
-
-def decode_control_record(value: bytes) -> LeaderChange | VotersChange | None:
-    """Read a control record; None for a kind of a later version.
-
-    Raises:
-        InvalidMessageError: it is none.
-    """
-    record = records_pb.QuorumControlRecord()
-    try:
-        record.ParseFromString(value)
-    except DecodeError as error:
-        raise InvalidMessageError(f"control record: {error}") from error
-    match record.WhichOneof("record"):
-        case "leader_change":
-            change = record.leader_change
-            granting = tuple(_node_id(node_id, "granting_voters") for node_id in change.granting_voters)
-            return LeaderChange(leader_id=_node_id(change.leader_id, "leader_id"), granting_voters=granting)
-        case "voters":
-            return VotersChange(voters=_decode_voters(record.voters))
-        case _:
-            return None
-
-
-def _decode_voters(message: records_pb.VotersRecord) -> VoterSet:
-    voters: list[Voter] = []
-    for entry in message.voters:
-        _check(len(entry.directory_id) == DIRECTORY_ID_BYTES, "voters.directory_id must have 16 bytes")
-        key = ReplicaKey(node_id=_node_id(entry.node_id, "voters.node_id"), directory_id=entry.directory_id)
-        voters.append(Voter(key=key, address=entry.address))
-    ids = [voter.key.node_id for voter in voters]
-    _check(len(ids) == len(set(ids)), f"voters: a node id is there twice: {ids}")
-    return voter_set(voters)

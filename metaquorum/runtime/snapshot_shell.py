@@ -33,6 +33,7 @@ from metaquorum.runtime.snapshot_files import link_tree, sync_tree
 from metaquorum.runtime.snapshot_maker import SnapshotMaker
 from metaquorum.runtime.snapshot_rows import PIECE_BYTES, InvalidSnapshotError, SnapshotWriter
 from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
+from metaquorum.runtime.wire_fields import InvalidMessageError
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class SnapshotShell:
         except PeerFailureError as error:
             failure = error.failure
             logger.warning("event=snapshot_download_failed error=%s", error)
-        except (InvalidSnapshotError, codec.InvalidMessageError) as error:
+        except (InvalidSnapshotError, InvalidMessageError) as error:
             logger.error("event=snapshot_download_invalid peer=%s error=%s", effect.address, error)
         except Exception:
             logger.exception("event=snapshot_download_failed")

@@ -32,6 +32,7 @@ from metaquorum.raft.messages import (
     VoteRequest,
 )
 from metaquorum.runtime import quorum_codec as codec
+from metaquorum.runtime.wire_fields import InvalidMessageError
 
 if TYPE_CHECKING:
     # A name of the type stubs alone: at run time one class serves both kinds of channel.
@@ -95,7 +96,7 @@ class GrpcTransport:
             response = await _call(peer.stub, request, timeout)
         except grpc.aio.AioRpcError as error:
             raise self._failure(address, peer, error) from error
-        except codec.InvalidMessageError as error:
+        except InvalidMessageError as error:
             logger.error("event=bad_response peer=%s error=%s", address, error)
             raise PeerFailureError(Failure.TIMED_OUT, f"{address} answered nonsense: {error}") from error
         peer.timeout_count = 0

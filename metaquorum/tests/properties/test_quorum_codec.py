@@ -28,6 +28,8 @@ from metaquorum.raft.messages import (
 from metaquorum.raft.types import EpochEnd, NodeId, Offset, QuorumEpoch, ReplicaKey
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.runtime import quorum_codec as codec
+from metaquorum.runtime.control_codec import decode_control_batch, encode_control_record
+from metaquorum.runtime.wire_fields import InvalidMessageError
 
 NODE_IDS = st.integers(0, 2**31 - 1).map(NodeId)
 EPOCHS = st.integers(0, 2**31 - 1).map(QuorumEpoch)
@@ -141,7 +143,7 @@ VOTERS = voter_set(
 def control_batch(content: LeaderChange | VotersChange, base_offset: int, epoch: int) -> bytes:
     """A control batch as a leader stores it."""
     return bytes(
-        encode_batch([codec.encode_control_record(content)], control=True, base_offset=base_offset, leader_epoch=epoch)
+        encode_batch([encode_control_record(content)], control=True, base_offset=base_offset, leader_epoch=epoch)
     )
 
 
@@ -172,7 +174,7 @@ def test_damaged_batches_are_refused(data: st.DataObject) -> None:
         position = data.draw(st.integers(17, len(whole) - 1))
         damaged = bytearray(whole)
         damaged[position] ^= 1 << data.draw(st.integers(0, 7))
-    with pytest.raises(codec.InvalidMessageError):
+    with pytest.raises(InvalidMessageError):
         codec.decode_batches(bytes(damaged))
 
 
@@ -183,13 +185,13 @@ def test_damaged_batches_are_refused(data: st.DataObject) -> None:
 def test_control_batch_without_exactly_one_control_record_is_refused(values: list[bytes | None]) -> None:
     """Only the quorum writes control batches, and it writes one record into each."""
     batch = encode_batch(values, control=True, leader_epoch=1)
-    with pytest.raises(codec.InvalidMessageError):
+    with pytest.raises(InvalidMessageError):
         codec.decode_batches(bytes(batch))
 
 
 def test_control_record_of_a_later_version_is_passed_over() -> None:
     """An unknown kind says nothing about voters."""
-    assert codec.decode_control_batch(bytes(encode_batch([b""], control=True))) is None
+    assert decode_control_batch(bytes(encode_batch([b""], control=True))) is None
 
 
 def test_voters_record_with_a_node_twice_is_refused() -> None:
@@ -198,8 +200,8 @@ def test_voters_record_with_a_node_twice_is_refused() -> None:
 
     entry = records_pb.VoterEntry(node_id=1, directory_id=bytes(16), address="h:1")
     record = records_pb.QuorumControlRecord(voters=records_pb.VotersRecord(voters=[entry, entry]))
-    with pytest.raises(codec.InvalidMessageError, match="twice"):
-        codec.decode_control_batch(bytes(encode_batch([record.SerializeToString()], control=True)))
+    with pytest.raises(InvalidMessageError, match="twice"):
+        decode_control_batch(bytes(encode_batch([record.SerializeToString()], control=True)))
 
 
 KEY = pb.ReplicaKey(node_id=1, directory_id=bytes(16))
@@ -228,7 +230,7 @@ def test_request_with_a_field_out_of_range_is_refused(message: object) -> None:
         pb.EndQuorumEpochRequest: codec.decode_end_request,
         pb.FetchQuorumRequest: codec.decode_fetch_request,
     }[type(message)]  # pyright: ignore
-    with pytest.raises(codec.InvalidMessageError):
+    with pytest.raises(InvalidMessageError):
         decode(message)
 
 
@@ -253,5 +255,5 @@ def test_update_round_trip(request_: UpdateVoterRequest, response: UpdateVoterRe
 def test_update_with_an_impossible_address_is_refused(address: str) -> None:
     """No correct peer sends none, or one longer than a host name and a port."""
     message = pb.UpdateVoterRequest(voter=pb.ReplicaKey(node_id=1, directory_id=b"d" * 16), address=address)
-    with pytest.raises(codec.InvalidMessageError):
+    with pytest.raises(InvalidMessageError):
         codec.decode_update_request(message)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields of messages between quorum nodes: checked on their way in.
+
+Owns the checks of single fields and their error. Must not know any message.
+"""
+
+from __future__ import annotations
+
+from lograft.internal.v1 import quorum_pb2 as pb
+
+from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
+
+DIRECTORY_ID_BYTES = 16
+
+
+class InvalidMessageError(Exception):
+    """A peer sent a message that no correct peer sends; the text names the field."""
+
+
+def check(condition: bool, text: str) -> None:
+    """Raises InvalidMessageError with this text when the condition does not hold."""
+    if not condition:
+        raise InvalidMessageError(text)
+
+
+def to_replica_key(message: pb.ReplicaKey, field: str) -> ReplicaKey:
+    """Wire to core; `field` names it in the error."""
+    check(len(message.directory_id) == DIRECTORY_ID_BYTES, f"{field}.directory_id must have 16 bytes")
+    return ReplicaKey(node_id=to_node_id(message.node_id, field), directory_id=message.directory_id)
+
+
+def from_replica_key(key: ReplicaKey) -> pb.ReplicaKey:
+    """Core to wire."""
+    return pb.ReplicaKey(node_id=key.node_id, directory_id=key.directory_id)
+
+
+def to_node_id(number: int, field: str) -> NodeId:
+    """Wire to core; `field` names it in the error."""
+    check(number >= 0, f"{field}: node ids start at 0, not {number}")
+    return NodeId(number)
+
+
+def to_epoch(number: int, field: str) -> QuorumEpoch:
+    """Wire to core; `field` names it in the error."""
+    check(number >= 0, f"{field}: epochs start at 0, not {number}")
+    return QuorumEpoch(number)
+
+
+def to_offset(number: int, field: str) -> Offset:
+    """Wire to core; `field` names it in the error."""
+    check(number >= 0, f"{field}: offsets start at 0, not {number}")
+    return Offset(number)
