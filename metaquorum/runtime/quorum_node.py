@@ -20,7 +20,7 @@ from metaquorum.raft.effects import Rejection
 from metaquorum.raft.messages import Request
 from metaquorum.raft.node import RaftNode
 from metaquorum.raft.state import Identity
-from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
+from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
 from metaquorum.raft.voter_changes import ChangeOutcome, TransferOutcome, VoterChange
 from metaquorum.raft.voters import VoterHistory
 from metaquorum.runtime.delivery import ListenerFeed
@@ -321,6 +321,11 @@ class QuorumNode:
     def log_read_bytes(self) -> int:
         """Bytes read from the metadata log since the start, for whatever purpose."""
         return 0 if self._log is None else self._log.read_bytes
+
+    @property
+    def kept_snapshots(self) -> tuple[SnapshotId, ...]:
+        """Ids of the snapshots that this node would serve, ascending; one that is being made is not among them."""
+        return () if self._raft is None else self._raft.state.snapshots.ids
 
     @property
     def log_start_offset(self) -> int:

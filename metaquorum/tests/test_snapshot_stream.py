@@ -15,8 +15,8 @@ from lograft.internal.v1.quorum_pb2_grpc import QuorumServiceStub
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.raft.types import SnapshotId
 from metaquorum.runtime import snapshot_server, snapshot_shell
+from metaquorum.runtime.quorum_codec import decode_snapshot_id
 from metaquorum.runtime.quorum_node import SnapshotSettings
-from metaquorum.runtime.snapshot_files import parse_name
 from metaquorum.runtime.snapshot_rows import SnapshotDigest, split_rows
 from metaquorum.tests.quorum_cluster import CLUSTER, BrokerStub, QuorumCluster, until
 from metaquorum.tests.test_snapshots_three import create_topics, equal, trimmed
@@ -46,10 +46,8 @@ async def voter(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
 
 
 def newest_snapshot(cluster: QuorumCluster, node_id: int) -> SnapshotId:
-    """The newest snapshot on a voter's disk."""
-    names = [path.name for path in (cluster.path(node_id) / "metadata" / "snapshots").iterdir()]
-    found = [snapshot for snapshot in map(parse_name, sorted(names)) if snapshot is not None]
-    return found[-1]
+    """The newest snapshot that a voter serves; one more may be made meanwhile, for two are kept."""
+    return cluster.servers[node_id].node.kept_snapshots[-1]
 
 
 def request_for(cluster: QuorumCluster, **changes: object) -> pb.FetchSnapshotRequest:
@@ -77,7 +75,7 @@ async def test_a_stream_is_header_rows_and_end(voter: QuorumCluster) -> None:
     request = request_for(voter)
     header, *middle, end = await fetched(voter, request)
     assert header.header.snapshot == request.snapshot
-    snapshot = newest_snapshot(voter, 1)
+    snapshot = decode_snapshot_id(request.snapshot)
     digest = SnapshotDigest(snapshot, header.header.voters_record)
     assert len(middle) > 5
     for message in middle:
