@@ -13,7 +13,7 @@ INPUT ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum kill-broker fuzz crash corrupt realdisk bench clean
+        kill-quorum kill-broker fuzz crash corrupt realdisk bench bench-quorum clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ realdisk: $(INSTALLED) ## Log engine: a full tmpfs, a failing fsync, and kill -9
 
 bench: $(INSTALLED) ## Throughput and latency beside their ceilings; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.run
+
+bench-quorum: $(INSTALLED) ## Metadata changes of three voters beside three members of etcd (ETCD=program)
+	$(BIN)/python -m benchmarks.quorum_run $(if $(ETCD),--etcd '$(ETCD)')
 
 clean: ## Remove the virtual environment and build folders
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
