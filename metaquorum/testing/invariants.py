@@ -260,5 +260,5 @@ class Checker:
 
 
 def _latest_voters(disk: SimDisk) -> VoterSet | None:
-    """The newest voters in a log, if there are any."""
-    return next((batch.voters for batch in reversed(disk.batches) if batch.voters is not None), None)
+    """The newest voters in a log or in the snapshot before it, if there are any."""
+    return None if disk.last is None else disk.last.voters_after

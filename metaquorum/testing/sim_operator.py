@@ -173,7 +173,5 @@ class SimOperator:
 
 
 def _voters_on_disk(node: SimNode) -> VoterSet:
-    for batch in reversed(node.disk.batches):
-        if batch.voters is not None:
-            return batch.voters
-    return node.initial_voters
+    last = node.disk.last
+    return node.initial_voters if last is None or last.voters_after is None else last.voters_after

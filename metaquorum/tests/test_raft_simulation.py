@@ -61,6 +61,13 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         assert seen[name] >= 3, f"{name} in {seen[name]} of {len(SMOKE_SEEDS)} seeds"
 
 
+def test_no_disk_is_lost_that_two_voters_of_a_snapshot_need() -> None:
+    """Voters that only a snapshot knows any more bound the faults too; else nothing can converge (a seed that did not)."""
+    quorum = run_seed(268, 20_000)
+    assert quorum.counts["voter removed"] > 0
+    assert quorum.counts["log trimmed"] > 0
+
+
 def test_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
     """Nothing in core or simulator depends on the order of a set or a hash."""
     outputs: list[str] = []

@@ -101,7 +101,7 @@ def test_no_disk_is_lost_while_the_voters_disagree_or_are_few() -> None:
     assert lost in world.nodes
     batch = leader.disk.batches[-1]
     fewer = voter_set([voter for voter in leader.initial_voters.voters if voter.key != lost.key])
-    leader.disk.batches[-1] = replace(batch, voters=fewer)
+    leader.disk.batches[-1] = replace(batch, voters=fewer, voters_after=fewer)
     assert operator.disk_to_lose() is None
 
 
