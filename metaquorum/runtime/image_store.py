@@ -4,7 +4,7 @@
 Owns the database below `<data>/metadata/image`. Law: each write batch carries the rows of one committed batch *and* the
 offset, epoch and voters behind it, so that whatever survives a crash is the image of exactly one offset. The write-ahead log is
 not synced: after a power failure the image is merely older, and the quorum log replays the gap. The image is never the
-truth: one that cannot be read is thrown away and rebuilt from the log.
+truth: one that cannot be read is thrown away and rebuilt from the newest snapshot and the log above it.
 
 Rows are those of `metaquorum.controller.image_rows`; the state row has the key 00 and this value, big-endian:
 
@@ -46,7 +46,7 @@ from metaquorum.runtime.wire_fields import InvalidMessageError
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 2
-"""Format of rows and state row; an image of another format is rebuilt from the log."""
+"""Format of rows and state row; an image of another format is rebuilt from the newest snapshot and the log."""
 
 WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """Size at which RocksDB writes its table in memory to a file; two of them exist at most."""
@@ -62,7 +62,7 @@ _STATE: Final = struct.Struct(">IqI")
 
 
 class ImageUnreadableError(Exception):
-    """The stored image is damaged or of another format; it must be thrown away and rebuilt from the log."""
+    """The stored image is damaged or of another format; it must be thrown away and rebuilt from the newest snapshot and the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from metaquorum.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
-from metaquorum.raft.types import EpochEnd, Offset, QuorumEpoch, ReplicaKey, SnapshotId
+from metaquorum.raft.types import EpochEnd, Offset, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime.control_codec import decode_control_batch
 from metaquorum.runtime.wire_fields import (
@@ -325,21 +325,6 @@ def decode_snapshot_id(message: pb.SnapshotId) -> SnapshotId:
     return SnapshotId(
         end_offset=to_offset(message.end_offset, "snapshot.end_offset"), epoch=to_epoch(message.epoch, "snapshot.epoch")
     )
-
-
-def decode_epoch(number: int) -> QuorumEpoch:
-    """Raises InvalidMessageError for a negative epoch."""
-    return to_epoch(number, "quorum_epoch")
-
-
-def decode_replica_key(message: pb.ReplicaKey) -> ReplicaKey:
-    """Raises InvalidMessageError for a field out of range."""
-    return to_replica_key(message, "replica")
-
-
-def encode_replica_key(key: ReplicaKey) -> pb.ReplicaKey:
-    """Core to wire."""
-    return from_replica_key(key)
 
 
 def decode_batches(data: bytes) -> FetchedBatches:

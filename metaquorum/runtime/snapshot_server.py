@@ -22,6 +22,7 @@ from metaquorum.raft.state import RaftState
 from metaquorum.runtime import quorum_codec as codec
 from metaquorum.runtime.snapshot_files import SnapshotFiles
 from metaquorum.runtime.snapshot_rows import PIECE_BYTES, SnapshotReader
+from metaquorum.runtime.wire_fields import to_epoch, to_replica_key
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +68,16 @@ class SnapshotServer:
         refusal = check_download(
             self._state,
             cluster_id=request.cluster_id,
-            quorum_epoch=codec.decode_epoch(request.quorum_epoch),
-            replica=codec.decode_replica_key(request.replica),
+            quorum_epoch=to_epoch(request.quorum_epoch, "quorum_epoch"),
+            replica=to_replica_key(request.replica, "replica"),
             snapshot=codec.decode_snapshot_id(request.snapshot),
         )
         return None if refusal is None else codec.refusal_error(refusal)
 
     async def _stream(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
         loop = asyncio.get_running_loop()
-        replica, snapshot = codec.decode_replica_key(request.replica), codec.decode_snapshot_id(request.snapshot)
+        replica = to_replica_key(request.replica, "replica")
+        snapshot = codec.decode_snapshot_id(request.snapshot)
         max_bytes = min(max(request.max_bytes, 1), PIECE_BYTES)
         logger.info("event=snapshot_sent replica=%s snapshot=%d", replica, snapshot.end_offset)
         # A thread of its own: the rows of a stream are read one piece after the other, and a slow one delays nobody.

@@ -33,7 +33,7 @@ from metaquorum.runtime.snapshot_files import link_tree, sync_tree
 from metaquorum.runtime.snapshot_maker import SnapshotMaker
 from metaquorum.runtime.snapshot_rows import PIECE_BYTES, InvalidSnapshotError, SnapshotWriter
 from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
-from metaquorum.runtime.wire_fields import InvalidMessageError
+from metaquorum.runtime.wire_fields import InvalidMessageError, from_replica_key
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class SnapshotShell:
         request = pb.FetchSnapshotRequest(
             cluster_id=self._cluster_id,
             quorum_epoch=effect.quorum_epoch,
-            replica=codec.encode_replica_key(self._key),
+            replica=from_replica_key(self._key),
             snapshot=codec.encode_snapshot_id(effect.snapshot),
             max_bytes=PIECE_BYTES,
         )
