@@ -69,10 +69,14 @@ class ProducerPump:
         return len(state.partitions)
 
     def needs_wake(self) -> bool:
-        """True when the loop must be told of something new; to be asked with the lock held."""
+        """True when the loop must be told of something new; to be asked with the lock held.
+
+        A batch whose pipeline is full is nothing new: it is taken when the pipeline moves, and a wake for each of them would
+        cost a busy caller the interpreter lock each time.
+        """
         if self.is_wake_due:
             return False
-        if self._book.accumulator.sealed:
+        if self._book.accumulator.is_send_due:
             return True
         deadline_ms = self._book.accumulator.deadline_ms()
         return deadline_ms is not None and (self._look_ms is None or deadline_ms < self._look_ms)
@@ -84,6 +88,7 @@ class ProducerPump:
         self._look()
 
     def _submit(self) -> None:
+        self._book.accumulator.is_send_due = False
         sealed = self._book.accumulator.sealed
         while sealed:
             self._engine.submit(sealed.popleft())
@@ -139,8 +144,9 @@ class ProducerPump:
             self._book.limit(topic, partition, max_batch_bytes)
 
     def _settle(self) -> None:
-        """Bring the fates into the book, if the lock is free."""
+        """Bring the fates into the book, if the lock is free; what waited for them to leave the pipeline goes either way."""
         if self._lock is not None and not self._lock.acquire(blocking=False):
+            self._submit()
             self._loop.call_later(LOCK_RETRY_S, self._settle)
             return
         try:

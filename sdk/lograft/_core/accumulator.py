@@ -1,35 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers records into batches.
 
-Owns the open batch of every partition, the memory they and the sealed ones may take, linger, and what a flush waits
-for. Must not send, encode (the encoder is passed in), wait or read a clock. It knows no locks: the blocking producer
-calls it under its own, but for the fast path.
+Owns the open batch of every partition, the memory they and the sealed ones may take, linger, and what a flush waits for. Must
+not send, encode (the encoder is passed in), wait or read a clock. It knows no locks: the blocking producer calls it under its own,
+but for the fast path.
 
-Theory of operation. A client looks up the partition's `PartitionBuffer` and, when the record fits into the `room` of
-its open batch, takes the size off `room` and appends value and key to it: nothing else happens per record. All else
-happens when `room` runs out, in `add`: memory is granted in quanta, a full batch is sealed, an empty one is opened.
-While no batch is open, or the open one needs columns that the fast path does not fill (own timestamps, headers: a
-*rich* one), `CLOSED` stands in its place, into which nothing fits, so that every record comes to `add`.
+Theory of operation. A client looks up the partition's `PartitionBuffer` and, when the record fits into the `room` of its open
+batch, takes the size off `room` and appends value and key to it: nothing else happens per record. All else happens when `room`
+runs out, in `add`: memory is granted in quanta, a full batch is sealed, an empty one is opened. While no batch is
+open, or the open one needs columns that the fast path does not fill (own timestamps, headers: a *rich* one), `CLOSED` stands in
+its place, into which nothing fits, so that every record comes to `add`.
 
-The fast path takes no lock, everything else happens under the client's. What makes that safe: the append of value and
-key is one step, and it is followed by a look whether the batch is still the open one. Closing a batch goes the other
-way
-round: first `CLOSED` is put in its place, then its records are copied and removed. So a record that was appended too
-late to be copied is noticed by its sender, who has it taken in again under the lock (`take_late`). The arithmetic on
-`room` may lose a step when two threads meet: a batch is then a little fuller or emptier than counted, never wrong.
+The fast path takes no lock, everything else happens under the client's. What makes that safe: the append of value and key is one
+step, and it is followed by a look whether the batch is still the open one. Closing a batch goes the other way round: first
+`CLOSED` is put in its place, then its records are copied and removed. So a record that was appended too late to be copied is
+noticed by its sender, who has it taken in again under the lock (`take_late`). The arithmetic on `room` may lose a step when two
+threads meet: a batch is then a little fuller or emptier than counted, never wrong.
 
-A batch is sealed when it is full, when it has lingered (and the partition's pipeline has room for it; else it goes on
-filling, which is how batches grow under load), at a flush, and when the buffer is full while nothing is under way
-that could free it.
+A batch is sealed when it is full, when it has lingered (and the partition's pipeline has room for it; else it goes on filling,
+which is how batches grow under load), at a flush, and when the buffer is full while nothing is under way that could free it.
 
-Records without a timestamp of their own get the time at which their batch was opened; every time that the batch
-lingers on, a new mark is set for those that come later. So a timestamp is at most `max(linger_ms, MARK_INTERVAL_MS)`
-early, and no clock is read per record.
+Records without a timestamp of their own get the time at which their batch was opened; every time that the batch lingers on,
+a new mark is set for those that come later. So a timestamp is at most `max(linger_ms, MARK_INTERVAL_MS)` early, and no clock
+is read per record.
 
-Laws: every accepted record is in exactly one batch; order of acceptance is kept within a partition; reserved bytes
-never exceed `buffer_bytes`, but for one late record per thread; a batch holds at most `MAX_BATCH_RECORDS` and, but
-for a single larger record, its size limit.
-Source: the interplay of linger and full pipelines follows Kafka's RecordAccumulator (Kafka 4.0).
+Laws: every accepted record is in exactly one batch; order of acceptance is kept within a partition; reserved bytes never exceed
+`buffer_bytes`, but for one late record per thread; a batch holds at most `MAX_BATCH_RECORDS` and, but for a single larger record,
+its size limit. Source: the interplay of linger and full pipelines follows Kafka's RecordAccumulator (Kafka 4.0).
 """
 
 from __future__ import annotations
@@ -88,6 +85,7 @@ class Accumulator:
         "_max_record_bytes",
         "_next_ordinal",
         "_open",
+        "is_send_due",
         "outstanding",
         "reserved_bytes",
         "sealed",
@@ -117,6 +115,8 @@ class Accumulator:
         self._lingering: deque[tuple[int, PartitionBuffer, int]] = deque()
         self.reserved_bytes = 0
         self.sealed: deque[SealedBatch] = deque()
+        # A batch was sealed that its pipeline has room for; whoever takes what is sealed sets it back first.
+        self.is_send_due = False
         self.outstanding: dict[int, SealedBatch] = {}
 
     def add_topic(self, topic: str, partition_count: int, *, first_sticky: int) -> TopicBuffers:
@@ -384,6 +384,8 @@ class Accumulator:
         part.pending_batches += 1
         self.outstanding[batch.ordinal] = batch
         self.sealed.append(batch)
+        if part.pending_batches <= self._max_in_flight:
+            self.is_send_due = True
 
     def seal_all(self) -> None:
         """Seal every open batch."""

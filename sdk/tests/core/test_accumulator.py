@@ -369,3 +369,21 @@ def test_late_records_fit_even_into_a_full_buffer_and_a_rich_batch() -> None:
     batch += (b"y" * 700, None)
     full.take_late(part, batch, now_ms=0, wall_ms=0)
     assert full.reserved_bytes > 1_000
+
+
+def test_batch_behind_a_full_pipeline_is_no_reason_to_send() -> None:
+    """The sender is told of batches that their pipeline has room for, and of the next one once room is there again."""
+    accumulator = make_accumulator(max_in_flight=2)
+    part, other = accumulator.add_topic("t", 2, first_sticky=0).parts
+
+    def seal_one(into: PartitionBuffer) -> bool:
+        accumulator.is_send_due = False
+        assert add(accumulator, into, b"x") is AddResult.ADDED
+        accumulator.seal(into)
+        return accumulator.is_send_due
+
+    assert [seal_one(part) for _ in range(4)] == [True, True, False, False]
+    assert seal_one(other)
+    for _ in range(3):
+        accumulator.release(accumulator.sealed.popleft(), part, now_ms=0)
+    assert seal_one(part)
