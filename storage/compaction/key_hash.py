@@ -85,22 +85,34 @@ class KeyHasher:
             size_bytes = int(some.sum(dtype=np.uint64))
             table = np.zeros((len(some), longest), np.uint8)
             table[columns < some[:, np.newaxis]] = blob[position : position + size_bytes]
-            hashes[start : start + chunk] = self._hash_table(table, some.astype(np.uint64)[:, np.newaxis])
+            hashes[start : start + chunk] = self._hash_table(table, some.astype(np.uint64))
             position += size_bytes
         return hashes
 
     def _hash_table(self, table: npt.NDArray[np.uint8], lengths: npt.NDArray[np.uint64] | np.uint64) -> Hashes:
-        """Hash zero-padded keys: one row each, all of one length or each of its own (a column)."""
+        """Hash zero-padded keys: one row each, all of one length or each of its own."""
         count, width = table.shape
         missing = -width % _WORD_BYTES
         if missing:
             table = np.concatenate((table, np.zeros((count, missing), np.uint8)), axis=1)
         words = table.view(np.dtype("<u4")) if width else np.zeros((count, 0), np.dtype("<u4"))
-        multipliers = self._multipliers
-        sums = words.astype(np.uint64) @ multipliers[2 : 2 + words.shape[1]]
-        sums += multipliers[0] + lengths * multipliers[1]
-        # The upper halves, two and two.
-        return (sums[:, ::2] & _HIGH_HALF) | (sums[:, 1::2] >> _HALF_BITS)
+        # Word by word over all keys: what is multiplied and added stands side by side in memory.
+        columns = words.T.astype(np.uint64, order="C")
+        hashes = np.zeros((_HASHES // 2, count), np.uint64)
+        total, product = np.empty(count, np.uint64), np.empty(count, np.uint64)
+        for number, multipliers in enumerate(self._multipliers.T):
+            np.multiply(lengths, multipliers[1], out=total)
+            total += multipliers[0]
+            for column, multiplier in zip(columns, multipliers[2:], strict=False):
+                np.multiply(column, multiplier, out=product)
+                total += product
+            # The upper halves, two and two.
+            if number % 2 == 0:
+                np.bitwise_and(total, _HIGH_HALF, out=hashes[number // 2])
+            else:
+                total >>= _HALF_BITS
+                hashes[number // 2] |= total
+        return hashes.T
 
     def _hash_some_long(self, keys: BytesColumn) -> Hashes:
         """Hash keys some of which are over `MAX_WORDS_BYTES`."""

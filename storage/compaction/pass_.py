@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from secrets import token_bytes
 
-from lograft.wire.checker import open_payload
+from lograft.wire.checker import open_keys, open_payload
 from lograft.wire.checksum import BytesLike
 from lograft.wire.encoded import EncodedBatch
 from lograft.wire.errors import BatchTooLargeError
@@ -171,7 +171,7 @@ class CompactionPass:
         self._ends.note_end(header)
         if header.is_filler or header.is_control or self._is_aborted(header):
             return key_map.add(None, header.base_offset, header.next_offset)
-        keys = open_payload(batch, header).keys
+        keys = open_keys(batch, header)
         if keys is None:
             return key_map.add(None, header.base_offset, header.next_offset, is_keyless=True)
         return key_map.add(keys, header.base_offset, header.next_offset, is_keyless=bool(keys.nulls))

@@ -19,6 +19,7 @@ Source: docs/storage.md section 6; KIP-534; Kafka, MemoryRecords.filterTo.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import chain, compress, repeat
 from typing import NamedTuple
 
@@ -101,8 +102,13 @@ def _append_column(parts: list[BytesLike], fields: ColumnFields, column: BytesCo
 
 def _rows_left(blob: memoryview, length: int, is_left: _Flags) -> memoryview:
     """Return those of the items of one length that stay."""
-    rows = np.frombuffer(blob, np.dtype(f"V{length}"))
+    rows = np.frombuffer(blob, _row_of(length))
     return rows.compress(is_left).view(np.uint8).data
+
+
+@lru_cache(maxsize=64)
+def _row_of(length: int) -> np.dtype[np.void]:
+    return np.dtype(f"V{length}")
 
 
 def _runs_left(blob: memoryview, lengths: npt.NDArray[np.uint32], is_left: _Flags) -> bytes:

@@ -72,6 +72,7 @@ def read_segment(
     file = disk_under(disk).open_file(path)
     try:
         offset, position, wanted_bytes = segment.base_offset, 0, READ_BYTES
+        cut_off: BatchHeader | None = None
         while position < segment.size_bytes:
             size_bytes = min(wanted_bytes, segment.size_bytes - position)
             pace(size_bytes)
@@ -81,23 +82,30 @@ def read_segment(
             at = 0
             while len(view) - at >= HEADER_BYTES:
                 header = read_header(view, at)
-                room_bytes = segment.size_bytes - position - at
-                fault = header_fault(header, expected_offset=offset, room_bytes=room_bytes)
-                if fault is not None:
-                    raise _bad(path, offset, position + at, fault)
-                wanted_bytes = _read_bytes_after(header.size_bytes)
-                if not is_wanted(header):
+                batch_bytes = header.size_bytes
+                # One that was cut off was judged already, if its header still says the same.
+                if header != cut_off:
+                    room_bytes = segment.size_bytes - position - at
+                    fault = header_fault(header, expected_offset=offset, room_bytes=room_bytes)
+                    if fault is not None:
+                        raise _bad(path, offset, position + at, fault)
+                    wanted_bytes = _read_bytes_after(batch_bytes)
+                    is_needed = is_wanted(header)
+                else:
+                    wanted_bytes, is_needed = _read_bytes_after(batch_bytes), True
+                if not is_needed:
                     yield header, view[:0]
-                elif header.size_bytes > len(view) - at:
+                elif batch_bytes > len(view) - at:
                     # With the header behind it, which tells whether the next one is wanted.
-                    wanted_bytes = max(wanted_bytes, header.size_bytes + HEADER_BYTES)
+                    wanted_bytes = max(wanted_bytes, batch_bytes + HEADER_BYTES)
+                    cut_off = header
                     break
                 else:
-                    batch = view[at : at + header.size_bytes]
+                    batch = view[at : at + batch_bytes]
                     if crc32c(batch[CRC_START:]) != header.crc:
                         raise _bad(path, offset, position + at, "the CRC does not match")
                     yield header, batch
-                at += header.size_bytes
+                at += batch_bytes
                 offset = header.next_offset
             if at == 0 and size_bytes >= min(wanted_bytes, segment.size_bytes - position):
                 raise _bad(path, offset, position, f"{size_bytes} bytes are no batch")

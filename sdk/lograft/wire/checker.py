@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lograft.wire.checksum import BytesLike, crc32c
-from lograft.wire.columns import Payload, empty_payload, parse_payload
+from lograft.wire.columns import BytesColumn, Payload, empty_payload, parse_keys, parse_payload
 from lograft.wire.compression import Codec, inflate
 from lograft.wire.errors import (
     BatchTooLargeError,
@@ -97,10 +97,23 @@ def open_payload(batch: BytesLike, header: BatchHeader, *, max_inflated_bytes: i
     """
     if header.is_filler:
         return empty_payload()
+    return parse_payload(_inflated(batch, header, max_inflated_bytes), header.record_count)
+
+
+def open_keys(
+    batch: BytesLike, header: BatchHeader, *, max_inflated_bytes: int = MAX_INFLATED_BYTES
+) -> BytesColumn | None:
+    """Inflate the payload of one whole batch of records and parse its keys alone; None: no record has one.
+
+    Raises:
+        BatchError: the payload is not what the header says, as far as the keys tell.
+    """
+    return parse_keys(_inflated(batch, header, max_inflated_bytes), header.record_count)
+
+
+def _inflated(batch: BytesLike, header: BatchHeader, max_inflated_bytes: int) -> BytesLike:
     view = memoryview(batch)[HEADER_BYTES : header.size_bytes]
-    if header.codec is Codec.NONE:
-        return parse_payload(view, header.record_count)
-    return parse_payload(inflate(view, max_inflated_bytes), header.record_count)
+    return view if header.codec is Codec.NONE else inflate(view, max_inflated_bytes)
 
 
 def check_timestamps(header: BatchHeader, deltas_ms: Sequence[int]) -> None:

@@ -58,6 +58,15 @@ _FIXED32_FIELDS = (VALUE_LENGTH, KEY_LENGTH)
 _VARINT_FIELDS = (NULL_VALUES, NULL_KEYS, TIMESTAMP_DELTAS, OFFSET_DELTAS)
 _LAST_WALKED_FIELD = OFFSET_DELTAS
 
+_FIELDS_BY_TAG = [
+    tag >> 3
+    if 1 <= tag >> 3 <= _LAST_WALKED_FIELD
+    and tag & 7 == (_WIRE_FIXED32 if tag >> 3 in _FIXED32_FIELDS else _WIRE_BYTES)
+    else 0
+    for tag in range(256)
+]
+"""Number of the field that a byte is the tag of; 0: none of the usual layout."""
+
 _MAX_VARINT_BYTES = 10
 
 _STRUCT_RECORDS = 256
@@ -186,6 +195,19 @@ def parse_payload(payload: BytesLike, record_count: int) -> Payload:
     )
 
 
+def parse_keys(payload: BytesLike, record_count: int) -> BytesColumn | None:
+    """Parse the keys of an inflated payload alone: the other columns of the usual layout are walked over, not judged.
+
+    Arguments and errors as `parse_payload`.
+    """
+    view = memoryview(payload)
+    fields = _walk(view, record_count)
+    if fields is None:
+        return _parse_generic(view, record_count).keys
+    nulls = _parse_small(bytes(fields[NULL_KEYS])).null_keys if fields[NULL_KEYS] else ()
+    return _optional_column("key", record_count, fields[KEYS], fields[KEY_LENGTHS], _fixed32(fields[KEY_LENGTH]), nulls)
+
+
 _NO_LISTS = Records()
 """What most payloads have of the lists of varints; only read."""
 
@@ -205,22 +227,22 @@ def _walk(view: memoryview, record_count: int) -> list[memoryview] | None:
     try:
         while position < end:
             start = position
-            field, wire_type = divmod(view[position], 8)
-            if field <= previous or field > _LAST_WALKED_FIELD:
+            tag = view[start]
+            field = _FIELDS_BY_TAG[tag]
+            if field <= previous:
                 return None
             previous = field
-            if field in _FIXED32_FIELDS:
-                content, length = position + 1, 4
-                expected_type = _WIRE_FIXED32
+            if tag & 7 == _WIRE_FIXED32:
+                content = start + 1
+                position = start + 5
             else:
-                length, content = read_varint(view, position + 1, MAX_LENGTH_BYTES)
-                expected_type = _WIRE_BYTES
-            position = content + length
-            if wire_type != expected_type or position > end:
+                length, content = read_varint(view, start + 1, MAX_LENGTH_BYTES)
+                position = content + length
+            if position > end:
                 return None
             if field not in _VARINT_FIELDS:
                 fields[field] = view[content:position]
-            elif length <= _MAX_VARINT_BYTES * record_count:
+            elif position - content <= _MAX_VARINT_BYTES * record_count:
                 fields[field] = view[start:position]
             else:
                 return None

@@ -43,11 +43,13 @@ def read_varint(buffer: BytesLike, position: int, max_bytes: int = MAX_NUMBER_BY
     if byte < 0x80:
         return byte, position + 1
     number = byte & 0x7F
-    for index in range(1, max_bytes):
-        byte = buffer[position + index]
-        number |= (byte & 0x7F) << (7 * index)
+    shift = 7
+    for at in range(position + 1, position + max_bytes):
+        byte = buffer[at]
         if byte < 0x80:
-            return number, position + index + 1
+            return number | byte << shift, at + 1
+        number |= (byte & 0x7F) << shift
+        shift += 7
     raise ValueError(f"a varint takes more than {max_bytes} bytes")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from lograft.v1.records_pb2 import Records
 from lograft.wire.batch import Codec, check_batch, check_crc, encode_batch, read_header
+from lograft.wire.checker import open_keys
 from lograft.wire.compression import compress
 from lograft.wire.errors import (
     BatchError,
@@ -183,3 +184,14 @@ def test_check_accepts_every_kind_of_buffer() -> None:
 def test_check_crc_judges_the_batch_at_the_start_of_a_longer_buffer() -> None:
     """The CRC covers the batch that the header describes, not what follows it."""
     check_crc(BATCH + b"next", read_header(BATCH))
+
+
+@pytest.mark.parametrize("batch", [BATCH, bytes(encode_batch([b"a" * 99, b"b"], keys=[b"k", None], codec=Codec.ZSTD))])
+def test_the_keys_of_a_batch_are_opened_alone(batch: bytes) -> None:
+    """Keys alone are those of the batch, compressed or not; what is no payload is refused."""
+    keys = open_keys(batch, read_header(batch))
+    assert keys is not None
+    assert keys.to_list() == [b"k", None]
+    broken = batch[:61] + b"\xff" * (len(batch) - 61)
+    with pytest.raises(BatchError):
+        open_keys(broken, read_header(broken))

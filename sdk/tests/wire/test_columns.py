@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lograft.v1.records_pb2 import Records
 from lograft.wire import columns
 from lograft.wire.batch import encode_batch
-from lograft.wire.columns import BytesColumn, Payload, parse_payload
+from lograft.wire.columns import BytesColumn, Payload, parse_keys, parse_payload
 from lograft.wire.errors import BatchError, BatchTooLargeError, InvalidBatchError, UnsupportedBatchError
 from lograft.wire.limits import HEADER_BYTES, MAX_GENERIC_PAYLOAD_BYTES
 from tests.wire.batches import Rows, edits, examples, mutate, rows
@@ -52,6 +52,33 @@ def test_the_walk_agrees_with_the_generated_parser(
     arguments = {**given_rows.arguments(), "codec": 0}
     data = mutate(bytes(encode_batch(given_rows.values, **arguments)[HEADER_BYTES:]), changes)
     assert outcome(parse_payload, data, count) == outcome(columns._parse_generic, data, count)
+
+
+@examples(300)
+@given(rows(max_records=4), edits, st.integers(1, 5))
+def test_the_keys_alone_are_those_of_the_whole_payload(
+    given_rows: Rows, changes: list[tuple[int, int, bytes]], count: int
+) -> None:
+    """Whatever can be parsed as a whole has the same keys when they are parsed alone."""
+    arguments = {**given_rows.arguments(), "codec": 0}
+    data = mutate(bytes(encode_batch(given_rows.values, **arguments)[HEADER_BYTES:]), changes)
+    try:
+        keys = parse_payload(data, count).keys
+    except BatchError:
+        return
+    found = parse_keys(data, count)
+    assert (None if found is None else found.to_list()) == (None if keys is None else keys.to_list())
+
+
+@pytest.mark.parametrize("with_headers", [False, True])
+def test_keys_alone_of_either_layout(with_headers: bool) -> None:
+    """Keys with a null are found in the layout that is walked, and in the one that takes the generated parser."""
+    headers = [[("h", b"1")], [], []] if with_headers else None
+    data = encode_batch([b"a", b"bc", None], keys=[b"k", None, b"kk"], headers=headers)[HEADER_BYTES:]
+    keys = parse_keys(data, 3)
+    assert keys is not None
+    assert keys.to_list() == [b"k", None, b"kk"]
+    assert parse_keys(encode_batch([b"a"])[HEADER_BYTES:], 1) is None
 
 
 FIELD = st.one_of(
