@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from metaquorum.raft.messages import BeginQuorumEpochRequest, EndQuorumEpochRequest, PreVoteRequest
+from metaquorum.raft.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchRequest,
+    PreVoteRequest,
+    VoteResponse,
+)
 from metaquorum.raft.types import NodeId, Offset, ReplicaKey
 from metaquorum.raft.voter_changes import AddVoter, ChangeRefusal, RemoveVoter
 from metaquorum.raft.voters import Voter, voter_set
@@ -88,3 +94,28 @@ def test_refused_change_leaves_the_log_as_it_is() -> None:
     assert ask(node, AddVoter(key=key(9))) == refused(ChangeRefusal.NOT_CAUGHT_UP)
     assert ask(node, RemoveVoter(key=key(9))) == refused(ChangeRefusal.VOTER_NOT_FOUND)
     assert (node.state.log.log_end_offset, ids(node)) == (end, [1, 2, 3])
+
+
+def test_follower_goes_on_fetching_from_a_leader_that_is_no_voter_any_more() -> None:
+    """The record that removed the leader is committed by fetches from that leader, so nobody may leave it for that."""
+    without_leader = voter_set([Voter(key=key(number), address=f"n{number}") for number in (1, 3)])
+    node = ScriptedNode(election=election_state(1), epochs=[(1, 0)], log_end_offset=2).start()
+    send = node.follow(2, 3)
+    content = replace(batches((2, 3, 3)), voters=((Offset(2), without_leader),))
+    node.answer(send, node.leader_answer(2, batches=content))
+    assert ids(node) == [1, 3]
+    last, request = node.sent(FetchRequest)[-1]
+    assert (last.address, request.fetch_offset) == ("n2", 3)
+    node.answer(last, node.leader_answer(2, high_watermark=3))
+    assert node.state.high_watermark == 3
+
+
+def test_vote_is_for_the_replica_and_not_for_its_node_id() -> None:
+    """A vote that was given to a node id on one directory is not given again to the same node id on another."""
+    node = ScriptedNode(election=election_state(4, voted=7)).start()
+    request = node.vote_request(7, 4)
+    for directory_id, granted in ((b"another director", False), (key(7).directory_id, True)):
+        answer = node.receive(replace(request, candidate=ReplicaKey(node_id=NodeId(7), directory_id=directory_id)))
+        assert isinstance(answer, VoteResponse)
+        assert answer.granted is granted
+    assert node.disk == election_state(4, voted=7)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 import pytest
+from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import (
     AlterConfigs,
@@ -207,3 +208,16 @@ def test_replica_that_is_reassigned_away_is_not_eligible_any_more(world: World) 
     partition = world.partition("t")
     assert (partition.replicas, partition.isr, partition.elr) == ((0, 3), (0, 3), ())
     assert partition.last_known_elr == ()
+
+
+def test_replica_that_leaves_in_order_below_min_isr_is_eligible(world: World) -> None:
+    """A broker that shuts down has what is committed when it goes, and may lead once it is back."""
+    world.beat(1, want_shutdown=True)
+    assert lists(world) == ((0, 2), (1,))
+
+
+@pytest.mark.parametrize(("resource", "name"), [(ConfigResource.BROKER, "1"), (ConfigResource.CLUSTER, "")])
+def test_min_isr_is_a_matter_of_topics(world: World, resource: ConfigResource, name: str) -> None:
+    """The controller decides by it, so that it has one place: a broker or the cluster cannot have another value."""
+    command = AlterConfigs(resources=(ResourceChanges(resource=resource, name=name, changes=((MIN_ISR, "1"),)),))
+    assert world.refusal(command).code is ErrorCode.INVALID_CONFIG
