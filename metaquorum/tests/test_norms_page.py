@@ -15,7 +15,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "normative.md"
-IDENTIFIER: Final = re.compile(r"(?:raft-[567](?:\.\d){0,2}-[a-z]|kip-(?:595|853|966|996)-[a-z]+-\d+)")
+IDENTIFIER: Final = re.compile(r"(?:raft-(?:[567](?:\.\d){0,2}|3\.10)-[a-z]|kip-(?:595|853|966|996)-[a-z]+-\d+)")
 TEST: Final = re.compile(r"`((?:metaquorum|brokerd|storage)/tests/[a-z0-9_/]+\.py)::(test_\w+)`")
 NOT_MET, DOES_NOT_APPLY = "NOT MET: ", "does not apply: "
 
