@@ -204,6 +204,9 @@ def on_end_quorum_epoch(state: RaftState, token: int, request: EndQuorumEpochReq
             role.is_leader_gone = True
             patience_ms = _successor_patience_ms(state, request)
             role.fetch_deadline_ms = min(role.fetch_deadline_ms, now_ms + patience_ms)
+        elif state.election.leader_id not in (None, request.leader_id):
+            # Another leader of this epoch is known: what this one says was reported, and is not taken.
+            refusal = Refusal.INVALID_REQUEST
     state.reply(
         token,
         EndQuorumEpochResponse(quorum_epoch=state.quorum_epoch, leader_id=state.known_leader_id, refusal=refusal),

@@ -4,7 +4,8 @@
 Owns these decisions. Downloading, checking and keeping of snapshots is the shell's; the core knows their ids. Laws:
 * A snapshot holds committed records only: its end is at or below the high watermark of the node that made it.
 * A log that begins above 0 begins at the end of a snapshot that the node has, so whoever is told "too old" can be served.
-* What is below the high watermark is never given up: an offered snapshot at or below it is refused.
+* What is below the high watermark is never given up: an offered snapshot at or below it is refused. So is one whose end
+  the log has: what follows it there may be this voter's word.
 * A download belongs to one following of one leader. Whatever comes after the end of that role changes nothing.
 Source: KIP-630; KIP-595 "Fetch". `docs/quorum.md` section "Snapshots".
 """
@@ -97,10 +98,11 @@ def download_of(state: RaftState, role: Follower) -> Download | None:
 def begin_download(state: RaftState, role: Follower, snapshot: SnapshotId) -> bool:
     """Whether the leader's offer makes sense; if so the download has begun."""
     known_offset = max(state.high_watermark or LOG_BEGIN, state.log.log_start_offset)
-    if snapshot.end_offset <= known_offset or not 0 < snapshot.epoch <= state.quorum_epoch:
+    is_prefix = state.log.contains(snapshot)
+    if snapshot.end_offset <= known_offset or is_prefix or not 0 < snapshot.epoch <= state.quorum_epoch:
         state.report(
             f"leader {role.leader_id} offers {snapshot} to a log that is committed up to {known_offset}"
-            f" in epoch {state.quorum_epoch}: data was lost somewhere"
+            f"{' and has it' if is_prefix else ''} in epoch {state.quorum_epoch}: data was lost somewhere"
         )
         return False
     download = Download(download_id=state.next_request_id(), snapshot=snapshot, role=role)
