@@ -9,6 +9,7 @@ Exit status: 0 all passed, 1 one failed, 2 none failed and one could not run her
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 import time
 import traceback
@@ -42,8 +43,11 @@ def run_one(name: str, *, voters: int, rounds: int) -> Outcome:
         except Exception as error:
             traceback.print_exc()
             outcome = Outcome(proof=name, figures={"voters": voters, "rounds": own_rounds}, problems=[repr(error)])
-            for log in sorted(Path(directory).glob("*.log")):
-                print(f"--- {log.name}\n{log.read_text(errors='replace')[-2_000:]}", flush=True)
+        if outcome.problems:
+            kept = Path(tempfile.mkdtemp(prefix=f"lograft-{name}-logs-"))
+            for file in Path(directory).glob("*.log"):
+                shutil.copy(file, kept)
+            print(f"logs of the servers: {kept}", flush=True)
     outcome.figures["took_s"] = round(time.monotonic() - started_s)
     return outcome
 

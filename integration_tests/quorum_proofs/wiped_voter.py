@@ -20,6 +20,7 @@ from integration_tests.quorum_proofs.outcome import Outcome, median_and_max
 from integration_tests.quorum_proofs.scene import CHECK_INTERVAL_S, RECOVERY_TIMEOUT_S, Scene, scene_under_load
 
 RATE_PER_S = 100
+UNAVAILABLE_S_MAX = 3.0
 COMMAND_TIMEOUT_S = 60.0
 CAUGHT_UP_AGE_MS_MAX = 2_000
 COMMAND = "import sys; from lograft.cli import main; main(sys.argv[1:])"
@@ -79,7 +80,10 @@ def wipe_and_replace(scene: Scene, voter_id: int, outcome: Outcome) -> float:
         outcome.problems.append(f"replacing voter {voter_id} changed another one: {before} became {after}")
     scene.wait_caught_up()
     scene.wait_acknowledged(time.monotonic())
-    unavailable_s = scene.load.longest_gap_s(killed_s, time.monotonic())
+    ended_s = time.monotonic()
+    unavailable_s = scene.load.longest_gap_s(killed_s, ended_s)
+    if unavailable_s > UNAVAILABLE_S_MAX and not scene.load.stood_still(killed_s, ended_s):
+        outcome.problems.append(f"voter {voter_id} wiped: unavailable for {unavailable_s:.2f} s")
     other = scene.cluster.voters[next(node for node in before if node != voter_id)]
     other.kill()
     scene.leader()
