@@ -18,7 +18,7 @@ from integration_tests.cluster.wait import wait_for
 CLUSTER_ID = "integration"
 HOST = "127.0.0.1"
 BROKER_ID_FIRST = 101
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 ADMIN_TIMEOUT_MS = 5_000
 
 

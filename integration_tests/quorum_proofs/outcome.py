@@ -27,9 +27,9 @@ class Outcome:
     @property
     def verdict(self) -> str:
         """PASSED, FAILED or NOT RUN."""
-        if self.not_run:
-            return "NOT RUN"
-        return "FAILED" if self.problems else "PASSED"
+        if self.problems:
+            return "FAILED"
+        return "NOT RUN" if self.not_run else "PASSED"
 
     def to_json(self) -> str:
         """One line."""

@@ -25,8 +25,12 @@ PROBES = 20
 """Reads, and writes, that wait for a stopped leader when it wakes."""
 
 
-def run_round(scene: Scene, probes: Probes) -> float:
-    """Stop the leader, let another one lead and change things, wake the old one; returns the unavailability in seconds."""
+def run_round(scene: Scene, probes: Probes) -> tuple[float, bool]:
+    """Stop the leader, let another one lead and change things, wake the old one.
+
+    Returns:
+        The unavailability in seconds, and whether the machine stood still meanwhile.
+    """
     scene.wait_caught_up()
     leader_id, epoch = scene.leader()
     readers, writers = probes.create(scene, PROBES), probes.create(scene, PROBES)
@@ -38,7 +42,9 @@ def run_round(scene: Scene, probes: Probes) -> float:
         try:
             scene.leader(above_epoch=epoch)
             scene.wait_acknowledged(time.monotonic())
-            unavailable_s = scene.load.longest_gap_s(paused_s, time.monotonic())
+            ended_s = time.monotonic()
+            unavailable_s = scene.load.longest_gap_s(paused_s, ended_s)
+            is_disturbed = scene.load.stood_still(paused_s, ended_s)
             probes.write_by_leader(scene, (*readers, *writers))
             calls = send(probes, old, readers, writers)
         finally:
@@ -50,7 +56,7 @@ def run_round(scene: Scene, probes: Probes) -> float:
 
         wait_for(knows_better, timeout_s=RECOVERY_TIMEOUT_S, what="the old leader to name the new one")
     scene.wait_caught_up(leader_id)
-    return unavailable_s
+    return unavailable_s, is_disturbed
 
 
 def prove(directory: Path, *, voters: int, rounds: int, rate_per_s: int = RATE_PER_S) -> Outcome:
@@ -60,8 +66,13 @@ def prove(directory: Path, *, voters: int, rounds: int, rate_per_s: int = RATE_P
     with scene_under_load(Cluster(directory, voter_count=voters, broker_count=1), rate_per_s=rate_per_s) as scene:
         times: list[float] = []
         for number in range(1, rounds + 1):
-            times.append(run_round(scene, probes))
-            print(f"  round {number:3d}: unavailable for {times[-1] * 1e3:5.0f} ms", flush=True)
+            unavailable_s, is_disturbed = run_round(scene, probes)
+            if not is_disturbed:
+                times.append(unavailable_s)
+            print(
+                f"  round {number:3d}: unavailable for {unavailable_s * 1e3:5.0f} ms{', DISTURBED' if is_disturbed else ''}",
+                flush=True,
+            )
         adopt(scene, probes)
         scene.finish(outcome)
     outcome.figures |= median_and_max("unavailable", times)
