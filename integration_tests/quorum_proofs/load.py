@@ -30,8 +30,8 @@ CONFIG = "description"
 CLIENTS = 8
 IN_FLIGHT_MAX = 2_000
 """Operations under way at once."""
-CREATION_EVERY = 20
-"""One operation in so many creates a topic, once there are registers enough."""
+CREATION_EVERY = 50
+"""One operation in so many creates a topic, once there are registers enough: the broker opens every topic, and is not the subject."""
 REGISTER_SECONDS = 3
 """Registers for so many seconds of the rate, so that an outage does not stop the writes."""
 TICK_S = 0.01

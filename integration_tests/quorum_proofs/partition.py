@@ -63,13 +63,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """One cut and its healing."""
+    """One cut and its healing. `changes` are those of leader and epoch that nothing asked for."""
 
     unavailable_s: float
     after_s: float
     catch_up_s: float
     is_disturbed: bool
     problems: list[str]
+    changes: list[str]
 
 
 def cases(voters: int) -> list[Case]:
@@ -150,19 +151,21 @@ def run_case(scene: Scene, network: Namespaces, probes: Probes, case: Case) -> C
     caught_up_s = time.monotonic()
     scene.wait_acknowledged(caught_up_s + AFTER_S)
     ended_s = time.monotonic()
+    changes: list[str] = []
     if not case.has_leader and settled != (leader_id, epoch):
-        problems.append(f"a cut of followers changed leader and epoch from {leader_id, epoch} to {settled}")
+        changes.append(f"a cut of followers changed leader and epoch from {leader_id, epoch} to {settled}")
     if case.has_leader and settled[0] in minority_ids:
         problems.append(f"voter {settled[0]} leads epoch {settled[1]} though it is cut off")
     after = scene.leader()
     if after != settled:
-        problems.append(f"the healing changed leader and epoch from {settled} to {after}")
+        changes.append(f"the healing changed leader and epoch from {settled} to {after}")
     return Cut(
         unavailable_s=scene.load.longest_gap_s(cut_s, healed_s),
         after_s=scene.load.longest_gap_s(healed_s, ended_s),
         catch_up_s=caught_up_s - healed_s,
         is_disturbed=scene.load.stood_still(cut_s, ended_s),
         problems=[f"{case}: {problem}" for problem in problems],
+        changes=[f"{case}: {change}" for change in changes],
     )
 
 
@@ -185,11 +188,12 @@ def prove_inside(directory: Path, *, voters: int, rounds: int, rate_per_s: int =
                     f"{', DISTURBED' if cut.is_disturbed else ''}",
                     flush=True,
                 )
+                outcome.problems += cut.problems
                 if not cut.is_disturbed or disturbed == DISTURBED_CUTS_MAX:
                     break
                 disturbed += 1
             done.append(cut)
-            outcome.problems += cut.problems
+            outcome.problems += cut.changes
         adopt(scene, probes)
         scene.finish(outcome)
     outcome.figures |= median_and_max("unavailable", [each.unavailable_s for each in done])

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lograft.errors import LograftError, OutcomeUnknownError
 from lograft.types import ConfigResource
 
 from integration_tests.quorum_proofs.direct import Answer, Call, Voter
@@ -19,6 +20,7 @@ from integration_tests.quorum_proofs.load import CONFIG
 from integration_tests.quorum_proofs.scene import Scene
 
 CALL_TIMEOUT_S = 5.0
+FAILED_CREATIONS_MAX = 100
 
 
 @dataclass(slots=True)
@@ -30,22 +32,36 @@ class Probes:
     writes: Counter[str] = field(default_factory=Counter[str])
 
     def create(self, scene: Scene, count: int) -> list[str]:
-        """Create registers through a broker."""
+        """Create registers through a broker; a creation that fails is taken down as unknown, and another one made."""
         names: list[str] = []
-        for _ in range(count):
-            topic = f"probe-{len(self.ledger.topics):04d}"
-            self.ledger.topic_acknowledged(topic, scene.admin.create_topic(topic).topic_id)
-            names.append(topic)
+        while len(names) < count:
+            topic = f"probe-{len(self.ledger.topics) + len(self.ledger.unknown_topics):05d}"
+            try:
+                created = scene.admin.create_topic(topic)
+            except LograftError as error:
+                self.ledger.topic_unknown(topic)
+                if len(self.ledger.unknown_topics) > FAILED_CREATIONS_MAX:
+                    raise RuntimeError("too many creations failed") from error
+            else:
+                self.ledger.topic_acknowledged(topic, created.topic_id)
+                names.append(topic)
         return names
 
     def write_by_leader(self, scene: Scene, topics: Sequence[str]) -> None:
         """Change registers through a broker, in the epoch of whoever leads."""
         for topic in topics:
             register = self.ledger.registers[topic]
+            if register.is_retired:
+                continue
             register.sent += 1
-            scene.admin.alter_configs({ConfigResource.topic(topic): {CONFIG: str(register.sent)}})
-            register.acknowledged = register.sent
-            self.ledger.acknowledged_count += 1
+            try:
+                scene.admin.alter_configs({ConfigResource.topic(topic): {CONFIG: str(register.sent)}})
+            except OutcomeUnknownError:
+                register.is_retired = True
+            except LograftError:
+                register.sent -= 1
+            else:
+                register.acknowledged = register.sent
 
     def note_read(self, topic: str, at_least: int, answer: Answer) -> None:
         """Judge a read that was sent when `at_least` was acknowledged."""
@@ -98,5 +114,6 @@ def adopt(scene: Scene, probes: Probes) -> None:
     scene.load.stop()
     ledger = scene.load.ledger
     ledger.topics |= probes.ledger.topics
+    ledger.unknown_topics |= probes.ledger.unknown_topics
     ledger.registers |= probes.ledger.registers
     ledger.problems += probes.ledger.problems
