@@ -13,7 +13,7 @@ INPUT ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum kill-broker fuzz crash corrupt realdisk bench bench-quorum clean
+        kill-quorum quorum-proofs kill-broker fuzz crash corrupt realdisk bench bench-quorum clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,10 @@ sim: $(INSTALLED) ## Quorum simulation: SEEDS=n seeds with faults, invariants af
 
 kill-quorum: $(INSTALLED) ## kill -9 of the quorum leader under topic creations, ROUNDS=n times
 	$(BIN)/python -m integration_tests.faults.kill_quorum --rounds $(ROUNDS)
+
+quorum-proofs: $(INSTALLED) ## Quorum of real processes: kills, pauses, partitions, lost disks, rolling restarts (ROUNDS=100 VOTERS="3 5" ONLY="...")
+	$(BIN)/python -m integration_tests.quorum_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
+		$(if $(VOTERS),--voters $(VOTERS)) $(if $(ONLY),--only $(ONLY))
 
 kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all, ROUNDS=n times
 	$(BIN)/python -m integration_tests.faults.kill_broker --rounds $(ROUNDS)

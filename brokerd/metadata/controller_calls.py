@@ -2,8 +2,9 @@
 """Calls to the active controller, wherever it is at the moment.
 
 Owns the search: the leader that the quorum node knows, then the hint of the last refusal, then the configured
-addresses in turn. Must not know what is called. Everything runs on the event loop thread. Law: a call that changes
-something is sent again only when it is known not to have been carried out.
+addresses in turn. Must not know what is called. Everything runs on the event loop thread. Laws: a call that changes
+something is sent again only when it is known not to have been carried out; no call waits long for a leader of old, which
+may be frozen or cut off and then answers never.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import grpc
@@ -31,9 +33,27 @@ RETRY_MS: Final = 25
 RETRY_MS_MAX: Final = 250
 """Longest pause between attempts."""
 
+OLD_LEADER_GRACE_MS: Final = 1_000
+"""A leader of old has so long to answer a change once another one is known: it may just be telling that it was committed."""
 
 _UNANSWERED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 """What gRPC itself says of a call whose answer did not come."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A call under way."""
+
+    address: str
+    call: grpc.aio.UnaryUnaryCall[bytes, bytes]
+    is_read_only: bool
+    give_up: asyncio.TimerHandle | None = None
+    is_given_up: bool = False
+
+    def end(self) -> None:
+        """Wait no longer for the answer."""
+        self.is_given_up = True
+        self.call.cancel()
 
 
 class ControllerCalls:
@@ -61,7 +81,8 @@ class ControllerCalls:
         self._bootstrap = tuple(bootstrap_addresses)
         self._hint: str | None = None
         self._failure_count = 0
-        observer.on_leader_change(self._forget_hint)
+        self._asked: set[_Asked] = set()
+        observer.on_leader_change(self._take_leader)
 
     @property
     def peers(self) -> PeerChannels:
@@ -72,10 +93,9 @@ class ControllerCalls:
         """Return where to try now, or None when nothing is known."""
         if self._hint is not None:
             return self._hint
-        leader = self._observer.leader
-        if self._own_voter is not None and leader.leader_id == self._own_voter[0]:
-            return self._own_voter[1]
-        leader_address = leader.address
+        leader_address = self._leader_address()
+        if self._own_voter is not None and leader_address == self._own_voter[1]:
+            return leader_address
         # The known leader may have died, or its address be out of date: every second failure asks elsewhere.
         if self._bootstrap and (leader_address is None or self._failure_count % 2 == 1):
             return self._bootstrap[self._failure_count // 2 % len(self._bootstrap)]
@@ -90,9 +110,24 @@ class ControllerCalls:
         """Learn that the address is that of the active controller."""
         self._failure_count = 0
 
-    def _forget_hint(self) -> None:
+    def _leader_address(self) -> str | None:
+        leader = self._observer.leader
+        if self._own_voter is not None and leader.leader_id == self._own_voter[0]:
+            return self._own_voter[1]
+        return leader.address
+
+    def _take_leader(self) -> None:
+        """Forget what was learnt under the leader before, and wait no longer for what others were asked."""
         self._hint = None
         self._failure_count = 0
+        address = self._leader_address()
+        if address is None:
+            return
+        for asked in self._asked:
+            if asked.address == address or asked.give_up is not None:
+                continue
+            grace_s = 0.0 if asked.is_read_only else OLD_LEADER_GRACE_MS / 1000
+            asked.give_up = asyncio.get_running_loop().call_later(grace_s, asked.end)
 
     async def call(self, method: str, request: bytes, *, timeout_ms: int, is_read_only: bool = False) -> bytes:
         """Call a unary method with a serialized request.
@@ -130,10 +165,21 @@ class ControllerCalls:
             if not await is_ready_within(channel, min(CONNECT_MS, left_ms)):
                 self.note_failure(None)
                 return None
+            call = unary_method(channel, method)(request, timeout=left_ms / 1000)
+            asked = _Asked(address, call, is_read_only)
+            self._asked.add(asked)
             try:
-                answer = await unary_method(channel, method)(request, timeout=left_ms / 1000)
+                answer = await call
                 self.note_success()
                 return answer
+            except asyncio.CancelledError:
+                # Either the caller is cancelled, or only the call was, because another node leads.
+                task = asyncio.current_task()
+                if not asked.is_given_up or task is None or task.cancelling():
+                    raise
+                if is_read_only:
+                    return None
+                raise _lost_answer() from None
             except grpc.aio.AioRpcError as error:
                 status = parse_rpc_error(error)
                 if status.code is ErrorCode.NOT_CONTROLLER:
@@ -146,12 +192,20 @@ class ControllerCalls:
                 self.note_failure(None)
                 if is_read_only:
                     return None
-                raise RefusedError(
-                    Failure(
-                        code=ErrorCode.OUTCOME_UNKNOWN,
-                        message="the controller was lost before it answered: look whether the change was made",
-                    )
-                ) from error
+                raise _lost_answer() from error
+            finally:
+                self._asked.discard(asked)
+                if asked.give_up is not None:
+                    asked.give_up.cancel()
+
+
+def _lost_answer() -> RefusedError:
+    return RefusedError(
+        Failure(
+            code=ErrorCode.OUTCOME_UNKNOWN,
+            message="the controller was lost before it answered: look whether the change was made",
+        )
+    )
 
 
 def _no_controller() -> RefusedError:

@@ -17,9 +17,12 @@ from brokerd.failure import RefusedError
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
+from metaquorum.runtime.listener import QuorumLeader
 
 METHOD = "/lograft.v1.AdminService/CreateTopic"
 TIMEOUT_MS = 2_000
+LONG_MS = 600_000
+"""Longer than any test: only something else can end the call."""
 
 
 class Silent(grpc.GenericRpcHandler):
@@ -27,16 +30,68 @@ class Silent(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self.call_count = 0
+        self.asked = asyncio.Event()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         """Return the handler of any method."""
 
         async def wait(_request: bytes, _context: object) -> bytes:
             self.call_count += 1
+            self.asked.set()
             await asyncio.Event().wait()
             return b""
 
         return grpc.unary_unary_rpc_method_handler(wait)
+
+
+class Answering(grpc.GenericRpcHandler):
+    """Answers every unary call with its name."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return the handler of any method."""
+
+        async def answer(_request: bytes, _context: object) -> bytes:
+            return b"answer"
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+class Handover:
+    """A leader of old that is silent and one that answers, and the calls of a broker that knows the first."""
+
+    def __init__(
+        self, silent: Silent, observer: MetadataObserver, calls: ControllerCalls, *, old_address: str, new_address: str
+    ) -> None:
+        self.silent = silent
+        self.observer = observer
+        self.calls = calls
+        self.old_address = old_address
+        self.new_address = new_address
+
+    def know_leader(self, address: str, epoch: int) -> None:
+        """Have the broker learn who leads."""
+        self.observer.on_leader(QuorumLeader(leader_id=epoch, quorum_epoch=epoch, address=address))
+
+
+@pytest_asyncio.fixture
+async def handover() -> AsyncIterator[Handover]:
+    """Both leaders; the broker knows the silent one."""
+    handler, server, peers = Silent(), grpc.aio.server(), PeerChannels()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    other = grpc.aio.server()
+    other.add_generic_rpc_handlers((Answering(),))
+    other_port = other.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await other.start()
+    observer = MetadataObserver()
+    calls = ControllerCalls(observer, peers, [f"127.0.0.1:{port}"])
+    made = Handover(handler, observer, calls, old_address=f"127.0.0.1:{port}", new_address=f"127.0.0.1:{other_port}")
+    made.know_leader(made.old_address, 1)
+    yield made
+    await peers.close()
+    await server.stop(None)
+    await other.stop(None)
 
 
 @pytest_asyncio.fixture
@@ -67,3 +122,36 @@ async def test_unanswered_question_says_that_the_quorum_is_not_there(silent: tup
         await calls.call(METHOD, b"", timeout_ms=TIMEOUT_MS, is_read_only=True)
     assert refused.value.failure.code is ErrorCode.QUORUM_UNAVAILABLE
     assert handler.call_count >= 1
+
+
+async def test_question_to_a_leader_of_old_goes_to_the_new_one(handover: Handover) -> None:
+    """A read that a frozen leader has is sent again as soon as another one is known, not when its time is up."""
+    call = asyncio.create_task(handover.calls.call(METHOD, b"", timeout_ms=LONG_MS, is_read_only=True))
+    await handover.silent.asked.wait()
+    handover.know_leader(handover.new_address, 2)
+    assert await call == b"answer"
+
+
+async def test_change_sent_to_a_leader_of_old_ends_when_a_new_one_is_known(handover: Handover) -> None:
+    """The old leader may have appended it, so it is not sent again; but nobody waits for an answer that cannot come."""
+    call = asyncio.create_task(handover.calls.call(METHOD, b"", timeout_ms=LONG_MS))
+    await handover.silent.asked.wait()
+    handover.know_leader(handover.new_address, 2)
+    with pytest.raises(RefusedError) as refused:
+        await call
+    assert refused.value.failure.code is ErrorCode.OUTCOME_UNKNOWN
+    assert handover.silent.call_count == 1
+    assert await handover.calls.call(METHOD, b"", timeout_ms=LONG_MS) == b"answer"
+
+
+async def test_call_to_the_new_leader_itself_goes_on(handover: Handover) -> None:
+    """A call that went to the new leader before the broker knew it, by a hint, is not given up."""
+    call = asyncio.create_task(handover.calls.call(METHOD, b"", timeout_ms=LONG_MS, is_read_only=True))
+    await handover.silent.asked.wait()
+    handover.know_leader(handover.old_address, 2)
+    await asyncio.sleep(0)
+    assert not call.done()
+    assert handover.silent.call_count == 1
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from lograft import Admin
 from lograft.errors import LograftError
@@ -17,17 +18,50 @@ from integration_tests.cluster.wait import wait_for
 CLUSTER_ID = "integration"
 HOST = "127.0.0.1"
 BROKER_ID_FIRST = 101
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 ADMIN_TIMEOUT_MS = 5_000
+
+
+class Place(Protocol):
+    """Where the processes of a cluster run."""
+
+    def address(self, name: str) -> str:
+        """`host:port` for the process of this name to listen on."""
+        ...
+
+    def prefix(self, name: str) -> Sequence[str]:
+        """Command that runs the process of this name where it belongs."""
+        ...
+
+    @property
+    def arguments(self) -> Sequence[str]:
+        """Further arguments of every server."""
+        ...
+
+
+class Loopback:
+    """All processes on 127.0.0.1."""
+
+    arguments: Sequence[str] = ()
+
+    def address(self, name: str) -> str:
+        """Any free port."""
+        return f"{HOST}:{free_port()}"
+
+    def prefix(self, name: str) -> Sequence[str]:
+        """Nothing."""
+        return ()
 
 
 class Cluster:
     """Voters have the node ids 1..n, brokers 101..; a context manager that leaves no process behind."""
 
-    def __init__(self, directory: Path, *, voter_count: int, broker_count: int) -> None:
-        addresses = {voter_id: f"{HOST}:{free_port()}" for voter_id in range(1, voter_count + 1)}
+    def __init__(self, directory: Path, *, voter_count: int, broker_count: int, place: Place | None = None) -> None:
+        self._place = place = place or Loopback()
+        addresses = {voter_id: place.address(f"voter-{voter_id}") for voter_id in range(1, voter_count + 1)}
         voters = ",".join(f"{voter_id}@{address}" for voter_id, address in addresses.items())
         self.directory = directory
+        self.voter_addresses = addresses
         self.voters = {
             voter_id: self._process(
                 f"voter-{voter_id}",
@@ -37,7 +71,8 @@ class Cluster:
             )
             for voter_id, address in addresses.items()
         }
-        self.broker_addresses = {BROKER_ID_FIRST + index: f"{HOST}:{free_port()}" for index in range(broker_count)}
+        broker_ids = range(BROKER_ID_FIRST, BROKER_ID_FIRST + broker_count)
+        self.broker_addresses = {broker_id: place.address(f"broker-{broker_id}") for broker_id in broker_ids}
         self.brokers = {
             broker_id: self._process(
                 f"broker-{broker_id}",
@@ -50,8 +85,8 @@ class Cluster:
 
     def _process(self, name: str, command: list[str], *, node_id: int, listen: str) -> Process:
         arguments = [*command, "--data-dir", str(self.directory / name), "--node-id", str(node_id)]
-        arguments += ["--cluster-id", CLUSTER_ID, "--listen", listen]
-        return Process(name, arguments, self.directory / f"{name}.log")
+        arguments += ["--cluster-id", CLUSTER_ID, "--listen", listen, *self._place.arguments]
+        return Process(name, arguments, self.directory / f"{name}.log", prefix=self._place.prefix(name))
 
     @property
     def bootstrap(self) -> str:
@@ -62,14 +97,21 @@ class Cluster:
         """Start everything and wait until a topic could be created."""
         for process in (*self.voters.values(), *self.brokers.values()):
             process.start()
-        wait_for(self.serving, timeout_s=START_TIMEOUT_S, what=f"the cluster to serve\n{self.logs()}")
+        with Admin(self.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+            try:
+                wait_for(lambda: self._serving(admin), timeout_s=START_TIMEOUT_S, what="the cluster to serve")
+            except TimeoutError as error:
+                raise TimeoutError(f"{error}\n{self.logs()}") from None
 
     def serving(self) -> bool:
         """True when a broker answers, knows a quorum leader and is not fenced."""
+        with Admin(self.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+            return self._serving(admin)
+
+    def _serving(self, admin: Admin) -> bool:
         try:
-            with Admin(self.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
-                quorum = admin.describe_quorum()
-                cluster = admin.describe_cluster()
+            quorum = admin.describe_quorum()
+            cluster = admin.describe_cluster()
         except LograftError:
             return False
         unfenced = [broker for broker in cluster.brokers if not broker.fenced]

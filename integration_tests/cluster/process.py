@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 STOP_TIMEOUT_S = 20.0
@@ -13,12 +14,16 @@ LOG_TAIL_BYTES = 4_000
 
 
 class Process:
-    """A server of this project, run as `python -m <arguments>`; its output goes to one log file over all restarts."""
+    """A server of this project, run as `python -m <arguments>`; its output goes to one log file over all restarts.
 
-    def __init__(self, name: str, arguments: list[str], log_path: Path) -> None:
+    `prefix` is a command that runs another one in its own process, as `ip netns exec` does.
+    """
+
+    def __init__(self, name: str, arguments: list[str], log_path: Path, *, prefix: Sequence[str] = ()) -> None:
         self.name = name
         self.arguments = arguments
         self.log_path = log_path
+        self.prefix = tuple(prefix)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -36,7 +41,8 @@ class Process:
         """Start the process; it must not be running."""
         assert not self.running, f"{self.name} runs already"
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-m", *self.arguments], stdout=log, stderr=log)
+            command = [*self.prefix, sys.executable, "-m", *self.arguments]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def kill(self) -> None:
         """Kill with SIGKILL and wait for the end."""

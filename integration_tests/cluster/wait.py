@@ -12,7 +12,9 @@ T = TypeVar("T")
 CHECK_INTERVAL_S = 0.02
 
 
-def wait_for(condition: Callable[[], T | None], *, timeout_s: float, what: str) -> T:
+def wait_for(
+    condition: Callable[[], T | None], *, timeout_s: float, what: str, interval_s: float = CHECK_INTERVAL_S
+) -> T:
     """Call `condition` until it returns something true, and return that.
 
     Raises:
@@ -26,4 +28,4 @@ def wait_for(condition: Callable[[], T | None], *, timeout_s: float, what: str) 
             return found
         if time.monotonic() >= deadline:
             raise TimeoutError(f"waited {timeout_s:.1f} s for {what}")
-        pause.wait(CHECK_INTERVAL_S)
+        pause.wait(interval_s)

@@ -97,6 +97,7 @@ class ControllerHost:
         self._readers = OffsetWaiters()
         self._work: deque[Command] = deque()
         self._work_handle: asyncio.Handle | None = None
+        self._work_commit: asyncio.Future[Outcome] | None = None
         self._tick_handle: asyncio.TimerHandle | None = None
         self._stopping = False
 
@@ -175,7 +176,7 @@ class ControllerHost:
         for handle in (self._work_handle, self._tick_handle):
             if handle is not None:
                 handle.cancel()
-        self._work_handle = self._tick_handle = None
+        self._work_handle = self._tick_handle = self._work_commit = None
         self._parked.fail_all(self._quorum().leader())
 
     def stop(self) -> None:
@@ -342,31 +343,40 @@ class ControllerHost:
             return
         assert len(self._work) < MAX_WORK_ITEMS, f"{len(self._work)} internal commands wait"
         self._work.append(command)
-        if self._work_handle is None:
+        self._schedule_work()
+
+    def _schedule_work(self) -> None:
+        if self._work and self._work_handle is None and self._work_commit is None:
             self._work_handle = asyncio.get_running_loop().call_soon(self._run_work)
 
     def _run_work(self) -> None:
-        """Run one internal command; the next one takes its turn behind whatever else the loop has to do."""
-        self._work_handle = None
+        """Run one internal command; the next one when this is committed: slices in a row would keep followers waiting."""
         if not self._work or not self.is_active:
+            self._work_handle = None
             return
-        loop = asyncio.get_running_loop()
-        if self._run_own(self._work[0]):
-            self._work.popleft()
-            if self._work:
-                self._work_handle = loop.call_soon(self._run_work)
-        else:
-            self._work_handle = loop.call_later(RETRY_AFTER_MS / 1000, self._run_work)
+        future = self._run_own(self._work[0])
+        if future is None:
+            self._work_handle = asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._run_work)
+            return
+        self._work.popleft()
+        self._work_handle = None
+        self._work_commit = future
+        future.add_done_callback(self._work_committed)
 
-    def _run_own(self, command: Command) -> bool:
+    def _work_committed(self, future: asyncio.Future[Outcome]) -> None:
+        if self._work_commit is future:
+            self._work_commit = None
+            self._schedule_work()
+
+    def _run_own(self, command: Command) -> asyncio.Future[Outcome] | None:
         try:
             future, _ = self._execute(command)
         except CommandError as error:
             # Either the leadership is ending, which on_deactivate will say, or there is no room just now.
             logger.info("event=command_postponed command=%s reason=%s", type(command).__name__, error.code.name)
-            return False
+            return None
         future.add_done_callback(_retrieve)
-        return True
+        return future
 
     def _arm(self) -> None:
         deadline_ms = None if self._controller is None else self._controller.deadline_ms()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 from lograft.internal.v1 import quorum_pb2 as pb
 from lograft.wire.errors import BatchTooLargeError
@@ -182,6 +183,8 @@ class QuorumNode:
 
     async def stop(self) -> None:
         """Leave in an orderly way: a leader hands over first (bounded by `shutdown_grace_ms`). Idempotent."""
+        if self._driver is not None:
+            await self._hand_over(self._driver)
         driver, self._driver = self._driver, None
         if driver is None:
             return
@@ -191,6 +194,17 @@ class QuorumNode:
             driver.failure.set_result(None)
         if self._log is not None:
             self._log.close(is_clean=not has_failed)
+
+    async def _hand_over(self, driver: Driver) -> None:
+        """Have a leader commit what it appended, so that callers learn of it, and leave a successor with everything.
+
+        Bounded by `shutdown_grace_ms`; when it cannot be done (no other voter, no majority), the shutdown goes on without.
+        """
+        if driver.leader.leader_id != self._key.node_id or driver.failure.done():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.timers.shutdown_grace_ms / 1_000):
+                await driver.operators.transfer_leadership(None)
 
     async def abandon(self) -> None:
         """Stop as a crash would: hand nothing over, flush nothing, leave no clean mark. For tests of failures."""

@@ -138,6 +138,21 @@ async def test_stopped_leader_hands_over(quorum_of: QuorumOf) -> None:
     await everywhere(quorum, [b"after"])
 
 
+async def test_stopping_leader_commits_what_it_appended_before_it_hands_over(quorum_of: QuorumOf) -> None:
+    """Who waits for a commit at a leader that stops in an orderly way learns of it, instead of an unknown outcome."""
+    quorum = quorum_of(3)
+    await quorum.start()
+    leader = await quorum.wait_for_leader()
+    records = [b"record-%d" % number for number in range(20)]
+    for record in records:
+        quorum.append([record])
+    assert leader.listener.records == []
+    await leader.stop()
+    assert leader.listener.records == records
+    await quorum.wait_for_leader(other_than=leader)
+    await everywhere(quorum, records)
+
+
 async def test_whole_quorum_restarts_with_its_log(quorum_of: QuorumOf) -> None:
     """Killed all at once, the quorum comes back with everything that was committed, in a later epoch."""
     quorum = quorum_of(3)

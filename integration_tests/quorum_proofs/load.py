@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A paced load of metadata changes: so many a second whatever the answers do, by several clients, in a thread of its own.
+
+Owns the pace, the clients and the times of acknowledgements. What was acknowledged stands in a `Ledger`; only the load's
+thread writes it while the load runs. An operation that is due while too many are under way is not sent and counted as held
+back: the rate that was reached is stated, never assumed. *Standstill* is a span in which this process did not get to run
+at all, as when the machine was suspended: what was due then is left out, and nothing can be measured there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from itertools import pairwise
+from types import TracebackType
+from typing import Self
+
+import uvloop
+from lograft import aio
+from lograft.errors import LograftError, OutcomeUnknownError, TopicAlreadyExistsError
+from lograft.settings import REQUEST_TIMEOUT_MS
+from lograft.types import ConfigResource
+
+from integration_tests.cluster.wait import wait_for
+from integration_tests.quorum_proofs.ledger import Ledger, Register
+
+CONFIG = "description"
+CLIENTS = 8
+IN_FLIGHT_MAX = 2_000
+"""Operations under way at once."""
+CREATION_EVERY = 50
+"""One operation in so many creates a topic, once there are registers enough: the broker opens every topic, and is not the subject."""
+REGISTER_SECONDS = 3
+"""Registers for so many seconds of the rate, so that an outage does not stop the writes."""
+TICK_S = 0.01
+STANDSTILL_S_MIN = 1.0
+"""A tick that comes so late shows a standstill."""
+START_TIMEOUT_S = 120.0
+DRAIN_TIMEOUT_S = 60.0
+GROUP = 10
+"""Creations sent at once while the registers are made."""
+
+
+class Load:
+    """The load on the brokers at `bootstrap`; a context manager: it runs from the first register to the end.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        rate_per_s: operations a second.
+        request_timeout_ms: of each call.
+    """
+
+    def __init__(self, bootstrap: str, *, rate_per_s: int, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> None:
+        self.ledger = Ledger()
+        self.acknowledged_s: list[float] = []
+        self.failures: Counter[str] = Counter()
+        self.standstills: list[tuple[float, float]] = []
+        self.held_back = 0
+        self.longest_call_s = 0.0
+        self.running_since_s = 0.0
+        self._bootstrap = bootstrap
+        self._rate_per_s = rate_per_s
+        self._request_timeout_ms = request_timeout_ms
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._clients: list[aio.Admin] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._number = 0
+        self._topic_number = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            wait_for(
+                lambda: bool(self.running_since_s) or self._error is not None,
+                timeout_s=START_TIMEOUT_S,
+                what="the registers of the load",
+            )
+        except BaseException:
+            self.stop()
+            raise
+        self.check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send nothing more, wait for what is under way, and let the clients go. Idempotent."""
+        self._stop.set()
+        self._thread.join(DRAIN_TIMEOUT_S)
+        assert not self._thread.is_alive(), f"the load did not end within {DRAIN_TIMEOUT_S} s"
+
+    def check(self) -> None:
+        """Raise what ended the load, if something did."""
+        if self._error is not None:
+            raise RuntimeError("the load broke") from self._error
+
+    def acknowledged_since(self, when_s: float) -> bool:
+        """Whether an operation was acknowledged after a time of the monotonic clock."""
+        self.check()
+        return bool(self.acknowledged_s) and self.acknowledged_s[-1] > when_s
+
+    def longest_gap_s(self, start_s: float, end_s: float) -> float:
+        """Longest time without an acknowledgement that touches the given span of the monotonic clock."""
+        times = self.acknowledged_s
+        before = max((each for each in times if each <= start_s), default=start_s)
+        inside = [each for each in times if start_s < each < end_s]
+        points = [before, *inside, end_s]
+        return max(later - earlier for earlier, later in pairwise(points))
+
+    def stood_still(self, start_s: float, end_s: float) -> bool:
+        """Whether a standstill touches the given span of the monotonic clock."""
+        return any(began_s < end_s and ended_s > start_s for began_s, ended_s in self.standstills)
+
+    def standstill_s(self) -> float:
+        """Seconds of all standstills together."""
+        return sum(ended_s - began_s for began_s, ended_s in self.standstills)
+
+    def reached_per_s(self) -> float:
+        """Acknowledged operations a second since the registers were there: outages included, standstills not."""
+        counted = sum(when_s > self.running_since_s for when_s in self.acknowledged_s)
+        if not counted:
+            return 0.0
+        return counted / (self.acknowledged_s[-1] - self.running_since_s - self.standstill_s())
+
+    # -- in the load's thread
+
+    def _run(self) -> None:
+        try:
+            uvloop.run(self._main())
+        except BaseException as error:
+            self._error = error
+
+    async def _main(self) -> None:
+        timeout_ms = self._request_timeout_ms
+        self._clients = [aio.Admin(self._bootstrap, request_timeout_ms=timeout_ms) for _ in range(CLIENTS)]
+        try:
+            await self._make_registers()
+            self.running_since_s = time.monotonic()
+            loop = asyncio.get_running_loop()
+            ended: asyncio.Future[None] = loop.create_future()
+            loop.call_soon(self._tick, ended, time.monotonic(), 0, time.monotonic())
+            await ended
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            await asyncio.gather(*(client.close() for client in self._clients))
+
+    async def _make_registers(self) -> None:
+        while len(self.ledger.registers) < REGISTER_SECONDS * self._rate_per_s and not self._stop.is_set():
+            await asyncio.gather(*(self._create(self._next_client()) for _ in range(GROUP)))
+
+    def _tick(self, ended: asyncio.Future[None], started_s: float, sent: int, expected_s: float) -> None:
+        """Send what is due, and come again."""
+        if self._stop.is_set():
+            ended.set_result(None)
+            return
+        now_s = time.monotonic()
+        if now_s - expected_s >= STANDSTILL_S_MIN:
+            self.standstills.append((expected_s, now_s))
+            started_s += now_s - expected_s
+        due = int((now_s - started_s) * self._rate_per_s)
+        for _ in range(due - sent):
+            self._send()
+        loop = asyncio.get_running_loop()
+        loop.call_later(TICK_S, self._tick, ended, started_s, due, time.monotonic() + TICK_S)
+
+    def _send(self) -> None:
+        if len(self._tasks) >= IN_FLIGHT_MAX:
+            self.held_back += 1
+            return
+        self._number += 1
+        client = self._next_client()
+        if self._number % CREATION_EVERY == 0:
+            work = self._create(client)
+        else:
+            register = self.ledger.take_register()
+            if register is None:
+                self.held_back += 1
+                return
+            work = self._write(client, register)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _next_client(self) -> aio.Admin:
+        return self._clients[self._number % CLIENTS]
+
+    async def _create(self, client: aio.Admin) -> None:
+        self._topic_number += 1
+        topic = f"t{self._topic_number:06d}"
+        began_s = time.monotonic()
+        try:
+            created = await client.create_topic(topic)
+        except TopicAlreadyExistsError:
+            self.ledger.topic_repeated(topic)
+        except LograftError as error:
+            # The creation may have been acknowledged, and the description that follows it failed.
+            self.failures[f"create: {type(error).__name__}: {error.code.name}"] += 1
+            self.ledger.topic_unknown(topic)
+        else:
+            self.ledger.topic_acknowledged(topic, created.topic_id)
+            self._note_time(began_s)
+
+    async def _write(self, client: aio.Admin, register: Register) -> None:
+        began_s = time.monotonic()
+        try:
+            await client.alter_configs({ConfigResource.topic(register.topic): {CONFIG: str(register.sent)}})
+        except OutcomeUnknownError as error:
+            self.failures[f"write: {type(error).__name__}: {error.code.name}"] += 1
+            self.ledger.write_unknown(register)
+        except LograftError as error:
+            self.failures[f"write: {type(error).__name__}: {error.code.name}"] += 1
+            self.ledger.write_refused(register)
+        else:
+            self.ledger.write_acknowledged(register)
+            self._note_time(began_s)
+
+    def _note_time(self, began_s: float) -> None:
+        now_s = time.monotonic()
+        self.acknowledged_s.append(now_s)
+        self.longest_call_s = max(self.longest_call_s, now_s - began_s)

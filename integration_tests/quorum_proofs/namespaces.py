@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network of namespaces: one for each server, joined by a bridge, and links that can be cut one way without a sound.
+
+Owns namespaces, addresses and cuts. Everything is made inside namespaces of the calling process (network, mounts and
+process ids), so the kernel removes all of it when that process ends, however it ends, and nothing else on the machine is
+touched. `enter` starts a program again inside; it needs root or user namespaces for everybody.
+
+A cut is a neighbour entry with a hardware address that nobody has: what A sends to B leaves A and arrives nowhere, and
+nobody is told. It needs neither netfilter nor a traffic classifier. All entries are fixed from the start, so that no
+address resolution fails either.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+
+BRIDGE = "lograft0"
+NETWORK = "10.77.0"
+OUTSIDE = 254
+"""Last byte of the address of the bridge: of the clients, which nothing cuts off."""
+PORT = 9641
+NOBODY = "02:00:00:00:ff:ff"
+COMMAND_TIMEOUT_S = 20.0
+INSIDE = "LOGRAFT_INSIDE_NAMESPACES"
+UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+AS_USER = ("--map-root-user",)
+
+
+def why_not() -> tuple[str, ...] | str:
+    """Return the command that runs another one in namespaces of its own, or the reason why there is none."""
+    for program in ("unshare", "ip"):
+        if shutil.which(program) is None:
+            return f"there is no program `{program}`"
+    reason = ""
+    for more in ((), AS_USER):
+        command = (*UNSHARE, *more)
+        trial = "mount -t tmpfs none /run && ip netns add trial && ip link add trial type bridge"
+        done = subprocess.run(
+            [*command, "sh", "-c", trial], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+        )
+        if done.returncode == 0:
+            return command
+        reason = done.stderr.strip()
+    return f"network namespaces are not permitted: {reason}"
+
+
+def is_inside() -> bool:
+    """Whether this process was started inside by `why_not`'s command."""
+    return os.environ.get(INSIDE) == "1"
+
+
+def run(*arguments: str) -> None:
+    """Run a command; raises RuntimeError with what it said when it fails."""
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
+
+
+class Namespaces:
+    """A namespace for each name, all reachable from each other and from outside. Only inside (`is_inside`).
+
+    It is the place of a cluster: `integration_tests.cluster.cluster.Place`.
+    """
+
+    arguments: Sequence[str] = ("--insecure-plaintext",)
+
+    def __init__(self, names: Iterable[str]) -> None:
+        assert is_inside(), "namespaces are made inside of others only"
+        self._numbers = {name: number for number, name in enumerate(names, 1)}
+        run("mount", "-t", "tmpfs", "none", "/run")
+        run("ip", "link", "set", "lo", "up")
+        run("ip", "link", "add", BRIDGE, "type", "bridge")
+        run("ip", "link", "set", BRIDGE, "address", _hardware(OUTSIDE))
+        run("ip", "address", "add", f"{NETWORK}.{OUTSIDE}/24", "dev", BRIDGE)
+        run("ip", "link", "set", BRIDGE, "up")
+        for name, number in self._numbers.items():
+            self._add(name, number)
+
+    def _add(self, name: str, number: int) -> None:
+        run("ip", "netns", "add", name)
+        run("ip", "link", "add", f"to{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+        run("ip", "link", "set", f"to{number}", "master", BRIDGE, "up")
+        inside = ("ip", "-n", name)
+        run(*inside, "link", "set", "lo", "up")
+        run(*inside, "link", "set", "eth0", "address", _hardware(number))
+        run(*inside, "address", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
+        run(*inside, "link", "set", "eth0", "up")
+        for other in (*self._numbers.values(), OUTSIDE):
+            if other != number:
+                self._set_neighbour(name, other, _hardware(other))
+        run(
+            "ip",
+            "neigh",
+            "replace",
+            f"{NETWORK}.{number}",
+            "lladdr",
+            _hardware(number),
+            "dev",
+            BRIDGE,
+            "nud",
+            "permanent",
+        )
+
+    def address(self, name: str) -> str:
+        """Address to listen on."""
+        return f"{NETWORK}.{self._numbers[name]}:{PORT}"
+
+    def prefix(self, name: str) -> Sequence[str]:
+        """Command that runs another one in the namespace."""
+        return ("ip", "netns", "exec", name)
+
+    def cut(self, senders: Iterable[str], receivers: Iterable[str]) -> None:
+        """Lose everything that one of `senders` sends to one of `receivers`; the way back stays."""
+        self._each(senders, receivers, lambda number: NOBODY)
+
+    def heal(self) -> None:
+        """Let everything through again."""
+        self._each(self._numbers, self._numbers, _hardware)
+
+    def _each(self, senders: Iterable[str], receivers: Iterable[str], hardware: Callable[[int], str]) -> None:
+        targets = [self._numbers[name] for name in receivers]
+        for sender in senders:
+            for number in targets:
+                if number != self._numbers[sender]:
+                    self._set_neighbour(sender, number, hardware(number))
+
+    def _set_neighbour(self, name: str, number: int, hardware: str) -> None:
+        entry = (f"{NETWORK}.{number}", "lladdr", hardware, "dev", "eth0", "nud", "permanent")
+        run("ip", "-n", name, "neigh", "replace", *entry)
+
+
+def _hardware(number: int) -> str:
+    return f"02:00:00:00:00:{number:02x}"
