@@ -200,7 +200,9 @@ class Partitions(Sequence[PartitionImage]):
             opened = self._open if self._open is not None and block == self._open_number else None
             if opened is None:
                 opened = partition_blocks.open_block(self._blocks[block])
-            settled = {each: is_settled(partition_blocks.decode_members(each)) for each in set(opened.members)}
+            settled = {
+                each: is_settled(partition_blocks.decode_members(each)) for each in dict.fromkeys(opened.members)
+            }
             for entry in partition_blocks.entries(opened, number % BLOCK_PARTITIONS):
                 yield None if settled[entry[0]] else _image(number, entry)
                 number += 1
@@ -301,10 +303,6 @@ class PartitionCounts:
     def add(self, partition: PartitionImage) -> None:
         """Count one partition."""
         self.move(partition, 1)
-
-    def remove(self, partition: PartitionImage) -> None:
-        """Count one partition less."""
-        self.move(partition, -1)
 
     def replace(self, old: PartitionImage, new: PartitionImage) -> None:
         """Count a changed partition; cheap when only in-sync replicas or epochs differ."""

@@ -39,6 +39,7 @@ from metaquorum.controller.image_rows import Row
 from metaquorum.raft.effects import VotersChange
 from metaquorum.raft.types import Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
+from metaquorum.runtime.collector import collector_off
 from metaquorum.runtime.control_codec import decode_control_record, encode_control_record
 from metaquorum.runtime.row_codec import decode_row, encode_row
 from metaquorum.runtime.wire_fields import InvalidMessageError
@@ -279,14 +280,15 @@ def read_image(database: Rdict, directory: Path) -> tuple[LoadedImage, list[byte
     rows = 0
     old_keys: list[bytes] = []
     try:
-        for key, value in items(database):
-            if key == STATE_KEY:
-                state = ImageState.decode(value)
-                continue
-            image_rows.add_row(image, decode_row(key, value))
-            rows += 1
-            if image_rows.is_old(key):
-                old_keys.append(key)
+        with collector_off():
+            for key, value in items(database):
+                if key == STATE_KEY:
+                    state = ImageState.decode(value)
+                    continue
+                image_rows.add_row(image, decode_row(key, value))
+                rows += 1
+                if image_rows.is_old(key):
+                    old_keys.append(key)
         voters = None if state is None else state.voters
     except Exception as error:
         # Damage shows as an exception of RocksDB, of the codec, or as a record that contradicts the image.
