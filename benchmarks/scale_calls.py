@@ -35,8 +35,9 @@ _REFUSED = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNIMPLEMENTED,
 )
-"""What may be sent again: every change here is the same when it comes twice."""
+"""What is sent again, elsewhere: changes may come twice, and a node in its first start serves nothing yet."""
 
 
 @dataclass(slots=True)
