@@ -174,6 +174,13 @@ def test_damaged_block_is_refused(data: bytes) -> None:
         Partitions().add_block(0, data)
 
 
+def test_members_that_stand_twice_are_another_form() -> None:
+    """Two numbers for the same members."""
+    data = struct.pack(">HH2B4I2I", 2, 2, 0, 1, 0, 0, 0, 0, len(GOOD), 2 * len(GOOD)) + GOOD + GOOD
+    with pytest.raises(AssertionError, match="one form"):
+        Partitions().add_block(0, data)
+
+
 def test_members_in_another_order_are_another_form() -> None:
     """A block has one form, else digests of equal images would differ."""
     other = partition_blocks.encode_members(None, (1, 2), (1,), (), (), (), ())
