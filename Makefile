@@ -10,10 +10,11 @@ ROUNDS ?= 20
 RUNS ?= 2000
 N ?= 20000
 INPUT ?=
+PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs kill-broker fuzz crash corrupt realdisk bench bench-quorum clean
+        kill-quorum quorum-proofs kill-broker fuzz crash corrupt realdisk bench bench-quorum bench-scale clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +100,9 @@ bench: $(INSTALLED) ## Throughput and latency beside their ceilings; writes benc
 
 bench-quorum: $(INSTALLED) ## Metadata changes of three voters beside three members of etcd (ETCD=program)
 	$(BIN)/python -m benchmarks.quorum_run $(if $(ETCD),--etcd '$(ETCD)')
+
+bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
+	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)
 
 clean: ## Remove the virtual environment and build folders
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .coverage htmlcov

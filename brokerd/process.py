@@ -18,6 +18,7 @@ from brokerd.errors import BrokerError
 from brokerd.event_loop import new_event_loop
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
+from metaquorum.runtime.collector import freeze_started
 from metaquorum.runtime.quorum_node import QuorumError
 from metaquorum.server import ServerError
 from metaquorum.settings import SettingsError
@@ -71,6 +72,7 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[BrokerServer], No
             await asyncio.gather(starting, return_exceptions=True)
             return
         starting.result()
+        freeze_started()
         ready = asyncio.create_task(_announce(server, on_ready), name="ready")
         failed = asyncio.create_task(server.wait_failed(), name="failed")
         try:

@@ -18,6 +18,7 @@ from typing import Annotated, Final
 import typer
 from lograft.wire.malloc import tune_allocator
 
+from metaquorum.runtime.collector import freeze_started
 from metaquorum.runtime.election_store import VoteFileLostError
 from metaquorum.runtime.first_start import (
     FirstStartRefusedError,
@@ -239,6 +240,7 @@ async def serve(server: QuorumServer) -> None:
         return
     try:
         await starting
+        freeze_started()
         stopped = loop.create_task(server.wait_stopped())
         await asyncio.wait((waiting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if stopped.done():

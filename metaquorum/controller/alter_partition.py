@@ -44,7 +44,7 @@ def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:
         result = _alter(image, topic, command.broker_id, proposal)
         if topic is not None and isinstance(result, PartitionImage):
             before = topic.partitions[proposal.partition]
-            if result is not before:
+            if result != before:
                 result = completed(topic, result, fit.__contains__)
                 records.append(record_of(topic.topic_id, before, result))
         results.append(result)
@@ -54,7 +54,7 @@ def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:
 def _alter(
     image: AppendedImage, topic: TopicImage | None, broker_id: int, proposal: IsrProposal
 ) -> PartitionImage | Refusal:
-    """Return the partition as proposed, the same object if that is what it is; or the refusal."""
+    """Return the partition as proposed, equal to what it is if nothing changes; or the refusal."""
     if topic is None:
         return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic with the id {proposal.topic_id.hex()}")
     if not 0 <= proposal.partition < len(topic.partitions):

@@ -206,10 +206,6 @@ class AppendedImage:
         if old.leader_id is not None and old.leader_id != new.leader_id:
             self._left_leadership[old.leader_id] = self._offset + 1
 
-    def shared_ids(self, node_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tuple itself: the overlay is short-lived."""
-        return node_ids
-
     def put_other_config(self, record: ConfigRecord) -> None:
         """Set or remove a config of a broker or of the cluster, in the overlay's own copy."""
         configs = dict(self.configs_of(record.resource, record.resource_name))

@@ -19,6 +19,7 @@ from metaquorum.controller.commands import Decision, Done, ElectPreferredLeaders
 from metaquorum.controller.configs import settings_of
 from metaquorum.controller.isr import IsrState, change_record, changed_isr, min_insync_replicas
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
+from metaquorum.controller.partition_blocks import Members
 from metaquorum.controller.records import (
     BrokerChangeRecord,
     ConfigResource,
@@ -163,11 +164,17 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
         command = SweepPartitions(unclean=tuple(broker.broker_epoch for broker in unclean))
     lossy = [broker.broker_id for broker in unclean]
 
+    def is_settled(members: Members) -> bool:
+        return members.leader_id is not None and fit.issuperset(members.isr)
+
     def changes(topic: TopicImage, first: int) -> Iterator[PartitionChangeRecord | None]:
         rules = rules_of(image, topic)
         lacking = _lossy_for(image, topic, lossy)
-        partitions = topic.partitions[first:] if first else topic.partitions
-        return (partition_change(topic.topic_id, each, fit.__contains__, lacking, rules) for each in partitions)
+        partitions = topic.partitions.from_number(first) if lacking else topic.partitions.unsettled(first, is_settled)
+        return (
+            None if each is None else partition_change(topic.topic_id, each, fit.__contains__, lacking, rules)
+            for each in partitions
+        )
 
     records, cursor = _slice(image, command.cursor, changes)
     if cursor is not None:
@@ -195,7 +202,8 @@ def elect_preferred(image: AppendedImage, command: ElectPreferredLeaders) -> Dec
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
 
     def changes(topic: TopicImage, first: int) -> Iterator[PartitionChangeRecord | None]:
-        return (preferred_change(topic.topic_id, each, fit.__contains__) for each in topic.partitions[first:])
+        partitions = topic.partitions.from_number(first)
+        return (preferred_change(topic.topic_id, each, fit.__contains__) for each in partitions)
 
     records, cursor = _slice(image, command.cursor, changes)
     then = None if cursor is None else ElectPreferredLeaders(cursor=cursor)

@@ -42,7 +42,7 @@ class MetadataImage:
         self._features: dict[str, int] = {}
         self._other_configs: dict[tuple[ConfigResource, str], dict[str, str]] = {}
         self._producer_ids: ProducerIdsRecord | None = None
-        self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._unsealed: dict[bytes, TopicImage] = {}
         self._metadata_offset = 0
 
     @property
@@ -119,9 +119,12 @@ class MetadataImage:
         self._metadata_offset = offset + 1
 
     def advance(self, next_offset: int) -> None:
-        """Move the offset over records that change nothing (those of the quorum itself)."""
+        """Move the offset to the end of a batch: over records that change nothing , and pack what it changed."""
         assert next_offset >= self._metadata_offset, f"advance to {next_offset} below {self._metadata_offset}"
         self._metadata_offset = next_offset
+        for topic in self._unsealed.values():
+            topic.partitions.seal()
+        self._unsealed.clear()
 
     def reset_offset(self, next_offset: int) -> None:
         """Set the offset of an image that was filled from rows instead of from the log."""
@@ -151,7 +154,21 @@ class MetadataImage:
 
     def topic_for_change(self, topic_id: bytes) -> TopicImage | None:
         """Return a topic to be changed in place."""
-        return self._topics.get(topic_id)
+        topic = self._topics.get(topic_id)
+        if topic is not None:
+            self._unsealed[topic_id] = topic
+        return topic
+
+    def put_block(self, topic_id: bytes, number: int, data: bytes) -> None:
+        """Add a block of partitions off a row, the next one of its topic.
+
+        Raises:
+            AssertionError, struct.error, IndexError: it is damaged, or does not fit the image.
+        """
+        topic = self._topics.get(topic_id)
+        assert topic is not None, f"block {number} of unknown topic {topic_id.hex()}"
+        for members, count in topic.partitions.add_block(number, data):
+            self._counts.move(members, count)
 
     def drop_topic(self, topic: TopicImage) -> None:
         """Remove a topic."""
@@ -161,10 +178,6 @@ class MetadataImage:
 
     def note_leader(self, old: PartitionImage, new: PartitionImage) -> None:
         """Do nothing: only decisions ask when a leadership ended."""
-
-    def shared_ids(self, node_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return one object for equal tuples: a million partitions have few different replica lists."""
-        return self._shared.setdefault(node_ids, node_ids)
 
     def put_other_config(self, record: ConfigRecord) -> None:
         """Set or remove a config of a broker or of the cluster."""

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image as rows: one key and one record for every broker, topic, partition, config and feature.
+"""An image as rows: one key and one record for every broker, topic, config and feature, one for up to 128 partitions.
 
 Owns the keys and which rows a record touches, so that a store can keep an image as a sorted table and bring it up to
 date record by record. Rows in key order are a complete image: replaying them rebuilds it. Persistent format; keys, all
 integers big-endian:
 
-    | row            | key                                                | record                             |
+    | row            | key                                                | value                              |
     |----------------|----------------------------------------------------|------------------------------------|
     | feature        | 01, name                                           | FeatureLevelRecord                 |
     | broker         | 02, broker id (4), 00                              | BrokerRecord with its broker epoch |
     | broker leaving | 02, broker id (4), 01; only in controlled shutdown | BrokerChangeRecord                 |
     | topic          | 03, topic id (16)                                  | TopicRecord                        |
-    | partition      | 04, topic id (16), partition (4)                   | PartitionRecord                    |
+    | partition      | 04, topic id (16), partition (4)                   | PartitionRecord; up to format 2    |
     | topic config   | 05, topic id (16), name                            | ConfigRecord                       |
     | other config   | 06, resource (1), resource name, 00, name          | ConfigRecord                       |
     | producer ids   | 07                                                 | ProducerIdsRecord                  |
+    | partitions     | 08, topic id (16), block (4)                       | block (`partition_blocks.py`)      |
 
+Rows of single partitions are read and never written: `is_old` tells a store to write the blocks in their place.
 Key 00 belongs to the store.
 """
 
@@ -23,9 +25,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, assert_never
 
 from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.partition_blocks import BLOCK_PARTITIONS
 from metaquorum.controller.records import (
     BrokerChangeRecord,
     BrokerRecord,
@@ -41,19 +45,32 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from metaquorum.controller.state import BrokerImage, PartitionImage
+from metaquorum.controller.state import BrokerImage, TopicImage
 
 _FEATURE: Final = 1
 _BROKER: Final = 2
 _TOPIC: Final = 3
-_PARTITION: Final = 4
+_OLD_PARTITION: Final = 4
 _TOPIC_CONFIG: Final = 5
 _OTHER_CONFIG: Final = 6
 _PRODUCER_IDS: Final = 7
+_BLOCK: Final = 8
 
 _BROKER_KEY: Final = struct.Struct(">BIB")
-_PARTITION_KEY: Final = struct.Struct(">B16sI")
+_BLOCK_KEY: Final = struct.Struct(">B16sI")
 _PRODUCER_IDS_KEY: Final = bytes([_PRODUCER_IDS])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionBlock:
+    """The row of partitions `128 * number` and the following of a topic; `data` is a block."""
+
+    topic_id: bytes
+    number: int
+    data: bytes
+
+
+Row = MetadataRecord | PartitionBlock
 
 
 def feature_key(name: str) -> bytes:
@@ -71,9 +88,26 @@ def topic_key(topic_id: bytes) -> bytes:
     return bytes([_TOPIC]) + topic_id
 
 
-def partition_key(topic_id: bytes, partition: int) -> bytes:
-    """Return the key of a partition."""
-    return _PARTITION_KEY.pack(_PARTITION, topic_id, partition)
+def block_key(topic_id: bytes, number: int) -> bytes:
+    """Return the key of a block of partitions."""
+    return _BLOCK_KEY.pack(_BLOCK, topic_id, number)
+
+
+def block_place(key: bytes) -> tuple[bytes, int] | None:
+    """Return topic id and number of a block of partitions; None for the key of another row.
+
+    Raises:
+        struct.error: it is too long or too short.
+    """
+    if key[0] != _BLOCK:
+        return None
+    _, topic_id, number = _BLOCK_KEY.unpack(key)
+    return topic_id, number
+
+
+def is_old(key: bytes) -> bool:
+    """True for a row that an earlier format has and this one has no more."""
+    return key[0] == _OLD_PARTITION
 
 
 def config_key(resource: ConfigResource, resource_name: str, name: str) -> bytes:
@@ -92,7 +126,7 @@ def touched_keys(record: MetadataRecord, before: MetadataImage) -> list[bytes]:
     """
     match record:
         case PartitionRecord() | PartitionChangeRecord():
-            return [partition_key(record.topic_id, record.partition)]
+            return [block_key(record.topic_id, record.partition // BLOCK_PARTITIONS)]
         case TopicRecord():
             return [topic_key(record.topic_id)]
         case RemoveTopicRecord():
@@ -115,13 +149,31 @@ def _topic_keys(topic_id: bytes, image: MetadataImage) -> list[bytes]:
     topic = image.topic_by_id(topic_id)
     assert topic is not None, f"removal of unknown topic {topic_id.hex()}"
     keys = [topic_key(topic_id)]
-    keys.extend(partition_key(topic_id, partition.partition) for partition in topic.partitions)
+    keys.extend(block_keys(topic))
     keys.extend(config_key(ConfigResource.TOPIC, topic_id.hex(), name) for name in topic.configs)
     return keys
 
 
-def row(image: MetadataImage, key: bytes) -> MetadataRecord | None:
-    """Return the record of the row at `key`, or None when the image has no such row."""
+def block_keys(topic: TopicImage) -> Iterator[bytes]:
+    """Iterate over the keys of a topic's blocks of partitions, ascending."""
+    return (block_key(topic.topic_id, number) for number in range(len(topic.partitions.blocks())))
+
+
+def add_row(image: MetadataImage, row: Row) -> None:
+    """Add a row to an image that is filled in key order; it has no offset before `MetadataImage.reset_offset`.
+
+    Raises:
+        AssertionError, struct.error, IndexError: the row is damaged or contradicts the image.
+    """
+    if isinstance(row, PartitionBlock):
+        image.put_block(row.topic_id, row.number, row.data)
+    else:
+        # Rows are states, not facts in time: the offset is set once, at the end.
+        image.replay(row, image.metadata_offset)
+
+
+def row(image: MetadataImage, key: bytes) -> Row | None:
+    """Return what stands in the row at `key`, or None when the image has no such row."""
     match key[0]:
         case 1:
             name = key[1:].decode()
@@ -134,10 +186,6 @@ def row(image: MetadataImage, key: bytes) -> MetadataRecord | None:
         case 3:
             topic = image.topic_by_id(key[1:])
             return None if topic is None else TopicRecord(topic=topic.topic, topic_id=topic.topic_id)
-        case 4:
-            topic_id, number = key[1:17], int.from_bytes(key[17:], "big")
-            topic = image.topic_by_id(topic_id)
-            return None if topic is None else partition_row(topic_id, topic.partitions[number])
         case 5:
             topic_id, name = key[1:17], key[17:].decode()
             topic = image.topic_by_id(topic_id)
@@ -148,26 +196,20 @@ def row(image: MetadataImage, key: bytes) -> MetadataRecord | None:
             resource_name, name = key[2:].decode().split("\x00", 1)
             value = image.configs_of(resource, resource_name).get(name)
             return None if value is None else _config_row(resource, resource_name, name, value)
+        case 8:
+            _, topic_id, number = _BLOCK_KEY.unpack(key)
+            topic = image.topic_by_id(topic_id)
+            return None if topic is None else _block_row(topic, number)
         case _:
             assert key == _PRODUCER_IDS_KEY, f"no row has the key {key.hex()}"
             return image.producer_ids
 
 
-def partition_row(topic_id: bytes, partition: PartitionImage) -> PartitionRecord:
-    """Return the record that creates a partition as it is."""
-    return PartitionRecord(
-        topic_id=topic_id,
-        partition=partition.partition,
-        replicas=partition.replicas,
-        isr=partition.isr,
-        leader_id=partition.leader_id,
-        leader_epoch=partition.leader_epoch,
-        partition_epoch=partition.partition_epoch,
-        elr=partition.elr,
-        last_known_elr=partition.last_known_elr,
-        adding=partition.adding,
-        removing=partition.removing,
-    )
+def _block_row(topic: TopicImage, number: int) -> PartitionBlock | None:
+    blocks = topic.partitions.blocks()
+    if number >= len(blocks):
+        return None
+    return PartitionBlock(topic_id=topic.topic_id, number=number, data=blocks[number])
 
 
 def _broker_row(broker: BrokerImage, *, second: bool) -> MetadataRecord | None:
@@ -208,9 +250,6 @@ def all_keys(image: MetadataImage) -> Iterator[bytes]:
     for topic in image.topics_by_id():
         yield topic_key(topic.topic_id)
     for topic in image.topics_by_id():
-        for partition in topic.partitions:
-            yield partition_key(topic.topic_id, partition.partition)
-    for topic in image.topics_by_id():
         for name in sorted(topic.configs, key=str.encode):
             yield config_key(ConfigResource.TOPIC, topic.topic_id.hex(), name)
     yield from sorted(
@@ -220,11 +259,13 @@ def all_keys(image: MetadataImage) -> Iterator[bytes]:
     )
     if image.producer_ids is not None:
         yield _PRODUCER_IDS_KEY
+    for topic in image.topics_by_id():
+        yield from block_keys(topic)
 
 
-def all_rows(image: MetadataImage) -> Iterator[tuple[bytes, MetadataRecord]]:
-    """Iterate over (key, record) of the whole image in key order."""
+def all_rows(image: MetadataImage) -> Iterator[tuple[bytes, Row]]:
+    """Iterate over (key, row) of the whole image in key order."""
     for key in all_keys(image):
-        record = row(image, key)
-        assert record is not None, f"key {key.hex()} of the image has no row"
-        yield key, record
+        found = row(image, key)
+        assert found is not None, f"key {key.hex()} of the image has no row"
+        yield key, found

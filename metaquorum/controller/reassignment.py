@@ -52,7 +52,7 @@ def reassign(image: AppendedImage, settings: ControllerSettings, command: Reassi
         topic = image.topic_by_name(each.topic)
         if topic is not None and isinstance(result, PartitionImage):
             before = topic.partitions[each.partition]
-            if result is not before:
+            if result != before:
                 records.append(record_of(topic.topic_id, before, result))
     return Decision(response=PartitionsAltered(results=tuple(results)), records=tuple(records))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol, assert_never
 
+from metaquorum.controller.partition_blocks import is_possible
 from metaquorum.controller.records import (
     BrokerChangeRecord,
     BrokerRecord,
@@ -66,10 +67,6 @@ class ImageTables(Protocol):
         """Learn that a partition changed from `old` to `new`."""
         ...
 
-    def shared_ids(self, node_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return an equal tuple, the same object for equal arguments where that saves memory."""
-        ...
-
     def put_other_config(self, record: ConfigRecord) -> None:
         """Set or remove a config that belongs to no topic."""
         ...
@@ -95,8 +92,8 @@ def apply(tables: ImageTables, record: MetadataRecord, offset: int) -> None:
         case RemoveTopicRecord():
             topic = tables.topic_for_change(record.topic_id)
             assert topic is not None, f"offset {offset}: removal of unknown topic {record.topic_id.hex()}"
-            for partition in topic.partitions:
-                tables.counts.remove(partition)
+            for members, count in topic.partitions.tally():
+                tables.counts.move(members, -count)
             tables.drop_topic(topic)
         case ConfigRecord():
             _set_config(tables, record)
@@ -121,18 +118,18 @@ def _create_partition(tables: ImageTables, record: PartitionRecord) -> None:
     topic = tables.topic_for_change(record.topic_id)
     assert topic is not None, f"partition {record.partition} of unknown topic {record.topic_id.hex()}"
     assert record.partition == len(topic.partitions), f"{topic.topic}: partition {record.partition} out of turn"
-    replicas = tables.shared_ids(record.replicas)
+    replicas = record.replicas
     partition = PartitionImage(
         record.partition,
         replicas,
-        replicas if record.isr == replicas else tables.shared_ids(record.isr),
+        replicas if record.isr == replicas else record.isr,
         record.leader_id,
         record.leader_epoch,
         record.partition_epoch,
-        tables.shared_ids(record.elr),
-        tables.shared_ids(record.last_known_elr),
-        tables.shared_ids(record.adding),
-        tables.shared_ids(record.removing),
+        record.elr,
+        record.last_known_elr,
+        record.adding,
+        record.removing,
     )
     _check_partition(topic, partition)
     topic.partitions.append(partition)
@@ -144,8 +141,8 @@ def _change_partition(tables: ImageTables, record: PartitionChangeRecord) -> Non
     assert topic is not None, f"change of partition {record.partition} of unknown topic {record.topic_id.hex()}"
     assert record.partition < len(topic.partitions), f"{topic.topic}: change of unknown partition {record.partition}"
     old = topic.partitions[record.partition]
-    replicas = old.replicas if record.replicas is None else tables.shared_ids(record.replicas)
-    isr = old.isr if record.isr is None else tables.shared_ids(record.isr)
+    replicas = old.replicas if record.replicas is None else record.replicas
+    isr = old.isr if record.isr is None else record.isr
     new = PartitionImage(
         old.partition,
         replicas,
@@ -153,10 +150,10 @@ def _change_partition(tables: ImageTables, record: PartitionChangeRecord) -> Non
         old.leader_id if record.leader is None else record.leader.leader_id,
         old.leader_epoch + (record.leader is not None),
         old.partition_epoch + 1,
-        old.elr if record.elr is None else tables.shared_ids(record.elr),
-        old.last_known_elr if record.last_known_elr is None else tables.shared_ids(record.last_known_elr),
-        old.adding if record.adding is None else tables.shared_ids(record.adding),
-        old.removing if record.removing is None else tables.shared_ids(record.removing),
+        old.elr if record.elr is None else record.elr,
+        old.last_known_elr if record.last_known_elr is None else record.last_known_elr,
+        old.adding if record.adding is None else record.adding,
+        old.removing if record.removing is None else record.removing,
     )
     _check_partition(topic, new)
     topic.partitions[record.partition] = new
@@ -165,12 +162,9 @@ def _change_partition(tables: ImageTables, record: PartitionChangeRecord) -> Non
 
 
 def _check_partition(topic: TopicImage, partition: PartitionImage) -> None:
-    replicas, isr = partition.replicas, partition.isr
-    in_sync = isr is replicas or all(node_id in replicas for node_id in isr)
-    led = partition.leader_id is None or partition.leader_id in isr
-    eligible = all(node_id in replicas and node_id not in isr for node_id in partition.elr)
-    moving = all(node_id in replicas for node_id in (*partition.adding, *partition.removing))
-    possible = bool(isr) and in_sync and led and eligible and moving
+    possible = is_possible(
+        partition.leader_id, partition.replicas, partition.isr, partition.elr, partition.adding, partition.removing
+    )
     assert possible, f"{topic.topic}: impossible {partition}"
 
 

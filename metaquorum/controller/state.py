@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brokers, topics and partitions as an image holds them, and the counts over them.
 
-Owns the value types. They are compact, because one process may hold a million partitions: slots, shared tuples of node
-ids, no per-partition dictionaries.
+Owns the value types, and the table of a topic's partitions. That is compact, because one process may hold a million
+partitions: they lie packed in blocks (`partition_blocks.py`), and a `PartitionImage` is made when somebody looks at one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import overload
+
+from metaquorum.controller import partition_blocks
+from metaquorum.controller.partition_blocks import BLOCK_PARTITIONS, Members, OpenBlock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,184 @@ class PartitionImage:
     removing: tuple[int, ...] = ()
 
 
+def _members(partition: PartitionImage) -> bytes:
+    return partition_blocks.encode_members(
+        partition.leader_id,
+        partition.replicas,
+        partition.isr,
+        partition.elr,
+        partition.last_known_elr,
+        partition.adding,
+        partition.removing,
+    )
+
+
+def _image(number: int, entry: tuple[bytes, int, int]) -> PartitionImage:
+    data, leader_epoch, partition_epoch = entry
+    members = partition_blocks.decode_members(data)
+    return PartitionImage(
+        number,
+        members.replicas,
+        members.isr,
+        members.leader_id,
+        leader_epoch,
+        partition_epoch,
+        members.elr,
+        members.last_known_elr,
+        members.adding,
+        members.removing,
+    )
+
+
+class Partitions(Sequence[PartitionImage]):
+    """The partitions of a topic by number, packed; one block at a time is open for changes until `seal`.
+
+    Args:
+        partitions: those to begin with, numbered from 0.
+    """
+
+    __slots__ = ("_blocks", "_count", "_open", "_open_number")
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __init__(self, partitions: Sequence[PartitionImage] = ()) -> None:
+        self._blocks: list[bytes] = []
+        self._count = 0
+        # Of the block that is open, what `_blocks` has is out of date.
+        self._open: OpenBlock | None = None
+        self._open_number = 0
+        for partition in partitions:
+            self.append(partition)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> PartitionImage: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[PartitionImage]: ...
+
+    def __getitem__(self, number: int | slice) -> PartitionImage | list[PartitionImage]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(self._count))]
+        number = self._checked(number)
+        block, place = divmod(number, BLOCK_PARTITIONS)
+        if self._open is not None and block == self._open_number:
+            opened = self._open
+            return _image(number, (opened.members[place], opened.leader_epochs[place], opened.partition_epochs[place]))
+        return _image(number, partition_blocks.entry(self._blocks[block], place))
+
+    def __setitem__(self, number: int, partition: PartitionImage) -> None:
+        number = self._checked(number)
+        assert partition.partition == number, f"partition {partition.partition} at {number}"
+        block, place = divmod(number, BLOCK_PARTITIONS)
+        opened = self._opened(block)
+        opened.members[place] = _members(partition)
+        opened.leader_epochs[place] = partition.leader_epoch
+        opened.partition_epochs[place] = partition.partition_epoch
+
+    def __iter__(self) -> Iterator[PartitionImage]:
+        return self.from_number(0)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Partitions):
+            return NotImplemented
+        return self._count == other._count and self.blocks() == other.blocks()
+
+    def __repr__(self) -> str:
+        return f"Partitions({list(self)!r})"
+
+    def append(self, partition: PartitionImage) -> None:
+        """Add the next partition."""
+        assert partition.partition == self._count, f"partition {partition.partition} after {self._count}"
+        block = self._count // BLOCK_PARTITIONS
+        opened = self._opened(block)
+        opened.members.append(_members(partition))
+        opened.leader_epochs.append(partition.leader_epoch)
+        opened.partition_epochs.append(partition.partition_epoch)
+        self._count += 1
+
+    def from_number(self, first: int) -> Iterator[PartitionImage]:
+        """Iterate over the partitions from a number on."""
+        for partition in self.unsettled(first, _never):
+            assert partition is not None, "none was to be left out"
+            yield partition
+
+    def unsettled(self, first: int, is_settled: Callable[[Members], bool]) -> Iterator[PartitionImage | None]:
+        """Go over the partitions from a number on, with None for those whose members are settled.
+
+        Args:
+            first: number of the first one.
+            is_settled: asked once for each distinct members of a block, so that what need not be looked at costs little.
+        """
+        number = first
+        for block in range(first // BLOCK_PARTITIONS, len(self._blocks)):
+            opened = self._open if self._open is not None and block == self._open_number else None
+            if opened is None:
+                opened = partition_blocks.open_block(self._blocks[block])
+            settled = {
+                each: is_settled(partition_blocks.decode_members(each)) for each in dict.fromkeys(opened.members)
+            }
+            for entry in partition_blocks.entries(opened, number % BLOCK_PARTITIONS):
+                yield None if settled[entry[0]] else _image(number, entry)
+                number += 1
+
+    def tally(self) -> Iterator[tuple[Members, int]]:
+        """Members that occur, and how many partitions have them; the same ones may come more than once."""
+        return partition_blocks.tally(self.blocks())
+
+    def blocks(self) -> list[bytes]:
+        """Return all blocks; to be read only."""
+        self.seal()
+        return self._blocks
+
+    def add_block(self, number: int, data: bytes) -> Iterator[tuple[Members, int]]:
+        """Add a whole block from outside, the next one; returns what `tally` says of it.
+
+        Raises:
+            AssertionError, struct.error, IndexError: it is damaged, or not the next one.
+        """
+        assert number * BLOCK_PARTITIONS == self._count, f"block {number} after {self._count} partitions"
+        partition_blocks.check(data)
+        self._blocks.append(data)
+        self._count += partition_blocks.partition_count(data)
+        return partition_blocks.tally((data,))
+
+    def seal(self) -> None:
+        """Pack the block that is open, if there is one."""
+        if self._open is not None:
+            self._blocks[self._open_number] = self._open.pack()
+            self._open = None
+
+    def copy(self) -> Partitions:
+        """Return partitions that can be changed without changing these; packed blocks are shared."""
+        other = Partitions()
+        other._blocks = list(self.blocks())
+        other._count = self._count
+        return other
+
+    def _checked(self, number: int) -> int:
+        if not -self._count <= number < self._count:
+            raise IndexError(f"partition {number} of {self._count}")
+        return number % self._count
+
+    def _opened(self, block: int) -> OpenBlock:
+        if self._open is None or block != self._open_number:
+            self.seal()
+            if block == len(self._blocks):
+                self._blocks.append(b"")
+                self._open = OpenBlock()
+            else:
+                self._open = partition_blocks.open_block(self._blocks[block])
+            self._open_number = block
+        return self._open
+
+
+def _never(_: Members) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class TopicImage:
     """A topic: name, id, partitions (index = number) and the configs that were set for it.
@@ -88,7 +271,7 @@ class TopicImage:
 
     topic: str
     topic_id: bytes
-    partitions: list[PartitionImage] = field(default_factory=list[PartitionImage])
+    partitions: Partitions = field(default_factory=Partitions)
     configs: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -97,8 +280,8 @@ class TopicImage:
         return len(self.partitions[0].replicas) if self.partitions else 0
 
     def copy(self) -> TopicImage:
-        """Return a topic that can be changed without changing this one; the partitions are shared, being frozen."""
-        return TopicImage(self.topic, self.topic_id, list(self.partitions), dict(self.configs))
+        """Return a topic that can be changed without changing this one; packed partitions are shared."""
+        return TopicImage(self.topic, self.topic_id, self.partitions.copy(), dict(self.configs))
 
 
 @dataclass(slots=True)
@@ -119,23 +302,20 @@ class PartitionCounts:
 
     def add(self, partition: PartitionImage) -> None:
         """Count one partition."""
-        self._move(partition, 1)
-
-    def remove(self, partition: PartitionImage) -> None:
-        """Count one partition less."""
-        self._move(partition, -1)
+        self.move(partition, 1)
 
     def replace(self, old: PartitionImage, new: PartitionImage) -> None:
         """Count a changed partition; cheap when only in-sync replicas or epochs differ."""
         if old.leader_id != new.leader_id or old.replicas != new.replicas:
-            self._move(old, -1)
-            self._move(new, 1)
+            self.move(old, -1)
+            self.move(new, 1)
 
     def copy(self) -> PartitionCounts:
         """Return counts that can be changed without changing these."""
         return PartitionCounts(self.partitions, self.leaderless, dict(self.replicas), dict(self.leaders))
 
-    def _move(self, partition: PartitionImage, step: int) -> None:
+    def move(self, partition: PartitionImage | Members, step: int) -> None:
+        """Count `step` partitions more that are as this one, or fewer."""
         self.partitions += step
         for broker_id in partition.replicas:
             _bump(self.replicas, broker_id, step)

@@ -10,7 +10,7 @@ Rows are those of `metaquorum.controller.image_rows`; the state row has the key 
 
     | offset | size | field                                                           |
     |--------|------|-----------------------------------------------------------------|
-    | 0      | 4    | format version, 2                                               |
+    | 0      | 4    | format version, 3                                               |
     | 4      | 8    | metadata offset (exclusive): every committed record below is in |
     | 12     | 4    | quorum epoch of the last batch                                  |
     | 16     | rest | voters in force there: a `QuorumControlRecord` with `voters`;   |
@@ -35,18 +35,22 @@ from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict,
 
 from metaquorum.controller import image_rows
 from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.records import MetadataRecord
+from metaquorum.controller.image_rows import Row
 from metaquorum.raft.effects import VotersChange
 from metaquorum.raft.types import Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
-from metaquorum.runtime import record_codec
+from metaquorum.runtime.collector import collector_off
 from metaquorum.runtime.control_codec import decode_control_record, encode_control_record
+from metaquorum.runtime.row_codec import decode_row, encode_row
 from metaquorum.runtime.wire_fields import InvalidMessageError
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION: Final = 2
-"""Format of rows and state row; an image of another format is rebuilt from the newest snapshot and the log."""
+FORMAT_VERSION: Final = 3
+"""Format of rows and state row. One of `READABLE_VERSIONS` is read too; another is rebuilt from the newest snapshot and the log."""
+
+READABLE_VERSIONS: Final = frozenset({2, FORMAT_VERSION})
+"""Format 2 had a row for each partition; reading an image or a snapshot of it replaces them by blocks."""
 
 WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """Size at which RocksDB writes its table in memory to a file; two of them exist at most."""
@@ -113,7 +117,7 @@ class ImageState:
         if len(value) < _STATE.size:
             raise ImageUnreadableError(f"the state row has {len(value)} bytes")
         version, offset, epoch = _STATE.unpack_from(value)
-        if version != FORMAT_VERSION or offset < 0:
+        if version not in READABLE_VERSIONS or offset < 0:
             raise ImageUnreadableError(f"image format {version} at offset {offset} is not known")
         return cls(metadata_offset=offset, quorum_epoch=epoch, voters_record=value[_STATE.size :])
 
@@ -157,13 +161,16 @@ class ImageStore:
         return self._directory
 
     def load(self) -> LoadedImage:
-        """Read the whole image; an empty database gives an empty image at offset 0.
+        """Read the whole image; an empty database gives an empty image at offset 0. Rows of an older format are written anew.
 
         Raises:
             ImageUnreadableError: a row is damaged, does not fit the others, or has another format.
         """
-        loaded = read_image(self._database, self._directory)
+        loaded, old_keys = read_image(self._database, self._directory)
         self._voters_record = encode_voters(loaded.voters)
+        if old_keys:
+            logger.info("event=image_converted format=%d rows=%d", FORMAT_VERSION, len(old_keys))
+            self._database.write(conversion(loaded, old_keys))
         return loaded
 
     def apply(
@@ -180,11 +187,11 @@ class ImageStore:
         assert not self._closed, f"{self._directory}: the image store is closed"
         batch = WriteBatch(raw_mode=True)
         for key in dict.fromkeys(keys):
-            record = image_rows.row(image, key)
-            if record is None:
+            row = image_rows.row(image, key)
+            if row is None:
                 batch.delete(key)
             else:
-                batch.put(key, record_codec.encode(record))
+                batch.put(key, encode_row(row))
         if voters is not None:
             self._voters_record = encode_voters(voters)
         state = ImageState(
@@ -193,9 +200,9 @@ class ImageStore:
         batch.put(STATE_KEY, state.encode())
         self._database.write(batch)
 
-    def rows(self) -> list[tuple[bytes, MetadataRecord]]:
+    def rows(self) -> list[tuple[bytes, Row]]:
         """Return every row in key order, the state row left out."""
-        return [(key, record_codec.decode(value)) for key, value in items(self._database) if key != STATE_KEY]
+        return [(key, decode_row(key, value)) for key, value in items(self._database) if key != STATE_KEY]
 
     def checkpoint(self, directory: Path) -> None:
         """Make a copy of the database as it is now, of one offset; nothing of it is synced yet. From any thread.
@@ -259,8 +266,11 @@ def encode_voters(voters: VoterSet | None) -> bytes:
     return b"" if voters is None else encode_control_record(VotersChange(voters=voters))
 
 
-def read_image(database: Rdict, directory: Path) -> LoadedImage:
+def read_image(database: Rdict, directory: Path) -> tuple[LoadedImage, list[bytes]]:
     """Read the whole image out of an open database; an empty one gives an empty image at offset 0.
+
+    Returns:
+        The image, and the keys of its rows of an older format (`conversion` replaces them).
 
     Raises:
         ImageUnreadableError: a row is damaged, does not fit the others, or has another format.
@@ -268,14 +278,17 @@ def read_image(database: Rdict, directory: Path) -> LoadedImage:
     image = MetadataImage()
     state: ImageState | None = None
     rows = 0
+    old_keys: list[bytes] = []
     try:
-        for key, value in items(database):
-            if key == STATE_KEY:
-                state = ImageState.decode(value)
-            else:
-                # Rows are states, not facts in time: the offset is set once, at the end.
-                image.replay(record_codec.decode(value), image.metadata_offset)
+        with collector_off():
+            for key, value in items(database):
+                if key == STATE_KEY:
+                    state = ImageState.decode(value)
+                    continue
+                image_rows.add_row(image, decode_row(key, value))
                 rows += 1
+                if image_rows.is_old(key):
+                    old_keys.append(key)
         voters = None if state is None else state.voters
     except Exception as error:
         # Damage shows as an exception of RocksDB, of the codec, or as a record that contradicts the image.
@@ -284,9 +297,26 @@ def read_image(database: Rdict, directory: Path) -> LoadedImage:
     if state is None:
         if rows:
             raise ImageUnreadableError(f"{directory}: {rows} rows and no state row")
-        return LoadedImage(image=image, quorum_epoch=0)
+        return LoadedImage(image=image, quorum_epoch=0), old_keys
     image.reset_offset(state.metadata_offset)
-    return LoadedImage(image=image, quorum_epoch=state.quorum_epoch, voters=voters)
+    return LoadedImage(image=image, quorum_epoch=state.quorum_epoch, voters=voters), old_keys
+
+
+def conversion(loaded: LoadedImage, old_keys: Sequence[bytes]) -> WriteBatch:
+    """Return the batch that puts the rows of this format in the place of older ones, and the state row with its version."""
+    batch = WriteBatch(raw_mode=True)
+    for key in old_keys:
+        batch.delete(key)
+    for topic in loaded.image.topics_by_id():
+        for key, data in zip(image_rows.block_keys(topic), topic.partitions.blocks(), strict=True):
+            batch.put(key, data)
+    state = ImageState(
+        metadata_offset=loaded.image.metadata_offset,
+        quorum_epoch=loaded.quorum_epoch,
+        voters_record=encode_voters(loaded.voters),
+    )
+    batch.put(STATE_KEY, state.encode())
+    return batch
 
 
 def items(database: Rdict) -> Iterator[tuple[bytes, bytes]]:

@@ -126,6 +126,7 @@ class SnapshotMaker:
 
     async def _make(self) -> None:
         part = self._files.snapshots.part()
+        started_s = asyncio.get_running_loop().time()
         try:
             made = await asyncio.get_running_loop().run_in_executor(self._thread, self._prepare, part)
             newest = self._files.snapshots.newest
@@ -133,7 +134,10 @@ class SnapshotMaker:
                 shutil.rmtree(part, ignore_errors=True)
                 return
             self._files.snapshots.publish(part, made)
-            logger.info("event=snapshot_made end_offset=%d epoch=%d", made.end_offset, made.epoch)
+            duration_ms = int((asyncio.get_running_loop().time() - started_s) * 1_000)
+            logger.info(
+                "event=snapshot_made end_offset=%d epoch=%d duration_ms=%d", made.end_offset, made.epoch, duration_ms
+            )
             self._report(made)
         except Exception:
             # Disk full, or RocksDB refuses: there is no new snapshot, and nothing is trimmed for it.

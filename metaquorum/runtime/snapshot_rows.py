@@ -17,18 +17,20 @@ from typing import Final
 from crc32c import crc32c
 from rocksdict import Rdict, WriteBatch
 
+from metaquorum.controller import image_rows
 from metaquorum.controller.image import MetadataImage
 from metaquorum.raft.types import SnapshotId
-from metaquorum.runtime import record_codec
 from metaquorum.runtime.image_store import (
     STATE_KEY,
     ImageState,
     ImageUnreadableError,
     LoadedImage,
+    conversion,
     image_options,
     items,
     open_read_only,
 )
+from metaquorum.runtime.row_codec import decode_row
 
 PIECE_BYTES: Final = 256 * 1024
 """Bytes of rows in one message; one row is sent whatever its size."""
@@ -145,6 +147,7 @@ class SnapshotWriter:
         self._images = [MetadataImage() for _ in range(image_count)]
         self._digest = SnapshotDigest(snapshot, voters_record)
         self._last_key = STATE_KEY
+        self._old_keys: list[bytes] = []
         self._database: Rdict | None = Rdict(str(directory), options=image_options())
 
     def add(self, piece: bytes, crc: int) -> None:
@@ -162,8 +165,11 @@ class SnapshotWriter:
             for key, value in rows:
                 if key <= self._last_key:
                     raise InvalidSnapshotError(f"row {key.hex()} after {self._last_key.hex()}")
+                row = decode_row(key, value)
                 for image in self._images:
-                    image.replay(record_codec.decode(value), image.metadata_offset)
+                    image_rows.add_row(image, row)
+                if image_rows.is_old(key):
+                    self._old_keys.append(key)
                 batch.put(key, value)
                 self._last_key = key
         except InvalidSnapshotError:
@@ -188,14 +194,17 @@ class SnapshotWriter:
             raise InvalidSnapshotError(
                 f"{self._snapshot}: {self._digest.row_count} rows came and {row_count} were sent, or the digest differs"
             )
+        for image in self._images:
+            image.reset_offset(self._snapshot.end_offset)
+        loaded = [
+            LoadedImage(image=image, quorum_epoch=self._snapshot.epoch, voters=self.voters) for image in self._images
+        ]
+        if self._old_keys:
+            self._database.write(conversion(loaded[0], self._old_keys))
         self._database.put(STATE_KEY, self._state.encode())
         self._database.flush()
         self.close()
-        for image in self._images:
-            image.reset_offset(self._snapshot.end_offset)
-        return [
-            LoadedImage(image=image, quorum_epoch=self._snapshot.epoch, voters=self.voters) for image in self._images
-        ]
+        return loaded
 
     def close(self) -> None:
         """Close the database. Closing twice is allowed."""

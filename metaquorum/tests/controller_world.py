@@ -203,6 +203,6 @@ class World:
         return [partition.leader_id for partition in found.partitions]
 
 
-def view(image: MetadataImage) -> list[tuple[bytes, MetadataRecord]]:
+def view(image: MetadataImage) -> list[tuple[bytes, image_rows.Row]]:
     """Return everything that an image holds, comparable."""
     return list(image_rows.all_rows(image))

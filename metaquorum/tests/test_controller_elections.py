@@ -247,12 +247,12 @@ def test_partition_change_may_replace_replicas() -> None:
     world.image.replay(change, world.log_end_offset)
     topic = world.image.topic_by_id(TOPIC)
     assert topic is not None
-    assert topic.partitions == [PartitionImage(0, (3, 1), (1, 3), 3, 1, 1)]
+    assert list(topic.partitions) == [PartitionImage(0, (3, 1), (1, 3), 3, 1, 1)]
     assert world.image.counts.replicas == {1: 1, 3: 1}
     assert world.image.counts.leaders == {3: 1}
     shrink = PartitionChangeRecord(topic_id=TOPIC, partition=0, isr=(3,))
     world.image.replay(shrink, world.log_end_offset + 1)
-    assert topic.partitions == [PartitionImage(0, (3, 1), (3,), 3, 1, 2)]
+    assert list(topic.partitions) == [PartitionImage(0, (3, 1), (3,), 3, 1, 2)]
     assert world.image.counts.leaders == {3: 1}
 
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 from lograft.wire.codes import ErrorCode
 
+from metaquorum.controller import image_rows
 from metaquorum.controller.commands import CreatePartitions, FenceBroker, PartitionsCreated
+from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.records import PartitionRecord, TopicRecord
 from metaquorum.tests.controller_world import World, create_topic, register, topic_id, view
@@ -127,4 +129,10 @@ def test_growth_survives_a_restart() -> None:
     world = world_with_brokers(None)
     world.run(create_topic("t"))
     world.run(grow("t", 3))
-    assert len([key for key, _ in view(world.image) if key[0] == 4]) == 3
+    restored = MetadataImage()
+    for _, row in view(world.image):
+        image_rows.add_row(restored, row)
+    topic = restored.topic_by_name("t")
+    assert topic is not None
+    assert len(topic.partitions) == 3
+    assert topic == world.image.topic_by_name("t")

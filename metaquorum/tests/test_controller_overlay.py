@@ -199,7 +199,7 @@ def test_rows_of_an_image_rebuild_it_and_touched_rows_keep_a_copy_up_to_date(
         step(world, kind, which, number, switch)
     world.commit()
     image = MetadataImage()
-    table: dict[bytes, MetadataRecord] = {}
+    table: dict[bytes, image_rows.Row] = {}
     for offset, record in world.log:
         keys = image_rows.touched_keys(record, image)
         image.replay(record, offset)
@@ -213,7 +213,7 @@ def test_rows_of_an_image_rebuild_it_and_touched_rows_keep_a_copy_up_to_date(
     assert [key for key, _ in view(image)] == sorted(table)
     rebuilt = MetadataImage()
     for _, row in sorted(table.items(), key=lambda item: item[0]):
-        rebuilt.replay(row, rebuilt.metadata_offset)
+        image_rows.add_row(rebuilt, row)
     assert view(rebuilt) == view(image)
     assert rebuilt.counts == image.counts
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from metaquorum.controller import image_rows
 from metaquorum.controller.commands import AllocateProducerIds, Bootstrap, DeleteTopic
 from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.records import MetadataRecord
-from metaquorum.runtime import image_store
+from metaquorum.controller.records import MetadataRecord, PartitionRecord
+from metaquorum.runtime import image_store, record_codec
 from metaquorum.runtime.image_store import ImageStore, ImageUnreadableError, open_image
 from metaquorum.tests.controller_world import World, create_topic, topic_id, view
 from metaquorum.tests.test_controller_overlay import STEPS, prepared, step
@@ -226,10 +226,13 @@ def test_unreadable_database_is_thrown_away(tmp_path: Path, caplog: pytest.LogCa
     ("key", "value", "words"),
     [
         (b"\x00", image_store._STATE.pack(1, 5, 1), "image format 1"),
+        (b"\x00", image_store._STATE.pack(4, 5, 1), "image format 4"),
         (b"\x00", image_store._STATE.pack(2, -5, 1), "offset -5"),
         (b"\x00", b"short", "5 bytes"),
         (b"\x03" + bytes(16), b"\xff\xff", "cannot be read"),
         (b"\x04" + bytes(20), b"", "cannot be read"),
+        (image_rows.block_key(bytes(16), 0), b"", "unknown topic"),
+        (b"\x08" + bytes(3), b"", "cannot be read"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(tmp_path: Path, key: bytes, value: bytes, words: str) -> None:
@@ -239,6 +242,48 @@ def test_rows_that_cannot_be_are_refused(tmp_path: Path, key: bytes, value: byte
     store._database.put(key, value)
     with pytest.raises(ImageUnreadableError, match=words):
         store.load()
+    store.close()
+
+
+def as_format_2(store: ImageStore, image: MetadataImage) -> None:
+    """Rewrite a store as format 2 had it: a row for each partition, none for blocks."""
+    for topic in image.topics():
+        for key in image_rows.block_keys(topic):
+            store._database.delete(key)
+        for each in topic.partitions:
+            record = PartitionRecord(
+                topic_id=topic.topic_id,
+                partition=each.partition,
+                replicas=each.replicas,
+                isr=each.isr,
+                leader_id=each.leader_id,
+                leader_epoch=each.leader_epoch,
+                partition_epoch=each.partition_epoch,
+            )
+            key = b"\x04" + topic.topic_id + each.partition.to_bytes(4, "big")
+            store._database.put(key, record_codec.encode(record))
+    state = store._database.get(b"\x00")
+    assert isinstance(state, bytes)
+    store._database.put(b"\x00", (2).to_bytes(4, "big") + state[4:])
+
+
+def test_image_of_format_2_is_read_and_written_anew(tmp_path: Path) -> None:
+    """Rows of single partitions give the same image, and blocks stand in their place from then on."""
+    world = sample_world()
+    store, loaded = open_image(tmp_path / "image")
+    write(store, loaded.image, world.log)
+    as_format_2(store, loaded.image)
+    assert [key[0] for key, _ in store.rows()].count(4) == 7
+    store.close()
+    store, loaded = open_image(tmp_path / "image")
+    assert view(loaded.image) == view(world.image)
+    assert store.rows() == view(world.image)
+    store.close()
+    store, loaded = open_image(tmp_path / "image")
+    assert loaded.image.counts == world.image.counts
+    state = store._database.get(b"\x00")
+    assert isinstance(state, bytes)
+    assert state[:4] == (3).to_bytes(4, "big")
     store.close()
 
 
@@ -280,7 +325,8 @@ def test_rows_of_what_is_not_there_are_none() -> None:
         image_rows.feature_key("none"),
         *image_rows.broker_keys(99),
         image_rows.topic_key(bytes(16)),
-        image_rows.partition_key(bytes(16), 0),
+        image_rows.block_key(bytes(16), 0),
+        image_rows.block_key(topic_id("a"), 1),
         b"\x05" + bytes(16) + b"segment.ms",
         b"\x06\x02" + b"7\x00x",
     ):

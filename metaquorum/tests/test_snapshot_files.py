@@ -27,7 +27,7 @@ from metaquorum.runtime.snapshot_rows import (
 )
 from metaquorum.testing.scripted_node import snapshot_id
 from metaquorum.tests.controller_world import view
-from metaquorum.tests.test_image_store import EPOCH, sample_world, write
+from metaquorum.tests.test_image_store import EPOCH, as_format_2, sample_world, write
 
 VOTERS = voter_set(
     [
@@ -147,6 +147,21 @@ def test_a_sent_snapshot_is_the_same_whatever_the_pieces(tmp_path: Path, max_byt
     received, loaded = open_image(tmp_path / "received")
     assert loaded.snapshot_id == snapshot
     assert received.rows() == view(image)
+    received.close()
+
+
+def test_a_snapshot_of_format_2_is_received_as_blocks(tmp_path: Path) -> None:
+    """A sender that still has rows of single partitions serves receivers that write blocks."""
+    store, image = filled(tmp_path / "image")
+    as_format_2(store, image)
+    files = SnapshotFiles(tmp_path / "snapshots")
+    snapshot = made(files, store, image)
+    store.close()
+    images = transferred(files.path(snapshot), tmp_path / "received", snapshot, max_bytes=200)
+    assert view(images[0]) == view(image)
+    received, loaded = open_image(tmp_path / "received")
+    assert received.rows() == view(image)
+    assert loaded.voters == VOTERS
     received.close()
 
 

@@ -771,7 +771,9 @@ class SnapshotRows(_message.Message):
     crc: _builtins.int
     """CRC-32C of `keys_and_values`."""
     keys_and_values: _builtins.bytes
-    """For each row: length of the key (4 bytes, big-endian), length of the value (4 bytes), key, value (a serialized MetadataRecord)."""
+    """For each row: length of the key (4 bytes, big-endian), length of the value (4 bytes), key, value (a serialized
+    MetadataRecord, or for partitions a block as docs/image.md has it).
+    """
     def __init__(
         self,
         *,

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the scale benchmark to the voters: create topics, see the quorum, change something. All on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+from lograft.v1 import admin_pb2, metadata_pb2
+
+T = TypeVar("T")
+
+PARTITIONS_PER_TOPIC = 100
+CREATIONS_IN_FLIGHT = 8
+"""CreateTopic calls under way at once."""
+
+LOOK_S = 0.02
+"""Seconds between two looks at something that is waited for."""
+
+CALL_TIMEOUT_S = 30.0
+PROBE_TIMEOUT_S = 1.0
+FETCHES_MS = 1_000
+"""Milliseconds since its last fetch within which a replica counts as alive."""
+
+_ADMIN = "/lograft.v1.AdminService/"
+_REFUSED = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+"""What is sent again, elsewhere: changes may come twice, and a node in its first start serves nothing yet."""
+
+
+@dataclass(slots=True)
+class Created:
+    """What was created.
+
+    Attributes:
+        topics: how many topics.
+        replicas: partitions with a replica on each broker, by broker id.
+    """
+
+    topics: int
+    replicas: dict[int, int]
+
+
+class Voters:
+    """The voters of a cluster by node id, called directly.
+
+    Args:
+        addresses: quorum listeners by node id.
+    """
+
+    def __init__(self, addresses: Mapping[int, str]) -> None:
+        self.addresses = addresses
+
+    async def quorum(self) -> admin_pb2.DescribeQuorumResponse:
+        """The quorum as its leader sees it; waits for one."""
+        return await until(self._quorum_once, CALL_TIMEOUT_S, "a quorum leader")
+
+    async def _quorum_once(self) -> admin_pb2.DescribeQuorumResponse | None:
+        request = admin_pb2.DescribeQuorumRequest().SerializeToString()
+        for address in self.addresses.values():
+            async with grpc.aio.insecure_channel(address) as channel:
+                call = channel.unary_unary(
+                    _ADMIN + "DescribeQuorum",
+                    response_deserializer=admin_pb2.DescribeQuorumResponse.FromString,
+                )
+                try:
+                    return await call(request, timeout=PROBE_TIMEOUT_S)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in _REFUSED:
+                        raise
+        return None
+
+    async def is_serving(self, node_id: int) -> bool:
+        """True when the voter's health service says so."""
+        async with grpc.aio.insecure_channel(self.addresses[node_id]) as channel:
+            check = channel.unary_unary(
+                "/grpc.health.v1.Health/Check", response_deserializer=health_pb2.HealthCheckResponse.FromString
+            )
+            try:
+                answer = await check(b"", timeout=PROBE_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                return False
+            return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def has_everything(self, node_id: int, *, votes: bool | None = None) -> bool:
+        """True when a replica is as far as the high watermark and fetches; `votes`: only as a voter, or only as an observer."""
+        quorum = await self.quorum()
+        replicas = [(True, each) for each in quorum.voters] + [(False, each) for each in quorum.observers]
+        return any(
+            each.node_id == node_id
+            and (votes is None or votes == is_voter)
+            and each.log_end_offset >= quorum.high_watermark
+            and (quorum.leader_id == node_id or _fetches(each))
+            for is_voter, each in replicas
+        )
+
+    async def create(self, partitions: int, *, replication_factor: int) -> Created:
+        """Create topics of 100 partitions, several at a time, whoever leads."""
+        count = max(1, partitions // PARTITIONS_PER_TOPIC)
+        created = Created(topics=count, replicas={})
+        numbers = iter(range(count))
+
+        async def work() -> None:
+            leader_id = (await self.quorum()).leader_id
+            channel = grpc.aio.insecure_channel(self.addresses[leader_id])
+            try:
+                for number in numbers:
+                    while not await _created(channel, topic_name(number), replication_factor, created.replicas):
+                        await channel.close()
+                        await asyncio.sleep(LOOK_S)
+                        leader_id = (await self.quorum()).leader_id
+                        channel = grpc.aio.insecure_channel(self.addresses[leader_id])
+            finally:
+                await channel.close()
+
+        await asyncio.gather(*(work() for _ in range(CREATIONS_IN_FLIGHT)))
+        return created
+
+    async def change(self, topics: Sequence[str], value: str | None) -> None:
+        """Set, or remove, the description of topics, at whichever voter leads; returns with the commit."""
+        request = admin_pb2.AlterConfigsRequest()
+        for topic in topics:
+            changes = request.resources.add()
+            changes.resource.type = admin_pb2.CONFIG_RESOURCE_TYPE_TOPIC
+            changes.resource.name = topic
+            changes.changes.add(name="description", value=value)
+        data = request.SerializeToString()
+
+        async def attempt() -> bool | None:
+            for address in self.addresses.values():
+                async with grpc.aio.insecure_channel(address) as channel:
+                    try:
+                        await channel.unary_unary(_ADMIN + "AlterConfigs")(data, timeout=CALL_TIMEOUT_S)
+                    except grpc.aio.AioRpcError as error:
+                        if error.code() not in _REFUSED:
+                            raise
+                    else:
+                        return True
+            return None
+
+        await until(attempt, CALL_TIMEOUT_S, "a change to be committed")
+
+    async def broker_serves(self, broker_id: int, address: str) -> bool:
+        """True when a broker answers, and does not see itself fenced."""
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = channel.unary_unary(
+                "/lograft.v1.MetadataService/GetCluster",
+                response_deserializer=metadata_pb2.GetClusterResponse.FromString,
+            )
+            try:
+                # One topic that is not there: the brokers are wanted, not all topics.
+                request = metadata_pb2.GetClusterRequest(topics=["none"]).SerializeToString()
+                answer = await call(request, timeout=PROBE_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _REFUSED:
+                    raise
+                return False
+        return any(each.broker_id == broker_id and not each.fenced for each in answer.brokers)
+
+    async def leader_of(self, topic: str) -> dict[int, int | None]:
+        """Leaders of the partitions of a topic, read linearizably."""
+
+        async def attempt() -> metadata_pb2.Topic | None:
+            quorum = await self.quorum()
+            async with grpc.aio.insecure_channel(self.addresses[quorum.leader_id]) as channel:
+                try:
+                    return await _described(channel, topic)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in _REFUSED:
+                        raise
+            return None
+
+        found = await until(attempt, CALL_TIMEOUT_S, f"the leaders of {topic}")
+        return {each.partition: each.leader_id if each.HasField("leader_id") else None for each in found.partitions}
+
+
+async def _created(channel: grpc.aio.Channel, topic: str, replication_factor: int, replicas: dict[int, int]) -> bool:
+    """Create a topic and count its replicas; False when it must be tried again, as its controller is none or has no room."""
+    create = channel.unary_unary(_ADMIN + "CreateTopic", response_deserializer=admin_pb2.CreateTopicResponse.FromString)
+    request = admin_pb2.CreateTopicRequest(
+        topic=topic, partition_count=PARTITIONS_PER_TOPIC, replication_factor=replication_factor
+    )
+    try:
+        _count((await create(request.SerializeToString(), timeout=CALL_TIMEOUT_S)).topic, replicas)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.ALREADY_EXISTS:
+            # A try whose answer was lost was carried out.
+            _count(await _described(channel, topic), replicas)
+            return True
+        if error.code() not in _REFUSED:
+            raise
+        return False
+    return True
+
+
+async def _described(channel: grpc.aio.Channel, topic: str) -> metadata_pb2.Topic:
+    call = channel.unary_unary(
+        _ADMIN + "DescribeTopic", response_deserializer=admin_pb2.DescribeTopicResponse.FromString
+    )
+    return (await call(admin_pb2.DescribeTopicRequest(topic=topic).SerializeToString(), timeout=CALL_TIMEOUT_S)).topic
+
+
+def _fetches(replica: admin_pb2.QuorumReplica) -> bool:
+    return replica.HasField("last_fetch_age_ms") and replica.last_fetch_age_ms < FETCHES_MS
+
+
+def topic_name(number: int) -> str:
+    """Name of a topic of the benchmark."""
+    return f"topic-{number:06d}"
+
+
+def _count(topic: metadata_pb2.Topic, replicas: dict[int, int]) -> None:
+    for partition in topic.partitions:
+        for broker_id in partition.replicas:
+            replicas[broker_id] = replicas.get(broker_id, 0) + 1
+
+
+async def until(condition: Callable[[], Awaitable[T | None]], timeout_s: float, what: str) -> T:
+    """Call `condition` until it gives something true, and return that.
+
+    Raises:
+        TimeoutError: it did not in time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = await condition()
+            while not found:
+                await asyncio.sleep(LOOK_S)
+                found = await condition()
+            return found
+    except TimeoutError:
+        raise TimeoutError(f"waited {timeout_s} s for {what}") from None

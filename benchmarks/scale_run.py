@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make bench-scale`: the metadata quorum with 10,000, 100,000 and 1,000,000 partitions.
+
+Three voters as processes on loopback that sync every change, topics of 100 partitions on ten brokers. The brokers register and
+send heartbeats and host nothing (`scale_brokers`); beside them one real broker process, which gets no partition, holds a broker's
+view of all. Each size has a cluster of its own. Memory is resident memory less that of the same process before the first topic;
+with few partitions that is mostly what any process takes once it works.
+
+A killed voter is started again with its data ("restart"), and without ("catch-up": it joins under another directory id). The broker
+that is lost has a tenth of the partitions. Where the cluster offers one replica only, its partitions are left without a leader, and
+led again when it is back: both are measured, and each is a decision and a record for every one of its partitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import psutil
+
+from benchmarks.scale_brokers import HollowBrokers
+from benchmarks.scale_calls import Created, Voters, topic_name, until
+from integration_tests.cluster.cluster import Cluster
+from integration_tests.cluster.process import Process
+
+SIZES = (10_000, 100_000, 1_000_000)
+BROKERS = 10
+FIRST_BROKER_ID = 201
+REPLICATION_FACTORS = (2, 1)
+"""Replicas of a partition: the first that the cluster offers."""
+
+FILLER_BYTES = 21 * 1024 * 1024
+"""Bytes of log after which every voter has made a snapshot."""
+
+FILLER_VALUE_BYTES = 1_000
+FILLER_TOPICS = 100
+PHASE_TIMEOUT_S = 1_800.0
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """What was measured with one number of partitions; times in seconds, memory in bytes for each partition."""
+
+    partitions: int
+    replication_factor: int = 0
+    create_s: float = 0.0
+    create_us_per_partition: float = 0.0
+    voter_bytes: float = 0.0
+    restarted_voter_bytes: float = 0.0
+    broker_bytes: float = 0.0
+    broker_start_s: float = 0.0
+    restart_s: float = 0.0
+    restart_replayed_records: int = 0
+    failover_s: float = 0.0
+    snapshot_s: float = 0.0
+    catch_up_s: float = 0.0
+    lost_partitions: int = 0
+    fence_s: float = 0.0
+    return_s: float = 0.0
+    elections: int = 0
+
+
+class Run:
+    """One cluster of one size.
+
+    Args:
+        directory: where its data goes.
+        partitions: how many.
+    """
+
+    def __init__(self, directory: Path, partitions: int) -> None:
+        self.cluster = Cluster(directory, voter_count=3, broker_count=1)
+        for process in self.cluster.voters.values():
+            process.arguments.append("--auto-join")
+        self.voters = Voters({node_id: _listen(process) for node_id, process in self.cluster.voters.items()})
+        self.brokers = HollowBrokers(FIRST_BROKER_ID, BROKERS, tuple(self.voters.addresses.values()))
+        self.row = Row(partitions=partitions)
+        self._started = time.monotonic()
+
+    @property
+    def broker(self) -> Process:
+        """The real broker."""
+        return next(iter(self.cluster.brokers.values()))
+
+    async def measure(self) -> Row:
+        """Take every figure, in an order in which none spoils the next."""
+        for process in (*self.cluster.voters.values(), self.broker):
+            process.start()
+        await until(self._broker_serves, PHASE_TIMEOUT_S, "the broker to serve")
+        empty_broker = _resident(self.broker)
+        await asyncio.to_thread(self.broker.stop)
+        await self.brokers.start()
+        empty = {node_id: _resident(process) for node_id, process in self.cluster.voters.items()}
+        created = await self._create()
+        self._say("created")
+        await self._settle()
+        grown = max(_resident(process) - empty[node_id] for node_id, process in self.cluster.voters.items())
+        self.row.voter_bytes = round(grown / self.row.partitions, 1)
+        await self._start_broker(empty_broker)
+        self._say("broker started")
+        await self._fail_over(min(empty.values()))
+        self._say("leader replaced")
+        await self._snapshot()
+        self._say("snapshots made")
+        await self._catch_up()
+        self._say("empty voter joined")
+        await self._lose_a_broker(created)
+        return self.row
+
+    def _say(self, what: str) -> None:
+        sys.stderr.write(
+            f"{time.monotonic() - self._started:8.1f} s  {self.row.partitions:,} partitions: {what}; {self.row}\n"
+        )
+
+    async def _create(self) -> Created:
+        for factor in REPLICATION_FACTORS:
+            started = time.monotonic()
+            try:
+                created = await self.voters.create(self.row.partitions, replication_factor=factor)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+                    raise
+                continue
+            self.row.create_s = round(time.monotonic() - started, 2)
+            self.row.create_us_per_partition = round(self.row.create_s / self.row.partitions * 1e6, 1)
+            self.row.replication_factor = factor
+            return created
+        raise RuntimeError("the cluster offers no replication factor of 1 or 2")
+
+    async def _settle(self) -> None:
+        """Wait until every voter has everything."""
+        for node_id in self.cluster.voters:
+            await self._wait_for(node_id)
+
+    async def _wait_for(self, node_id: int, *, votes: bool | None = None) -> None:
+        await until(lambda: self.voters.has_everything(node_id, votes=votes), PHASE_TIMEOUT_S, f"voter {node_id}")
+
+    async def _start_broker(self, empty: int) -> None:
+        started = time.monotonic()
+        self.broker.start()
+        await until(self._broker_serves, PHASE_TIMEOUT_S, "the broker to serve")
+        self.row.broker_start_s = round(time.monotonic() - started, 2)
+        self.row.broker_bytes = round((_resident(self.broker) - empty) / self.row.partitions, 1)
+
+    async def _broker_serves(self) -> bool:
+        return await self.voters.broker_serves(*next(iter(self.cluster.broker_addresses.items())))
+
+    async def _fail_over(self, empty: int) -> None:
+        """Kill the leader, commit something, start it again."""
+        leader_id = (await self.voters.quorum()).leader_id
+        process = self.cluster.voters[leader_id]
+        process.kill()
+        started = time.monotonic()
+        await self.voters.change([topic_name(0)], "after the leader")
+        self.row.failover_s = round(time.monotonic() - started, 2)
+        await self.brokers.wait_unfenced()
+        log_bytes = process.log_path.stat().st_size
+        high_watermark = (await self.voters.quorum()).high_watermark
+        started = time.monotonic()
+        process.start()
+        await until(lambda: self.voters.is_serving(leader_id), PHASE_TIMEOUT_S, "the voter to serve")
+        await self._wait_for(leader_id)
+        self.row.restart_s = round(time.monotonic() - started, 2)
+        offsets = re.findall(r"event=image_open metadata_offset=(\d+)", process.log_path.read_text()[log_bytes:])
+        self.row.restart_replayed_records = max(0, high_watermark - int(offsets[-1]))
+        self.row.restarted_voter_bytes = round((_resident(process) - empty) / self.row.partitions, 1)
+
+    async def _snapshot(self) -> None:
+        """Grow the log until every voter makes a snapshot; the slowest of all that were made counts."""
+        topics = [topic_name(number) for number in range(min(FILLER_TOPICS, self.row.partitions // 100))]
+        before = self._snapshots()
+        for number in range(FILLER_BYTES // (FILLER_VALUE_BYTES * len(topics)) + 1):
+            await self.voters.change(topics, f"{number:08d}" + "f" * (FILLER_VALUE_BYTES - 8))
+        await self.voters.change(topics, None)
+
+        async def made() -> bool:
+            return all(len(self._snapshots()[node_id]) > len(before[node_id]) for node_id in before)
+
+        await until(made, PHASE_TIMEOUT_S, "snapshots")
+        self.row.snapshot_s = max(max(times) for times in self._snapshots().values()) / 1_000
+
+    def _snapshots(self) -> dict[int, list[int]]:
+        return {
+            node_id: [
+                int(each)
+                for each in re.findall(r"event=snapshot_made .* duration_ms=(\d+)", process.log_path.read_text())
+            ]
+            for node_id, process in self.cluster.voters.items()
+        }
+
+    async def _catch_up(self) -> None:
+        """Kill a follower, wipe it, start it: it is an observer with everything after so long, and a voter later."""
+        leader_id = (await self.voters.quorum()).leader_id
+        node_id = next(each for each in self.cluster.voters if each != leader_id)
+        process = self.cluster.voters[node_id]
+        process.kill()
+        shutil.rmtree(self.cluster.directory / process.name)
+        started = time.monotonic()
+        process.start()
+        await self._wait_for(node_id, votes=False)
+        self.row.catch_up_s = round(time.monotonic() - started, 2)
+        await self._wait_for(node_id, votes=True)
+
+    async def _lose_a_broker(self, created: Created) -> None:
+        await self.brokers.wait_unfenced()
+        self.row.lost_partitions = created.replicas[self.brokers.victim_id]
+        before = await self.voters.quorum()
+        started = time.monotonic()
+        await self.brokers.lose()
+        await self._wait_for_records(before.high_watermark)
+        self.row.fence_s = round(time.monotonic() - started, 2)
+        await self._check_leaders(created)
+        middle = await self.voters.quorum()
+        started = time.monotonic()
+        await self.brokers.restore()
+        if self.row.replication_factor == 1:
+            await self._wait_for_records(middle.high_watermark)
+        self.row.return_s = round(time.monotonic() - started, 2)
+        self.row.elections = (await self.voters.quorum()).quorum_epoch - before.quorum_epoch
+
+    async def _wait_for_records(self, offset: int) -> None:
+        """Wait until there was a record for each lost partition; one or more says that the broker is fenced, or is not."""
+
+        async def decided() -> bool:
+            return (await self.voters.quorum()).high_watermark > offset + self.row.lost_partitions
+
+        await until(decided, PHASE_TIMEOUT_S, f"{self.row.lost_partitions} partitions to be decided")
+
+    async def _check_leaders(self, created: Created) -> None:
+        for number in (0, created.topics // 2, created.topics - 1):
+            leaders = await self.voters.leader_of(topic_name(number))
+            assert self.brokers.victim_id not in leaders.values(), f"the lost broker leads in {topic_name(number)}"
+            if self.row.replication_factor > 1:
+                assert None not in leaders.values(), f"{topic_name(number)} has partitions without a leader"
+
+
+def _resident(process: Process) -> int:
+    return psutil.Process(process.pid).memory_info().rss
+
+
+def _listen(process: Process) -> str:
+    return process.arguments[process.arguments.index("--listen") + 1]
+
+
+COLUMNS = (
+    ("partitions", "partitions", ""),
+    ("replicas of each", "replication_factor", ""),
+    ("creation, s", "create_s", ""),
+    ("creation, us a partition", "create_us_per_partition", "no worse than linear"),
+    ("voter, B a partition", "voter_bytes", "<= 300"),
+    ("voter after a restart, B a partition", "restarted_voter_bytes", "<= 300"),
+    ("broker, B a partition", "broker_bytes", "<= 300"),
+    ("broker to serving, s", "broker_start_s", ""),
+    ("voter restart to serving, s", "restart_s", "< 3"),
+    ("records replayed by it", "restart_replayed_records", ""),
+    ("failover to first commit, s", "failover_s", "< 3"),
+    ("snapshot, s", "snapshot_s", "< 1"),
+    ("catch-up of an empty voter, s", "catch_up_s", "stated"),
+    ("partitions of the lost broker", "lost_partitions", ""),
+    ("broker lost until all decided, s", "fence_s", "< 15"),
+    ("broker back until all decided, s", "return_s", ""),
+    ("quorum elections meanwhile", "elections", "0"),
+)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table: a line for each figure, a column for each size."""
+    lines = [
+        "| figure | demanded | " + " | ".join(f"{row.partitions:,}" for row in rows) + " |",
+        "|---|---|" + "---:|" * len(rows),
+    ]
+    for title, name, demanded in COLUMNS[1:]:
+        lines.append(f"| {title} | {demanded} | " + " | ".join(f"{getattr(row, name):,}" for row in rows) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def misses(rows: Sequence[Row]) -> list[str]:
+    """What was demanded and not met. Memory counts at the largest size, where it is not lost in what any process takes."""
+    found: list[str] = []
+    for row in rows:
+        limits = {"restart_s": 3, "failover_s": 3, "snapshot_s": 1, "fence_s": 15, "elections": 0}
+        if row.partitions == max(each.partitions for each in rows):
+            limits |= {"voter_bytes": 300, "restarted_voter_bytes": 300, "broker_bytes": 300}
+        found += [
+            f"{row.partitions}: {name} {getattr(row, name)} > {most}"
+            for name, most in limits.items()
+            if getattr(row, name) > most
+        ]
+    return found
+
+
+async def run(sizes: Sequence[int], directory: Path | None) -> list[Row]:
+    """Measure every size."""
+    rows: list[Row] = []
+    for partitions in sizes:
+        with tempfile.TemporaryDirectory(prefix="lograft-scale-", dir=directory) as data:
+            work = Run(Path(data), partitions)
+            try:
+                rows.append(await work.measure())
+            except BaseException:
+                sys.stderr.write(work.cluster.logs())
+                raise
+            finally:
+                await work.brokers.stop()
+                work.cluster.stop()
+        sys.stdout.write(f"{rows[-1]}\n")
+        sys.stdout.flush()
+    return rows
+
+
+def main() -> int:
+    """Command line; returns 2 when a figure is missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks.scale_run", description="The quorum with many partitions")
+    parser.add_argument("--partitions", type=int, nargs="+", default=SIZES, help="sizes, in turns")
+    parser.add_argument("--directory", type=Path, default=None, help="where the data goes; default: the usual place")
+    parser.add_argument("--no-results", action="store_true", help="do not write benchmarks/results/scale.*")
+    options = parser.parse_args()
+    rows = sorted(asyncio.run(run(options.partitions, options.directory)), key=lambda row: row.partitions)
+    sys.stdout.write(markdown(rows))
+    if not options.no_results:
+        (RESULTS / "scale.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        (RESULTS / "scale.md").write_text(markdown(rows))
+    for miss in misses(rows):
+        sys.stdout.write(f"missed: {miss}\n")
+    return 2 if misses(rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
