@@ -34,6 +34,7 @@ CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
     "AlterConfigs": lambda data: admin_pb2.AlterConfigsResponse.FromString(data).metadata_offset,
     "UpdateFeatureLevel": lambda data: admin_pb2.UpdateFeatureLevelResponse.FromString(data).metadata_offset,
     "DeleteTopic": lambda data: admin_pb2.DeleteTopicResponse.FromString(data).metadata_offset,
+    "ElectLeaders": lambda data: admin_pb2.ElectLeadersResponse.FromString(data).metadata_offset,
     "AddVoter": lambda data: admin_pb2.AddVoterResponse.FromString(data).metadata_offset,
     "RemoveVoter": lambda data: admin_pb2.RemoveVoterResponse.FromString(data).metadata_offset,
     # The leader is no part of the image, so there is nothing to wait for.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from lograft.wire.codes import ErrorCode
 
@@ -116,6 +117,32 @@ class ElectPreferredLeaders:
     """Makes first replicas leaders again where they can. `cursor` is where it goes on; the default starts over."""
 
     cursor: SweepCursor = SweepCursor()
+
+
+class ElectionKind(Enum):
+    """Elections that can be asked for; clean ones happen by themselves."""
+
+    PREFERRED = "preferred"
+    """The first replica leads again."""
+    UNCLEAN = "unclean"
+    """Where nobody who has everything committed can lead, a replica leads that may lack some of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionTarget:
+    """Partitions of a topic, by number; None: all that it has."""
+
+    topic: str
+    partitions: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectLeaders:
+    """Elects leaders of some partitions; each is elected or refused alone. `validate_only` True: change nothing."""
+
+    kind: ElectionKind
+    targets: tuple[ElectionTarget, ...]
+    validate_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +283,7 @@ Command = (
     | ExpireSessions
     | SweepPartitions
     | ElectPreferredLeaders
+    | ElectLeaders
     | AlterPartition
     | ReassignPartitions
     | CreateTopic
@@ -328,6 +356,30 @@ class PartitionsAltered:
     results: tuple[PartitionImage | Refusal, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionResult:
+    """What an election came to.
+
+    Attributes:
+        topic: topic name.
+        partition: partition, from 0.
+        outcome: the partition as it is from here on, or why nobody was elected.
+        elected: True when it got another leader; False also when nothing had to change.
+    """
+
+    topic: str
+    partition: int
+    outcome: PartitionImage | Refusal
+    elected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadersElected:
+    """One result for each partition, in the order of the command."""
+
+    results: tuple[ElectionResult, ...]
+
+
 Response = (
     Done
     | BrokerRegistered
@@ -335,6 +387,7 @@ Response = (
     | TopicCreated
     | PartitionsCreated
     | PartitionsAltered
+    | LeadersElected
     | TopicDeleted
     | ProducerIdsAllocated
 )

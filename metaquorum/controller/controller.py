@@ -20,7 +20,16 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from metaquorum.controller import alter_partition, brokers, configs, elections, features, reassignment, topics
+from metaquorum.controller import (
+    alter_partition,
+    asked_elections,
+    brokers,
+    configs,
+    elections,
+    features,
+    reassignment,
+    topics,
+)
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     AllocateProducerIds,
@@ -33,6 +42,7 @@ from metaquorum.controller.commands import (
     Decision,
     DeleteTopic,
     Done,
+    ElectLeaders,
     ElectPreferredLeaders,
     ExpireSessions,
     FenceBroker,
@@ -105,6 +115,8 @@ class Controller:
                 return features.update(self._image, self._settings, command)
             case ElectPreferredLeaders():
                 return elections.elect_preferred(self._image, command)
+            case ElectLeaders():
+                return asked_elections.elect_leaders(self._image, command)
             case Bootstrap():
                 return self._bootstrap()
             case _:

@@ -49,6 +49,9 @@ MAX_DESCRIBED_RESOURCES: Final = 1_000
 MAX_REASSIGNED_PARTITIONS: Final = 500
 """Reassignments of one request."""
 
+MAX_ELECTED_PARTITIONS: Final = 500
+"""Partitions of one request for elections."""
+
 MAX_LEADER_LOOKUPS: Final = 200_000
 """Partitions looked at in one request to even out leaders; about 50 ms. Beyond it they stay as even as they are."""
 

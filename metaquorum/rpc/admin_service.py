@@ -24,7 +24,7 @@ from metaquorum.controller.commands import (
     UpdateFeatureLevel,
 )
 from metaquorum.controller.state import TopicImage
-from metaquorum.rpc import codec, config_calls, voter_calls
+from metaquorum.rpc import codec, config_calls, election_calls, voter_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
@@ -223,6 +223,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async with answering(context):
             self._check(request.cluster_id)
             return await voter_calls.transfer_leadership(self._node, request, timeout_ms=timeout_ms(context))
+
+    async def ElectLeaders(
+        self, request: admin_pb2.ElectLeadersRequest, context: ServicerContext
+    ) -> admin_pb2.ElectLeadersResponse:
+        """Elect leaders of partitions, or check whether they could be elected."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            outcome = await self._host.submit(election_calls.command(request), timeout_ms=timeout_ms(context))
+            return election_calls.answer(request, outcome)
 
     async def DescribeLogDirectories(
         self, request: admin_pb2.DescribeLogDirectoriesRequest, context: ServicerContext

@@ -31,16 +31,18 @@ def to_topic(topic: str, topic_id: bytes, partitions: Sequence[PartitionImage]) 
     return metadata_pb2.Topic(
         topic=topic,
         topic_id=topic_id,
-        partitions=[
-            metadata_pb2.Partition(
-                partition=partition.partition,
-                leader_id=partition.leader_id,
-                leader_epoch=partition.leader_epoch,
-                replicas=partition.replicas,
-                isr=partition.isr,
-            )
-            for partition in partitions
-        ],
+        partitions=[to_partition(partition) for partition in partitions],
+    )
+
+
+def to_partition(partition: PartitionImage) -> metadata_pb2.Partition:
+    """Return a partition as clients see it."""
+    return metadata_pb2.Partition(
+        partition=partition.partition,
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        replicas=partition.replicas,
+        isr=partition.isr,
     )
 
 

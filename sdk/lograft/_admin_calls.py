@@ -16,6 +16,7 @@ from lograft._configs import alter_configs, describe_configs
 from lograft._delete_records import delete_records
 from lograft._log_directories import describe_log_directories, move_replica
 from lograft._offsets import list_offsets
+from lograft._partition_calls import all_named, elect_leaders
 from lograft._quorum_calls import add_voter, remove_voter, replace_voter, transfer_leadership
 from lograft.errors import UsageError
 from lograft.settings import ClientSettings
@@ -24,6 +25,8 @@ from lograft.types import (
     ConfigResource,
     ConfigValue,
     DeletedRecords,
+    ElectedLeader,
+    ElectionType,
     FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
@@ -203,6 +206,15 @@ class AdminCalls:
     async def transfer_leadership(self, node_id: int | None) -> int:
         """Hand the leadership of the quorum over."""
         return await transfer_leadership(self.cluster, node_id, timeout_ms=self._timeout_ms)
+
+    async def elect_leaders(
+        self, partitions: Sequence[TopicPartition | str], *, election: ElectionType, validate_only: bool
+    ) -> list[ElectedLeader]:
+        """Elect leaders."""
+        named = await all_named(partitions, self.describe_topic)
+        return await elect_leaders(
+            self.cluster, named, election=election, validate_only=validate_only, timeout_ms=self._timeout_ms
+        )
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers."""

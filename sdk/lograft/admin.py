@@ -20,6 +20,8 @@ from lograft.types import (
     ConfigResource,
     ConfigValue,
     DeletedRecords,
+    ElectedLeader,
+    ElectionType,
     FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
@@ -239,6 +241,26 @@ class Admin:
             OutcomeUnknownError: the answer was lost, or no new leader was known in time.
         """
         return self._run(lambda calls: calls.transfer_leadership(node_id))
+
+    def elect_leaders(
+        self,
+        partitions: Sequence[TopicPartition | str],
+        *,
+        election: ElectionType = ElectionType.PREFERRED,
+        validate_only: bool = False,
+    ) -> list[ElectedLeader]:
+        """Elect leaders of partitions; one result for each, in order, with an `error` where nobody was elected.
+
+        Args:
+            partitions: partitions; a name alone stands for all partitions of the topic.
+            election: preferred, or unclean: records that only replicas away from the cluster have are then lost.
+            validate_only: check only, change nothing.
+
+        Raises:
+            UnknownTopicError: a topic that is named alone does not exist.
+            LograftError: a call as a whole failed; it may be repeated.
+        """
+        return self._run(lambda calls: calls.elect_leaders(partitions, election=election, validate_only=validate_only))
 
     def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers and the active controller."""

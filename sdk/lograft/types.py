@@ -15,6 +15,8 @@ from lograft._config_types import ConfigResource as ConfigResource
 from lograft._config_types import ConfigResourceType as ConfigResourceType
 from lograft._config_types import ConfigSource as ConfigSource
 from lograft._config_types import ConfigValue as ConfigValue
+from lograft._partition_types import ElectedLeader as ElectedLeader
+from lograft._partition_types import ElectionType as ElectionType
 from lograft.errors import LograftError
 
 Headers = Sequence[tuple[str, bytes | None]]

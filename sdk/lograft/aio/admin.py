@@ -14,6 +14,8 @@ from lograft.types import (
     ConfigResource,
     ConfigValue,
     DeletedRecords,
+    ElectedLeader,
+    ElectionType,
     FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
@@ -116,6 +118,16 @@ class Admin:
     async def transfer_leadership(self, node_id: int | None = None) -> int:
         """Have the leader of the metadata quorum hand over. See `lograft.Admin.transfer_leadership`."""
         return await self._start().transfer_leadership(node_id)
+
+    async def elect_leaders(
+        self,
+        partitions: Sequence[TopicPartition | str],
+        *,
+        election: ElectionType = ElectionType.PREFERRED,
+        validate_only: bool = False,
+    ) -> list[ElectedLeader]:
+        """Elect leaders of partitions; see `lograft.Admin.elect_leaders`."""
+        return await self._start().elect_leaders(partitions, election=election, validate_only=validate_only)
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers and the active controller."""

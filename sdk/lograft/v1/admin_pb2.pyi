@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from lograft.v1 import errors_pb2 as _errors_pb2
 from lograft.v1 import metadata_pb2 as _metadata_pb2
 import builtins as _builtins
 import sys
@@ -149,6 +150,30 @@ REPLICA_MOVE_STATE_DONE: ReplicaMoveState.ValueType  # 4
 REPLICA_MOVE_STATE_FAILED: ReplicaMoveState.ValueType  # 5
 """The replica is where it was; `problem` says why."""
 Global___ReplicaMoveState: _TypeAlias = ReplicaMoveState  # noqa: Y015
+
+class _ElectionType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ElectionTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ElectionType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ELECTION_TYPE_UNSPECIFIED: _ElectionType.ValueType  # 0
+    """Not set."""
+    ELECTION_TYPE_PREFERRED: _ElectionType.ValueType  # 1
+    """The first replica leads again, if it is in sync."""
+    ELECTION_TYPE_UNCLEAN: _ElectionType.ValueType  # 2
+    """Where nobody who has everything committed can lead, a replica leads that may lack some of it, which is then lost."""
+
+class ElectionType(_ElectionType, metaclass=_ElectionTypeEnumTypeWrapper):
+    """Which election is asked for."""
+
+ELECTION_TYPE_UNSPECIFIED: ElectionType.ValueType  # 0
+"""Not set."""
+ELECTION_TYPE_PREFERRED: ElectionType.ValueType  # 1
+"""The first replica leads again, if it is in sync."""
+ELECTION_TYPE_UNCLEAN: ElectionType.ValueType  # 2
+"""Where nobody who has everything committed can lead, a replica leads that may lack some of it, which is then lost."""
+Global___ElectionType: _TypeAlias = ElectionType  # noqa: Y015
 
 @_typing.final
 class CreateTopicRequest(_message.Message):
@@ -1475,3 +1500,137 @@ class TransferLeadershipResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferLeadershipResponse: _TypeAlias = TransferLeadershipResponse  # noqa: Y015
+
+@_typing.final
+class TopicPartitions(_message.Message):
+    """Partitions of one topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Partitions, from 0; empty: all that the topic has."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicPartitions: _TypeAlias = TopicPartitions  # noqa: Y015
+
+@_typing.final
+class ElectLeadersRequest(_message.Message):
+    """Asks for elections."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    type: Global___ElectionType.ValueType
+    """Which election."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartitions]:
+        """1 to 500 partitions, all together, none twice."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        type: Global___ElectionType.ValueType = ...,
+        topics: _abc.Iterable[Global___TopicPartitions] | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "topics", b"topics", "type", b"type", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElectLeadersRequest: _TypeAlias = ElectLeadersRequest  # noqa: Y015
+
+@_typing.final
+class ElectionResult(_message.Message):
+    """What one election came to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ELECTED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    elected: _builtins.bool
+    """True when it got another leader; false also when it needed no election."""
+    @_builtins.property
+    def state(self) -> _metadata_pb2.Partition:
+        """The partition from here on; absent when it was refused."""
+
+    @_builtins.property
+    def error(self) -> _errors_pb2.PartitionError:
+        """Why nobody was elected; absent when it was not refused."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        state: _metadata_pb2.Partition | None = ...,
+        elected: _builtins.bool = ...,
+        error: _errors_pb2.PartitionError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elected", b"elected", "error", b"error", "partition", b"partition", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElectionResult: _TypeAlias = ElectionResult  # noqa: Y015
+
+@_typing.final
+class ElectLeadersResponse(_message.Message):
+    """What the elections came to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ElectionResult]:
+        """One result for each partition, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ElectionResult] | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElectLeadersResponse: _TypeAlias = ElectLeadersResponse  # noqa: Y015

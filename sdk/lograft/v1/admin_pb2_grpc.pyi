@@ -68,6 +68,10 @@ class AdminServiceStub:
     """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]
     """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
+    ElectLeaders: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]
+    """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
+    partition is elected or refused alone; what needs no election stays as it is.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -109,6 +113,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
     """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
+    ElectLeaders: _aio.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]  # type: ignore[assignment]
+    """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
+    partition is elected or refused alone; what needs no election stays as it is.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
@@ -237,5 +245,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.TransferLeadershipResponse, _abc.Awaitable[_admin_pb2.TransferLeadershipResponse]]:
         """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
+
+    @_abc_1.abstractmethod
+    def ElectLeaders(
+        self,
+        request: _admin_pb2.ElectLeadersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ElectLeadersResponse, _abc.Awaitable[_admin_pb2.ElectLeadersResponse]]:
+        """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
+        partition is elected or refused alone; what needs no election stays as it is.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
