@@ -184,9 +184,10 @@ class Reassignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReassignPartitions:
-    """Begins, changes or cancels reassignments."""
+    """Begins, changes or cancels reassignments. `validate_only` True: check and change nothing."""
 
     reassignments: tuple[Reassignment, ...]
+    validate_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,9 +352,13 @@ class ProducerIdsAllocated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsAltered:
-    """One result for each proposal or reassignment, in order: the partition as it is from here on, or why it was refused."""
+    """One result for each proposal or reassignment, in order: the partition as it is from here on, or why it was refused.
+
+    `before` has, for reassignments, the partitions as they were; None for one that is not known.
+    """
 
     results: tuple[PartitionImage | Refusal, ...]
+    before: tuple[PartitionImage | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

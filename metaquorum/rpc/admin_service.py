@@ -24,7 +24,7 @@ from metaquorum.controller.commands import (
     UpdateFeatureLevel,
 )
 from metaquorum.controller.state import TopicImage
-from metaquorum.rpc import codec, config_calls, election_calls, voter_calls
+from metaquorum.rpc import codec, config_calls, election_calls, reassignment_calls, voter_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
@@ -35,6 +35,15 @@ DEFAULT_PAGE_SIZE: Final = 1_000
 
 MAX_PAGE_SIZE: Final = 10_000
 """Most topics on a page."""
+
+
+_Read = (
+    admin_pb2.ListTopicsRequest
+    | admin_pb2.DescribeTopicRequest
+    | admin_pb2.DescribeConfigsRequest
+    | admin_pb2.ListPartitionReassignmentsRequest
+)
+"""Requests that may ask for a metadata offset."""
 
 
 def random_id() -> bytes:
@@ -233,6 +242,24 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             outcome = await self._host.submit(election_calls.command(request), timeout_ms=timeout_ms(context))
             return election_calls.answer(request, outcome)
 
+    async def AlterPartitionReassignments(
+        self, request: admin_pb2.AlterPartitionReassignmentsRequest, context: ServicerContext
+    ) -> admin_pb2.AlterPartitionReassignmentsResponse:
+        """Begin, change or cancel reassignments, or check whether that could be done."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            outcome = await self._host.submit(reassignment_calls.command(request), timeout_ms=timeout_ms(context))
+            return reassignment_calls.answer(request, outcome)
+
+    async def ListPartitionReassignments(
+        self, request: admin_pb2.ListPartitionReassignmentsRequest, context: ServicerContext
+    ) -> admin_pb2.ListPartitionReassignmentsResponse:
+        """List a page of the reassignments that are under way."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            await self._catch_up(request, context)
+            return reassignment_calls.list_answer(request, self._host.image)
+
     async def DescribeLogDirectories(
         self, request: admin_pb2.DescribeLogDirectoriesRequest, context: ServicerContext
     ) -> admin_pb2.DescribeLogDirectoriesResponse:
@@ -247,11 +274,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async with answering(context):
             raise _only_a_broker()
 
-    async def _catch_up(
-        self,
-        request: admin_pb2.ListTopicsRequest | admin_pb2.DescribeTopicRequest | admin_pb2.DescribeConfigsRequest,
-        context: ServicerContext,
-    ) -> None:
+    async def _catch_up(self, request: _Read, context: ServicerContext) -> None:
         """Wait until the image may be shown: it has all that is committed, and what the caller asks for."""
         wait_ms = timeout_ms(context)
         await self._host.wait_for_everything(timeout_ms=wait_ms)

@@ -16,7 +16,7 @@ from lograft._configs import alter_configs, describe_configs
 from lograft._delete_records import delete_records
 from lograft._log_directories import describe_log_directories, move_replica
 from lograft._offsets import list_offsets
-from lograft._partition_calls import all_named, elect_leaders
+from lograft._partition_calls import all_named, alter_reassignments, elect_leaders, list_reassignments
 from lograft._quorum_calls import add_voter, remove_voter, replace_voter, transfer_leadership
 from lograft.errors import UsageError
 from lograft.settings import ClientSettings
@@ -31,6 +31,7 @@ from lograft.types import (
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
+    PartitionReassignment,
     QuorumDescription,
     TopicDescription,
     TopicPartition,
@@ -215,6 +216,18 @@ class AdminCalls:
         return await elect_leaders(
             self.cluster, named, election=election, validate_only=validate_only, timeout_ms=self._timeout_ms
         )
+
+    async def alter_partition_reassignments(
+        self, changes: Mapping[TopicPartition, Sequence[int] | None], *, validate_only: bool
+    ) -> list[PartitionReassignment]:
+        """Begin, change or cancel reassignments."""
+        return await alter_reassignments(
+            self.cluster, changes, validate_only=validate_only, timeout_ms=self._timeout_ms
+        )
+
+    async def list_partition_reassignments(self, topics: Sequence[str] | None) -> list[PartitionReassignment]:
+        """List reassignments."""
+        return await list_reassignments(self.cluster, topics, timeout_ms=self._timeout_ms)
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers."""

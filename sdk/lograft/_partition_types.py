@@ -37,3 +37,35 @@ class ElectedLeader:
     leader_epoch: int | None = None
     elected: bool = False
     error: LograftError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionReassignment:
+    """A reassignment of one partition: what it was asked to become, or what is under way.
+
+    Attributes:
+        topic: topic name.
+        partition: partition, from 0.
+        replicas_before: node ids of the replicas that it had, and has again when the reassignment is cancelled.
+        replicas: node ids of the replicas that it is to have, the preferred leader first; empty on an error.
+        adding: those that are being added, and not in sync yet.
+        removing: those that go when all of `adding` are in sync.
+        isr: node ids of the in-sync replicas.
+        leader_id: node id of the leader; None: none, or an error.
+        error: why it was refused; None: it was not.
+    """
+
+    topic: str
+    partition: int
+    replicas_before: tuple[int, ...] = ()
+    replicas: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+    leader_id: int | None = None
+    error: LograftError | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """True while replicas are being added or removed."""
+        return bool(self.adding or self.removing)

@@ -26,6 +26,7 @@ from lograft.types import (
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
+    PartitionReassignment,
     QuorumDescription,
     TopicDescription,
     TopicPartition,
@@ -261,6 +262,25 @@ class Admin:
             LograftError: a call as a whole failed; it may be repeated.
         """
         return self._run(lambda calls: calls.elect_leaders(partitions, election=election, validate_only=validate_only))
+
+    def alter_partition_reassignments(
+        self, changes: Mapping[TopicPartition, Sequence[int] | None], *, validate_only: bool = False
+    ) -> list[PartitionReassignment]:
+        """Give partitions other replicas, or cancel that; one result for each, in order, with an `error` if refused.
+
+        Args:
+            changes: node ids for each partition, the preferred leader first; None cancels what is under way.
+            validate_only: check only, change nothing; the results are those of the change.
+
+        Raises:
+            UsageError: a key is no partition, or a value no list of node ids.
+            OutcomeUnknownError: the answer to a cancelling was lost; list the reassignments to find out.
+        """
+        return self._run(lambda calls: calls.alter_partition_reassignments(changes, validate_only=validate_only))
+
+    def list_partition_reassignments(self, topics: Sequence[str] | None = None) -> list[PartitionReassignment]:
+        """List the reassignments that are under way, of all topics (None) or of at most 1,000, by topic and partition."""
+        return self._run(lambda calls: calls.list_partition_reassignments(topics))
 
     def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers and the active controller."""

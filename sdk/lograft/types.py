@@ -17,6 +17,7 @@ from lograft._config_types import ConfigSource as ConfigSource
 from lograft._config_types import ConfigValue as ConfigValue
 from lograft._partition_types import ElectedLeader as ElectedLeader
 from lograft._partition_types import ElectionType as ElectionType
+from lograft._partition_types import PartitionReassignment as PartitionReassignment
 from lograft.errors import LograftError
 
 Headers = Sequence[tuple[str, bytes | None]]

@@ -20,6 +20,7 @@ from lograft.types import (
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
+    PartitionReassignment,
     QuorumDescription,
     TopicDescription,
     TopicPartition,
@@ -128,6 +129,16 @@ class Admin:
     ) -> list[ElectedLeader]:
         """Elect leaders of partitions; see `lograft.Admin.elect_leaders`."""
         return await self._start().elect_leaders(partitions, election=election, validate_only=validate_only)
+
+    async def alter_partition_reassignments(
+        self, changes: Mapping[TopicPartition, Sequence[int] | None], *, validate_only: bool = False
+    ) -> list[PartitionReassignment]:
+        """Give partitions other replicas; see `lograft.Admin.alter_partition_reassignments`."""
+        return await self._start().alter_partition_reassignments(changes, validate_only=validate_only)
+
+    async def list_partition_reassignments(self, topics: Sequence[str] | None = None) -> list[PartitionReassignment]:
+        """List the reassignments that are under way; see `lograft.Admin.list_partition_reassignments`."""
+        return await self._start().list_partition_reassignments(topics)
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers and the active controller."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`lograft partitions`: elect leaders of partitions."""
+"""`lograft partitions`: elect leaders; reassignment is in `reassign`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from lograft.cli.options import (
     parse_partitions,
 )
 from lograft.cli.output import print_json, print_table
+from lograft.cli.reassign import reassign
 from lograft.types import ElectedLeader, ElectionType
 
-partitions_app = typer.Typer(no_args_is_help=True, help="Elect leaders of partitions.")
+partitions_app = typer.Typer(no_args_is_help=True, help="Elect leaders of partitions, give them other replicas.")
+partitions_app.command()(reassign)
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, change nothing.")]
 

@@ -1634,3 +1634,293 @@ class ElectLeadersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ElectLeadersResponse: _TypeAlias = ElectLeadersResponse  # noqa: Y015
+
+@_typing.final
+class PartitionReassignment(_message.Message):
+    """Other replicas for a partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    cancel: _builtins.bool
+    """True: the reassignment that is under way is cancelled, and the replicas from before it stay."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids that it is to have, the preferred leader first; empty when cancelled."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+        cancel: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "partition", b"partition", "replicas", b"replicas", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionReassignment: _TypeAlias = PartitionReassignment  # noqa: Y015
+
+@_typing.final
+class AlterPartitionReassignmentsRequest(_message.Message):
+    """Asks for reassignments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    @_builtins.property
+    def reassignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionReassignment]:
+        """1 to 500 reassignments, each for another partition."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        reassignments: _abc.Iterable[Global___PartitionReassignment] | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "reassignments", b"reassignments", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterPartitionReassignmentsRequest: _TypeAlias = AlterPartitionReassignmentsRequest  # noqa: Y015
+
+@_typing.final
+class ReassignmentState(_message.Message):
+    """Replicas of a partition, and how they change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    ADDING_FIELD_NUMBER: _builtins.int
+    REMOVING_FIELD_NUMBER: _builtins.int
+    ISR_FIELD_NUMBER: _builtins.int
+    LEADER_ID_FIELD_NUMBER: _builtins.int
+    leader_id: _builtins.int
+    """Node id of the leader; absent: none."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of all replicas: those that the partition is to have, then those that are being removed."""
+
+    @_builtins.property
+    def adding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the replicas that are being added; empty with `removing`: nothing is under way."""
+
+    @_builtins.property
+    def removing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the replicas that are being removed."""
+
+    @_builtins.property
+    def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of the in-sync replicas."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+        adding: _abc.Iterable[_builtins.int] | None = ...,
+        removing: _abc.Iterable[_builtins.int] | None = ...,
+        isr: _abc.Iterable[_builtins.int] | None = ...,
+        leader_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "adding", b"adding", "isr", b"isr", "leader_id", b"leader_id", "removing", b"removing", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
+    _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
+
+Global___ReassignmentState: _TypeAlias = ReassignmentState  # noqa: Y015
+
+@_typing.final
+class ReassignmentResult(_message.Message):
+    """What became of one reassignment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    REPLICAS_BEFORE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    @_builtins.property
+    def replicas_before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of the replicas before, without those that were being added."""
+
+    @_builtins.property
+    def state(self) -> Global___ReassignmentState:
+        """The replicas from here on; absent when it was refused."""
+
+    @_builtins.property
+    def error(self) -> _errors_pb2.PartitionError:
+        """Why it was refused; the partition is as it was. Absent when it was not."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        replicas_before: _abc.Iterable[_builtins.int] | None = ...,
+        state: Global___ReassignmentState | None = ...,
+        error: _errors_pb2.PartitionError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "partition", b"partition", "replicas_before", b"replicas_before", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReassignmentResult: _TypeAlias = ReassignmentResult  # noqa: Y015
+
+@_typing.final
+class AlterPartitionReassignmentsResponse(_message.Message):
+    """What became of the reassignments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReassignmentResult]:
+        """One result for each reassignment, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ReassignmentResult] | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterPartitionReassignmentsResponse: _TypeAlias = AlterPartitionReassignmentsResponse  # noqa: Y015
+
+@_typing.final
+class ListPartitionReassignmentsRequest(_message.Message):
+    """Asks for the reassignments that are under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    page_token: _builtins.str
+    """Token from the answer before; empty: from the start."""
+    min_metadata_offset: _builtins.int
+    """Wait until the answering server has applied this metadata offset; absent: do not wait."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Topics that it is about, at most 1,000; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        page_token: _builtins.str = ...,
+        min_metadata_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "min_metadata_offset", b"min_metadata_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "cluster_id", b"cluster_id", "min_metadata_offset", b"min_metadata_offset", "page_token", b"page_token", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_metadata_offset: _TypeAlias = _typing.Literal["min_metadata_offset"]  # noqa: Y015
+    _WhichOneofArgType__min_metadata_offset: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_metadata_offset) -> _WhichOneofReturnType__min_metadata_offset | None: ...
+
+Global___ListPartitionReassignmentsRequest: _TypeAlias = ListPartitionReassignmentsRequest  # noqa: Y015
+
+@_typing.final
+class OngoingReassignment(_message.Message):
+    """A reassignment that is under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    @_builtins.property
+    def state(self) -> Global___ReassignmentState:
+        """The replicas."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        state: Global___ReassignmentState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OngoingReassignment: _TypeAlias = OngoingReassignment  # noqa: Y015
+
+@_typing.final
+class ListPartitionReassignmentsResponse(_message.Message):
+    """A page of reassignments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token for the next page; empty: this was the last."""
+    metadata_offset: _builtins.int
+    """Metadata offset of this page, exclusive."""
+    @_builtins.property
+    def reassignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___OngoingReassignment]:
+        """Reassignments by topic and partition; there may be none on a page that is not the last."""
+
+    def __init__(
+        self,
+        *,
+        reassignments: _abc.Iterable[Global___OngoingReassignment] | None = ...,
+        next_page_token: _builtins.str = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "next_page_token", b"next_page_token", "reassignments", b"reassignments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPartitionReassignmentsResponse: _TypeAlias = ListPartitionReassignmentsResponse  # noqa: Y015

@@ -72,6 +72,12 @@ class AdminServiceStub:
     """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
     partition is elected or refused alone; what needs no election stays as it is.
     """
+    AlterPartitionReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterPartitionReassignmentsRequest, _admin_pb2.AlterPartitionReassignmentsResponse]
+    """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
+    when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+    """
+    ListPartitionReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]
+    """Lists the reassignments that are under way, in pages."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -117,6 +123,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
     partition is elected or refused alone; what needs no election stays as it is.
     """
+    AlterPartitionReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterPartitionReassignmentsRequest, _admin_pb2.AlterPartitionReassignmentsResponse]  # type: ignore[assignment]
+    """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
+    when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+    """
+    ListPartitionReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]  # type: ignore[assignment]
+    """Lists the reassignments that are under way, in pages."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
@@ -255,5 +267,23 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
         partition is elected or refused alone; what needs no election stays as it is.
         """
+
+    @_abc_1.abstractmethod
+    def AlterPartitionReassignments(
+        self,
+        request: _admin_pb2.AlterPartitionReassignmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AlterPartitionReassignmentsResponse, _abc.Awaitable[_admin_pb2.AlterPartitionReassignmentsResponse]]:
+        """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
+        when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+        """
+
+    @_abc_1.abstractmethod
+    def ListPartitionReassignments(
+        self,
+        request: _admin_pb2.ListPartitionReassignmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListPartitionReassignmentsResponse, _abc.Awaitable[_admin_pb2.ListPartitionReassignmentsResponse]]:
+        """Lists the reassignments that are under way, in pages."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
