@@ -33,6 +33,7 @@ READ_METHODS: Final = (
     "DescribeFeatureLevel",
     "DescribeQuorum",
     "ListPartitionReassignments",
+    "DescribeBrokers",
 )
 
 CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
@@ -45,6 +46,7 @@ CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
     "AlterPartitionReassignments": lambda data: (
         admin_pb2.AlterPartitionReassignmentsResponse.FromString(data).metadata_offset
     ),
+    "RemoveBroker": lambda data: admin_pb2.RemoveBrokerResponse.FromString(data).metadata_offset,
     "AddVoter": lambda data: admin_pb2.AddVoterResponse.FromString(data).metadata_offset,
     "RemoveVoter": lambda data: admin_pb2.RemoveVoterResponse.FromString(data).metadata_offset,
     # The leader is no part of the image, so there is nothing to wait for.

@@ -79,6 +79,14 @@ class FenceBroker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveBroker:
+    """Ends the registration of a broker that is gone and hosts nothing. `validate_only` True: change nothing."""
+
+    broker_id: int
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireSessions:
     """Fences the brokers that have missed their heartbeats."""
 
@@ -281,6 +289,7 @@ Command = (
     | RegisterBroker
     | Heartbeat
     | FenceBroker
+    | RemoveBroker
     | ExpireSessions
     | SweepPartitions
     | ElectPreferredLeaders

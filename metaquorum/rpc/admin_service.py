@@ -19,12 +19,13 @@ from metaquorum.controller.commands import (
     CreateTopic,
     DeleteTopic,
     PartitionsCreated,
+    RemoveBroker,
     TopicCreated,
     TopicDeleted,
     UpdateFeatureLevel,
 )
 from metaquorum.controller.state import TopicImage
-from metaquorum.rpc import codec, config_calls, election_calls, reassignment_calls, voter_calls
+from metaquorum.rpc import broker_calls, codec, config_calls, election_calls, reassignment_calls, voter_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
@@ -42,6 +43,7 @@ _Read = (
     | admin_pb2.DescribeTopicRequest
     | admin_pb2.DescribeConfigsRequest
     | admin_pb2.ListPartitionReassignmentsRequest
+    | admin_pb2.DescribeBrokersRequest
 )
 """Requests that may ask for a metadata offset."""
 
@@ -259,6 +261,27 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             self._check(request.cluster_id)
             await self._catch_up(request, context)
             return reassignment_calls.list_answer(request, self._host.image)
+
+    async def DescribeBrokers(
+        self, request: admin_pb2.DescribeBrokersRequest, context: ServicerContext
+    ) -> admin_pb2.DescribeBrokersResponse:
+        """Describe a page of brokers."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            await self._catch_up(request, context)
+            return broker_calls.describe_answer(request, self._host)
+
+    async def RemoveBroker(
+        self, request: admin_pb2.RemoveBrokerRequest, context: ServicerContext
+    ) -> admin_pb2.RemoveBrokerResponse:
+        """End the registration of a broker, or check whether it could be ended."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            command = RemoveBroker(broker_id=request.broker_id, validate_only=request.validate_only)
+            outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
+            return admin_pb2.RemoveBrokerResponse(
+                metadata_offset=0 if request.validate_only else outcome.metadata_offset
+            )
 
     async def DescribeLogDirectories(
         self, request: admin_pb2.DescribeLogDirectoriesRequest, context: ServicerContext

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from lograft._broker_calls import describe_brokers, remove_broker
 from lograft._cluster import Attempt, Cluster
 from lograft._codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
 from lograft._configs import alter_configs, describe_configs
@@ -21,6 +22,7 @@ from lograft._quorum_calls import add_voter, remove_voter, replace_voter, transf
 from lograft.errors import UsageError
 from lograft.settings import ClientSettings
 from lograft.types import (
+    BrokerStatus,
     ClusterDescription,
     ConfigResource,
     ConfigValue,
@@ -207,6 +209,14 @@ class AdminCalls:
     async def transfer_leadership(self, node_id: int | None) -> int:
         """Hand the leadership of the quorum over."""
         return await transfer_leadership(self.cluster, node_id, timeout_ms=self._timeout_ms)
+
+    async def describe_brokers(self, broker_ids: Sequence[int] | None) -> list[BrokerStatus]:
+        """Describe brokers."""
+        return await describe_brokers(self.cluster, broker_ids, timeout_ms=self._timeout_ms)
+
+    async def remove_broker(self, broker_id: int, *, validate_only: bool) -> None:
+        """End the registration of a broker."""
+        await remove_broker(self.cluster, broker_id, validate_only=validate_only, timeout_ms=self._timeout_ms)
 
     async def elect_leaders(
         self, partitions: Sequence[TopicPartition | str], *, election: ElectionType, validate_only: bool

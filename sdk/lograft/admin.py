@@ -16,6 +16,7 @@ from lograft._runtime import Runtime, on_fork, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
+    BrokerStatus,
     ClusterDescription,
     ConfigResource,
     ConfigValue,
@@ -242,6 +243,23 @@ class Admin:
             OutcomeUnknownError: the answer was lost, or no new leader was known in time.
         """
         return self._run(lambda calls: calls.transfer_leadership(node_id))
+
+    def describe_brokers(self, broker_ids: Sequence[int] | None = None) -> list[BrokerStatus]:
+        """Describe brokers as the active controller knows them, ascending by id.
+
+        Args:
+            broker_ids: at most 1,000 node ids; those that are not registered are left out. None: all brokers.
+        """
+        return self._run(lambda calls: calls.describe_brokers(broker_ids))
+
+    def remove_broker(self, broker_id: int, *, validate_only: bool = False) -> None:
+        """End the registration of a broker that is gone for good. What was set for it stays, and can be removed.
+
+        Raises:
+            InvalidRequestError: there is none, it lives, or it still has replicas; the message says which.
+            OutcomeUnknownError: the answer was lost; describe the brokers to find out.
+        """
+        self._run(lambda calls: calls.remove_broker(broker_id, validate_only=validate_only))
 
     def elect_leaders(
         self,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from lograft._broker_types import BrokerState as BrokerState
+from lograft._broker_types import BrokerStatus as BrokerStatus
 from lograft._config_types import ConfigResource as ConfigResource
 from lograft._config_types import ConfigResourceType as ConfigResourceType
 from lograft._config_types import ConfigSource as ConfigSource

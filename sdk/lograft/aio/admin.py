@@ -10,6 +10,7 @@ from lograft._admin_calls import AdminCalls
 from lograft.errors import ClientClosedError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
+    BrokerStatus,
     ClusterDescription,
     ConfigResource,
     ConfigValue,
@@ -119,6 +120,14 @@ class Admin:
     async def transfer_leadership(self, node_id: int | None = None) -> int:
         """Have the leader of the metadata quorum hand over. See `lograft.Admin.transfer_leadership`."""
         return await self._start().transfer_leadership(node_id)
+
+    async def describe_brokers(self, broker_ids: Sequence[int] | None = None) -> list[BrokerStatus]:
+        """Describe brokers as the active controller knows them; see `lograft.Admin.describe_brokers`."""
+        return await self._start().describe_brokers(broker_ids)
+
+    async def remove_broker(self, broker_id: int, *, validate_only: bool = False) -> None:
+        """End the registration of a broker; see `lograft.Admin.remove_broker`."""
+        await self._start().remove_broker(broker_id, validate_only=validate_only)
 
     async def elect_leaders(
         self,

@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import typer
 
 from lograft import __version__
+from lograft.cli.brokers import brokers_app
 from lograft.cli.configs import configs_app
 from lograft.cli.consume import consume
 from lograft.cli.directories import directories_app
@@ -59,6 +60,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
     app.callback()(_root)
     app.add_typer(topics_app, name="topics")
+    app.add_typer(brokers_app, name="brokers")
     app.add_typer(configs_app, name="configs")
     app.add_typer(features_app, name="features")
     app.add_typer(partitions_app, name="partitions")

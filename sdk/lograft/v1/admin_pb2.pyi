@@ -175,6 +175,38 @@ ELECTION_TYPE_UNCLEAN: ElectionType.ValueType  # 2
 """Where nobody who has everything committed can lead, a replica leads that may lack some of it, which is then lost."""
 Global___ElectionType: _TypeAlias = ElectionType  # noqa: Y015
 
+class _BrokerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BrokerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BrokerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BROKER_STATE_UNSPECIFIED: _BrokerState.ValueType  # 0
+    """Not known."""
+    BROKER_STATE_REGISTERED: _BrokerState.ValueType  # 1
+    """It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+    BROKER_STATE_ACTIVE: _BrokerState.ValueType  # 2
+    """It may lead."""
+    BROKER_STATE_SHUTTING_DOWN: _BrokerState.ValueType  # 3
+    """It leaves in an orderly way, and waits for other leaders of its partitions."""
+    BROKER_STATE_FENCED: _BrokerState.ValueType  # 4
+    """It has stopped, or nothing is heard of it."""
+
+class BrokerState(_BrokerState, metaclass=_BrokerStateEnumTypeWrapper):
+    """State of a registered broker."""
+
+BROKER_STATE_UNSPECIFIED: BrokerState.ValueType  # 0
+"""Not known."""
+BROKER_STATE_REGISTERED: BrokerState.ValueType  # 1
+"""It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+BROKER_STATE_ACTIVE: BrokerState.ValueType  # 2
+"""It may lead."""
+BROKER_STATE_SHUTTING_DOWN: BrokerState.ValueType  # 3
+"""It leaves in an orderly way, and waits for other leaders of its partitions."""
+BROKER_STATE_FENCED: BrokerState.ValueType  # 4
+"""It has stopped, or nothing is heard of it."""
+Global___BrokerState: _TypeAlias = BrokerState  # noqa: Y015
+
 @_typing.final
 class CreateTopicRequest(_message.Message):
     """Asks for a new topic."""
@@ -1924,3 +1956,222 @@ class ListPartitionReassignmentsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListPartitionReassignmentsResponse: _TypeAlias = ListPartitionReassignmentsResponse  # noqa: Y015
+
+@_typing.final
+class DescribeBrokersRequest(_message.Message):
+    """Asks for brokers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_IDS_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    page_size: _builtins.int
+    """Most brokers in the answer; 0: 1,000; at most 1,000."""
+    page_token: _builtins.str
+    """Token from the answer before; empty: from the start."""
+    min_metadata_offset: _builtins.int
+    """Wait until the answering server has applied this metadata offset; absent: do not wait."""
+    @_builtins.property
+    def broker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids, at most 1,000; empty: all. Those that are not registered are left out of the answer."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        broker_ids: _abc.Iterable[_builtins.int] | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        min_metadata_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "min_metadata_offset", b"min_metadata_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "broker_ids", b"broker_ids", "cluster_id", b"cluster_id", "min_metadata_offset", b"min_metadata_offset", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_metadata_offset: _TypeAlias = _typing.Literal["min_metadata_offset"]  # noqa: Y015
+    _WhichOneofArgType__min_metadata_offset: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_metadata_offset) -> _WhichOneofReturnType__min_metadata_offset | None: ...
+
+Global___DescribeBrokersRequest: _TypeAlias = DescribeBrokersRequest  # noqa: Y015
+
+@_typing.final
+class BrokerStatus(_message.Message):
+    """A broker as the active controller knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_ID_FIELD_NUMBER: _builtins.int
+    LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    OFFLINE_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    MIN_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    MAX_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    REPLICA_COUNT_FIELD_NUMBER: _builtins.int
+    LEADER_COUNT_FIELD_NUMBER: _builtins.int
+    UNCLEAN_FIELD_NUMBER: _builtins.int
+    LAST_HEARD_AGE_MS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """Node id."""
+    state: Global___BrokerState.ValueType
+    """State."""
+    host: _builtins.str
+    """Host name or address that clients use."""
+    port: _builtins.int
+    """TCP port that clients use."""
+    rack: _builtins.str
+    """Rack; empty: none."""
+    broker_epoch: _builtins.int
+    """Epoch of its registration."""
+    incarnation_id: _builtins.bytes
+    """Random id of its process, 16 bytes."""
+    min_feature_level: _builtins.int
+    """Lowest feature level that it can run at, inclusive."""
+    max_feature_level: _builtins.int
+    """Highest feature level that it can run at, inclusive."""
+    replica_count: _builtins.int
+    """Number of replicas that it has."""
+    leader_count: _builtins.int
+    """Number of partitions that it leads."""
+    unclean: _builtins.bool
+    """True after a stop that was not orderly, until it has left the in-sync replicas where it may lack records."""
+    last_heard_age_ms: _builtins.int
+    """Milliseconds since it was last heard of, or since the controller took over; absent: not known."""
+    metadata_offset: _builtins.int
+    """Metadata offset (exclusive) that it last said to have applied; absent: not known."""
+    @_builtins.property
+    def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Ids of its log directories, 16 bytes each."""
+
+    @_builtins.property
+    def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Those of them that have failed."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        state: Global___BrokerState.ValueType = ...,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+        rack: _builtins.str = ...,
+        broker_epoch: _builtins.int = ...,
+        incarnation_id: _builtins.bytes = ...,
+        log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        offline_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        min_feature_level: _builtins.int = ...,
+        max_feature_level: _builtins.int = ...,
+        replica_count: _builtins.int = ...,
+        leader_count: _builtins.int = ...,
+        unclean: _builtins.bool = ...,
+        last_heard_age_ms: _builtins.int | None = ...,
+        metadata_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_heard_age_ms", b"_last_heard_age_ms", "_metadata_offset", b"_metadata_offset", "last_heard_age_ms", b"last_heard_age_ms", "metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_heard_age_ms", b"_last_heard_age_ms", "_metadata_offset", b"_metadata_offset", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "host", b"host", "incarnation_id", b"incarnation_id", "last_heard_age_ms", b"last_heard_age_ms", "leader_count", b"leader_count", "log_directory_ids", b"log_directory_ids", "max_feature_level", b"max_feature_level", "metadata_offset", b"metadata_offset", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "replica_count", b"replica_count", "state", b"state", "unclean", b"unclean"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_heard_age_ms: _TypeAlias = _typing.Literal["last_heard_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__last_heard_age_ms: _TypeAlias = _typing.Literal["_last_heard_age_ms", b"_last_heard_age_ms"]  # noqa: Y015
+    _WhichOneofReturnType__metadata_offset: _TypeAlias = _typing.Literal["metadata_offset"]  # noqa: Y015
+    _WhichOneofArgType__metadata_offset: _TypeAlias = _typing.Literal["_metadata_offset", b"_metadata_offset"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_heard_age_ms) -> _WhichOneofReturnType__last_heard_age_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__metadata_offset) -> _WhichOneofReturnType__metadata_offset | None: ...
+
+Global___BrokerStatus: _TypeAlias = BrokerStatus  # noqa: Y015
+
+@_typing.final
+class DescribeBrokersResponse(_message.Message):
+    """A page of brokers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token for the next page; empty: this was the last."""
+    metadata_offset: _builtins.int
+    """Metadata offset of this state, exclusive."""
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerStatus]:
+        """Brokers, ascending by id."""
+
+    def __init__(
+        self,
+        *,
+        brokers: _abc.Iterable[Global___BrokerStatus] | None = ...,
+        next_page_token: _builtins.str = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "metadata_offset", b"metadata_offset", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeBrokersResponse: _TypeAlias = DescribeBrokersResponse  # noqa: Y015
+
+@_typing.final
+class RemoveBrokerRequest(_message.Message):
+    """Asks to end a registration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    broker_id: _builtins.int
+    """Node id of the broker."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        broker_id: _builtins.int = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "cluster_id", b"cluster_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveBrokerRequest: _TypeAlias = RemoveBrokerRequest  # noqa: Y015
+
+@_typing.final
+class RemoveBrokerResponse(_message.Message):
+    """The broker is not registered any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    def __init__(
+        self,
+        *,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveBrokerResponse: _TypeAlias = RemoveBrokerResponse  # noqa: Y015

@@ -122,6 +122,16 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsResponse.FromString,
                 _registered_method=True)
+        self.DescribeBrokers = channel.unary_unary(
+                '/lograft.v1.AdminService/DescribeBrokers',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersResponse.FromString,
+                _registered_method=True)
+        self.RemoveBroker = channel.unary_unary(
+                '/lograft.v1.AdminService/RemoveBroker',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.RemoveBrokerRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.RemoveBrokerResponse.FromString,
+                _registered_method=True)
         self.ListPartitionReassignments = channel.unary_unary(
                 '/lograft.v1.AdminService/ListPartitionReassignments',
                 request_serializer=lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsRequest.SerializeToString,
@@ -257,6 +267,20 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeBrokers(self, request, context):
+        """Describes brokers as the active controller knows them: state, place, features, how much they lead and host.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveBroker(self, request, context):
+        """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListPartitionReassignments(self, request, context):
         """Lists the reassignments that are under way, in pages.
         """
@@ -351,6 +375,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.AlterPartitionReassignments,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsResponse.SerializeToString,
+            ),
+            'DescribeBrokers': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeBrokers,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersResponse.SerializeToString,
+            ),
+            'RemoveBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveBroker,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.RemoveBrokerRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.RemoveBrokerResponse.SerializeToString,
             ),
             'ListPartitionReassignments': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPartitionReassignments,
@@ -820,6 +854,60 @@ class AdminService(object):
             '/lograft.v1.AdminService/AlterPartitionReassignments',
             lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeBrokers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/DescribeBrokers',
+            lograft_dot_v1_dot_admin__pb2.DescribeBrokersRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.DescribeBrokersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/RemoveBroker',
+            lograft_dot_v1_dot_admin__pb2.RemoveBrokerRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.RemoveBrokerResponse.FromString,
             options,
             channel_credentials,
             insecure,

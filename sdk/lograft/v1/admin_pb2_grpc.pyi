@@ -76,6 +76,10 @@ class AdminServiceStub:
     """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
     when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
     """
+    DescribeBrokers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeBrokersRequest, _admin_pb2.DescribeBrokersResponse]
+    """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+    RemoveBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveBrokerRequest, _admin_pb2.RemoveBrokerResponse]
+    """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
     ListPartitionReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]
     """Lists the reassignments that are under way, in pages."""
 
@@ -127,6 +131,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
     when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
     """
+    DescribeBrokers: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeBrokersRequest, _admin_pb2.DescribeBrokersResponse]  # type: ignore[assignment]
+    """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+    RemoveBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveBrokerRequest, _admin_pb2.RemoveBrokerResponse]  # type: ignore[assignment]
+    """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
     ListPartitionReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]  # type: ignore[assignment]
     """Lists the reassignments that are under way, in pages."""
 
@@ -277,6 +285,22 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
         when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
         """
+
+    @_abc_1.abstractmethod
+    def DescribeBrokers(
+        self,
+        request: _admin_pb2.DescribeBrokersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeBrokersResponse, _abc.Awaitable[_admin_pb2.DescribeBrokersResponse]]:
+        """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+
+    @_abc_1.abstractmethod
+    def RemoveBroker(
+        self,
+        request: _admin_pb2.RemoveBrokerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RemoveBrokerResponse, _abc.Awaitable[_admin_pb2.RemoveBrokerResponse]]:
+        """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
 
     @_abc_1.abstractmethod
     def ListPartitionReassignments(
