@@ -209,7 +209,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Describe the quorum as its leader sees it."""
         async with answering(context):
             self._check(request.cluster_id)
-            return codec.to_quorum(self._node.status(), cluster_id=self._node.cluster_id)
+            node = self._node
+            return codec.to_quorum(
+                node.status(),
+                cluster_id=node.cluster_id,
+                log_start_offset=node.log_start_offset,
+                snapshot=max(node.kept_snapshots, key=lambda each: each.end_offset, default=None),
+            )
 
     async def AddVoter(
         self, request: admin_pb2.AddVoterRequest, context: ServicerContext

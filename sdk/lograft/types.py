@@ -369,8 +369,19 @@ class QuorumReplicaDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataSnapshotDescription:
+    """A snapshot of the metadata: it stands for the log below `end_offset` (exclusive)."""
+
+    end_offset: int
+    quorum_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumDescription:
-    """State of the metadata quorum. `quorum_epoch` is Raft's term; `high_watermark` is exclusive."""
+    """State of the metadata quorum. `quorum_epoch` is Raft's term; `high_watermark` is exclusive.
+
+    `log_start_offset` (inclusive) and `latest_snapshot` (None: there is none yet) are those of the leader.
+    """
 
     cluster_id: str
     leader_id: int | None
@@ -378,6 +389,8 @@ class QuorumDescription:
     high_watermark: int | None
     voters: tuple[QuorumReplicaDescription, ...]
     observers: tuple[QuorumReplicaDescription, ...]
+    log_start_offset: int = 0
+    latest_snapshot: MetadataSnapshotDescription | None = None
 
 
 __all__ = [
@@ -392,6 +405,7 @@ __all__ = [
     "LogDirectories",
     "LogDirectory",
     "LogDirectoryState",
+    "MetadataSnapshotDescription",
     "MoveState",
     "OffsetAnswer",
     "OffsetQuery",

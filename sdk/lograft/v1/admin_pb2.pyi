@@ -1089,6 +1089,8 @@ class DescribeQuorumResponse(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     VOTERS_FIELD_NUMBER: _builtins.int
     OBSERVERS_FIELD_NUMBER: _builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    LATEST_SNAPSHOT_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     leader_id: _builtins.int
@@ -1097,6 +1099,8 @@ class DescribeQuorumResponse(_message.Message):
     """Quorum epoch (Raft's term)."""
     high_watermark: _builtins.int
     """High watermark of the metadata log, exclusive; absent: not known yet."""
+    log_start_offset: _builtins.int
+    """First offset of the leader's metadata log, inclusive; below it there are only snapshots."""
     @_builtins.property
     def voters(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumReplica]:
         """Voters, by node id."""
@@ -1104,6 +1108,10 @@ class DescribeQuorumResponse(_message.Message):
     @_builtins.property
     def observers(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumReplica]:
         """Observers that fetched lately, by node id."""
+
+    @_builtins.property
+    def latest_snapshot(self) -> Global___MetadataSnapshot:
+        """The leader's newest snapshot; absent: it has none yet."""
 
     def __init__(
         self,
@@ -1114,10 +1122,12 @@ class DescribeQuorumResponse(_message.Message):
         high_watermark: _builtins.int | None = ...,
         voters: _abc.Iterable[Global___QuorumReplica] | None = ...,
         observers: _abc.Iterable[Global___QuorumReplica] | None = ...,
+        log_start_offset: _builtins.int = ...,
+        latest_snapshot: Global___MetadataSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "high_watermark", b"high_watermark", "leader_id", b"leader_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "high_watermark", b"high_watermark", "latest_snapshot", b"latest_snapshot", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "cluster_id", b"cluster_id", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "observers", b"observers", "quorum_epoch", b"quorum_epoch", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "cluster_id", b"cluster_id", "high_watermark", b"high_watermark", "latest_snapshot", b"latest_snapshot", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "observers", b"observers", "quorum_epoch", b"quorum_epoch", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
     _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015
@@ -1129,6 +1139,32 @@ class DescribeQuorumResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___DescribeQuorumResponse: _TypeAlias = DescribeQuorumResponse  # noqa: Y015
+
+@_typing.final
+class MetadataSnapshot(_message.Message):
+    """A snapshot of the metadata."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    QUORUM_EPOCH_FIELD_NUMBER: _builtins.int
+    end_offset: _builtins.int
+    """End of the log that it stands for, exclusive."""
+    quorum_epoch: _builtins.int
+    """Quorum epoch of the last record below that."""
+    def __init__(
+        self,
+        *,
+        end_offset: _builtins.int = ...,
+        quorum_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "quorum_epoch", b"quorum_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataSnapshot: _TypeAlias = MetadataSnapshot  # noqa: Y015
 
 @_typing.final
 class DescribeLogDirectoriesRequest(_message.Message):
