@@ -27,7 +27,7 @@ from metaquorum.runtime.first_start import (
     format_standalone,
     format_with_voters,
 )
-from metaquorum.runtime.quorum_node import QuorumError
+from metaquorum.runtime.quorum_node import QuorumError, SnapshotSettings
 from metaquorum.server import QuorumServer, ServerError
 from metaquorum.settings import (
     QuorumServerSettings,
@@ -75,6 +75,37 @@ class UsageError(Exception):
 DataDir = Annotated[Path, typer.Option("--data-dir", envvar="LOGRAFT_DATA_DIR", help="Data directory of this node.")]
 NodeId = Annotated[int, typer.Option("--node-id", envvar="LOGRAFT_NODE_ID", min=0, help="Id of this node.")]
 ClusterId = Annotated[str, typer.Option("--cluster-id", envvar="LOGRAFT_CLUSTER_ID", help="Id of the cluster.")]
+
+
+_SNAPSHOTS: Final = SnapshotSettings()
+
+SnapshotLogBytes = Annotated[
+    int,
+    typer.Option(
+        "--snapshot-log-bytes",
+        envvar="LOGRAFT_SNAPSHOT_LOG_BYTES",
+        min=1,
+        help="Bytes of metadata log after which a snapshot is made.",
+    ),
+]
+SnapshotIntervalMs = Annotated[
+    int,
+    typer.Option(
+        "--snapshot-interval-ms",
+        envvar="LOGRAFT_SNAPSHOT_INTERVAL_MS",
+        min=1,
+        help="Or milliseconds after the first change since the last one.",
+    ),
+]
+KeptSnapshots = Annotated[
+    int,
+    typer.Option(
+        "--kept-snapshots",
+        envvar="LOGRAFT_KEPT_SNAPSHOTS",
+        min=1,
+        help="Newest snapshots that are kept; the log begins at the oldest of so many.",
+    ),
+]
 
 
 @app.command("format")
@@ -166,6 +197,9 @@ def run_command(
             help="As an observer, ask to vote once caught up; an old replica of this node that is silent is removed.",
         ),
     ] = False,
+    snapshot_log_bytes: SnapshotLogBytes = _SNAPSHOTS.log_bytes,
+    snapshot_interval_ms: SnapshotIntervalMs = _SNAPSHOTS.interval_ms,
+    kept_snapshots: KeptSnapshots = _SNAPSHOTS.kept,
     insecure_plaintext: Annotated[
         bool,
         typer.Option(
@@ -187,6 +221,9 @@ def run_command(
             first_start=first_start,
             auto_join=auto_join,
             insecure_plaintext=insecure_plaintext,
+            snapshots=SnapshotSettings(
+                log_bytes=snapshot_log_bytes, interval_ms=snapshot_interval_ms, kept=kept_snapshots
+            ),
         )
         settings.check()
         tune_allocator()

@@ -26,7 +26,15 @@ SERVICE: Final = "lograft.v1.AdminService"
 APPLY_WAIT_MS: Final = 2_000
 """Most milliseconds that the answer to a change waits for this broker to apply it."""
 
-READ_METHODS: Final = ("ListTopics", "DescribeTopic", "DescribeConfigs", "DescribeFeatureLevel", "DescribeQuorum")
+READ_METHODS: Final = (
+    "ListTopics",
+    "DescribeTopic",
+    "DescribeConfigs",
+    "DescribeFeatureLevel",
+    "DescribeQuorum",
+    "ListPartitionReassignments",
+    "DescribeBrokers",
+)
 
 CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
     "CreateTopic": lambda data: admin_pb2.CreateTopicResponse.FromString(data).metadata_offset,
@@ -34,6 +42,11 @@ CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
     "AlterConfigs": lambda data: admin_pb2.AlterConfigsResponse.FromString(data).metadata_offset,
     "UpdateFeatureLevel": lambda data: admin_pb2.UpdateFeatureLevelResponse.FromString(data).metadata_offset,
     "DeleteTopic": lambda data: admin_pb2.DeleteTopicResponse.FromString(data).metadata_offset,
+    "ElectLeaders": lambda data: admin_pb2.ElectLeadersResponse.FromString(data).metadata_offset,
+    "AlterPartitionReassignments": lambda data: (
+        admin_pb2.AlterPartitionReassignmentsResponse.FromString(data).metadata_offset
+    ),
+    "RemoveBroker": lambda data: admin_pb2.RemoveBrokerResponse.FromString(data).metadata_offset,
     "AddVoter": lambda data: admin_pb2.AddVoterResponse.FromString(data).metadata_offset,
     "RemoveVoter": lambda data: admin_pb2.RemoveVoterResponse.FromString(data).metadata_offset,
     # The leader is no part of the image, so there is nothing to wait for.

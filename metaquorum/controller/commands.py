@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from lograft.wire.codes import ErrorCode
 
@@ -78,6 +79,14 @@ class FenceBroker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveBroker:
+    """Ends the registration of a broker that is gone and hosts nothing. `validate_only` True: change nothing."""
+
+    broker_id: int
+    validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireSessions:
     """Fences the brokers that have missed their heartbeats."""
 
@@ -116,6 +125,32 @@ class ElectPreferredLeaders:
     """Makes first replicas leaders again where they can. `cursor` is where it goes on; the default starts over."""
 
     cursor: SweepCursor = SweepCursor()
+
+
+class ElectionKind(Enum):
+    """Elections that can be asked for; clean ones happen by themselves."""
+
+    PREFERRED = "preferred"
+    """The first replica leads again."""
+    UNCLEAN = "unclean"
+    """Where nobody who has everything committed can lead, a replica leads that may lack some of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionTarget:
+    """Partitions of a topic, by number; None: all that it has."""
+
+    topic: str
+    partitions: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectLeaders:
+    """Elects leaders of some partitions; each is elected or refused alone. `validate_only` True: change nothing."""
+
+    kind: ElectionKind
+    targets: tuple[ElectionTarget, ...]
+    validate_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +192,10 @@ class Reassignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReassignPartitions:
-    """Begins, changes or cancels reassignments."""
+    """Begins, changes or cancels reassignments. `validate_only` True: check and change nothing."""
 
     reassignments: tuple[Reassignment, ...]
+    validate_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,9 +289,11 @@ Command = (
     | RegisterBroker
     | Heartbeat
     | FenceBroker
+    | RemoveBroker
     | ExpireSessions
     | SweepPartitions
     | ElectPreferredLeaders
+    | ElectLeaders
     | AlterPartition
     | ReassignPartitions
     | CreateTopic
@@ -323,9 +361,37 @@ class ProducerIdsAllocated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsAltered:
-    """One result for each proposal or reassignment, in order: the partition as it is from here on, or why it was refused."""
+    """One result for each proposal or reassignment, in order: the partition as it is from here on, or why it was refused.
+
+    `before` has, for reassignments, the partitions as they were; None for one that is not known.
+    """
 
     results: tuple[PartitionImage | Refusal, ...]
+    before: tuple[PartitionImage | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionResult:
+    """What an election came to.
+
+    Attributes:
+        topic: topic name.
+        partition: partition, from 0.
+        outcome: the partition as it is from here on, or why nobody was elected.
+        elected: True when it got another leader; False also when nothing had to change.
+    """
+
+    topic: str
+    partition: int
+    outcome: PartitionImage | Refusal
+    elected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadersElected:
+    """One result for each partition, in the order of the command."""
+
+    results: tuple[ElectionResult, ...]
 
 
 Response = (
@@ -335,6 +401,7 @@ Response = (
     | TopicCreated
     | PartitionsCreated
     | PartitionsAltered
+    | LeadersElected
     | TopicDeleted
     | ProducerIdsAllocated
 )

@@ -20,7 +20,17 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from metaquorum.controller import alter_partition, brokers, configs, elections, features, reassignment, topics
+from metaquorum.controller import (
+    alter_partition,
+    asked_elections,
+    broker_states,
+    brokers,
+    configs,
+    elections,
+    features,
+    reassignment,
+    topics,
+)
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     AllocateProducerIds,
@@ -33,6 +43,7 @@ from metaquorum.controller.commands import (
     Decision,
     DeleteTopic,
     Done,
+    ElectLeaders,
     ElectPreferredLeaders,
     ExpireSessions,
     FenceBroker,
@@ -40,13 +51,15 @@ from metaquorum.controller.commands import (
     Heartbeat,
     ReassignPartitions,
     RegisterBroker,
+    RemoveBroker,
     SweepPartitions,
     UpdateFeatureLevel,
 )
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
 from metaquorum.controller.records import FeatureLevelRecord, MetadataRecord
-from metaquorum.controller.sessions import Sessions
+from metaquorum.controller.sessions import BrokerSession, Sessions
+from metaquorum.controller.state import BrokerImage
 
 
 class Controller:
@@ -105,6 +118,10 @@ class Controller:
                 return features.update(self._image, self._settings, command)
             case ElectPreferredLeaders():
                 return elections.elect_preferred(self._image, command)
+            case RemoveBroker():
+                return broker_states.remove(self._image, self._sessions, command, now_ms)
+            case ElectLeaders():
+                return asked_elections.elect_leaders(self._image, command)
             case Bootstrap():
                 return self._bootstrap()
             case _:
@@ -121,6 +138,10 @@ class Controller:
     def hear(self, heard: Heard, now_ms: int) -> None:
         """Note a sign of life of a broker."""
         self._sessions.hear(heard, now_ms)
+
+    def session_of(self, broker: BrokerImage, now_ms: int) -> BrokerSession | None:
+        """What is known of a broker's session; None: nothing of this registration."""
+        return self._sessions.describe(broker, now_ms)
 
     def grace(self, now_ms: int) -> None:
         """Start all sessions anew, because this process was held up and may have missed heartbeats."""

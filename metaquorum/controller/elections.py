@@ -88,8 +88,9 @@ def partition_change(
         fit = isr if heir is None else (heir,)
     leader_id = elect(partition.replicas, fit, partition.leader_id, can_lead)
     if leader_id is None and rules.unclean:
-        # Those that were eligible until an unclean stop are the most likely to have the most.
-        heir = _first((*partition.last_known_elr, *partition.replicas), can_lead)
+        # Those that were eligible until an unclean stop are the most likely to have the most, those being added the least.
+        settled = tuple(node_id for node_id in partition.replicas if node_id not in partition.adding)
+        heir = _first((*partition.last_known_elr, *settled, *partition.adding), can_lead)
         if heir is not None:
             return change_record(topic_id, partition, IsrState((heir,)), heir)
     state = changed_isr(partition, fit, min_isr=rules.min_isr, lost=lost)

@@ -49,6 +49,15 @@ MAX_DESCRIBED_RESOURCES: Final = 1_000
 MAX_REASSIGNED_PARTITIONS: Final = 500
 """Reassignments of one request."""
 
+MAX_LISTED_REASSIGNMENTS: Final = 1_000
+"""Reassignments on one page of a list; a page also ends after `MAX_SWEEP_PARTITIONS` partitions looked at."""
+
+MAX_LISTED_TOPICS: Final = 1_000
+"""Topics that one request for a list of reassignments may name."""
+
+MAX_ELECTED_PARTITIONS: Final = 500
+"""Partitions of one request for elections."""
+
 MAX_LEADER_LOOKUPS: Final = 200_000
 """Partitions looked at in one request to even out leaders; about 50 ms. Beyond it they stay as even as they are."""
 

@@ -46,15 +46,20 @@ def reassign(image: AppendedImage, settings: ControllerSettings, command: Reassi
         return refuse(ErrorCode.INVALID_REQUEST, "a partition is named twice")
     records: list[MetadataRecord] = []
     results: list[PartitionImage | Refusal] = []
+    earlier: list[PartitionImage | None] = []
     for each in command.reassignments:
         result = _one(image, settings, each)
         results.append(result)
         topic = image.topic_by_name(each.topic)
-        if topic is not None and isinstance(result, PartitionImage):
-            before = topic.partitions[each.partition]
-            if result != before:
-                records.append(record_of(topic.topic_id, before, result))
-    return Decision(response=PartitionsAltered(results=tuple(results)), records=tuple(records))
+        known = topic is not None and 0 <= each.partition < len(topic.partitions)
+        before = topic.partitions[each.partition] if topic is not None and known else None
+        earlier.append(before)
+        if topic is not None and before is not None and isinstance(result, PartitionImage) and result != before:
+            records.append(record_of(topic.topic_id, before, result))
+    return Decision(
+        response=PartitionsAltered(results=tuple(results), before=tuple(earlier)),
+        records=() if command.validate_only else tuple(records),
+    )
 
 
 def record_of(topic_id: bytes, before: PartitionImage, after: PartitionImage) -> PartitionChangeRecord:
@@ -84,7 +89,7 @@ def _one(image: AppendedImage, settings: ControllerSettings, wanted: Reassignmen
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
     if wanted.replicas is None:
         return _cancel(topic, partition, fit.__contains__)
-    original = _original(partition)
+    original = settled_replicas(partition)
     refusal = _target_problem(image, settings, partition, wanted.replicas)
     if refusal is not None:
         return refusal
@@ -109,7 +114,8 @@ def _one(image: AppendedImage, settings: ControllerSettings, wanted: Reassignmen
     return replace(done, leader_epoch=leader_epoch, partition_epoch=partition.partition_epoch + 1)
 
 
-def _original(partition: PartitionImage) -> tuple[int, ...]:
+def settled_replicas(partition: PartitionImage) -> tuple[int, ...]:
+    """Return the replicas without those that are being added: the ones to which a cancelled reassignment goes back."""
     return tuple(node_id for node_id in partition.replicas if node_id not in partition.adding)
 
 
@@ -154,7 +160,7 @@ def _cancel(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -> 
             code=ErrorCode.INVALID_REQUEST,
             message=f"no reassignment of {topic.topic} partition {partition.partition} is under way",
         )
-    back = _without(topic, replace(partition, adding=(), removing=()), _original(partition), can_lead)
+    back = _without(topic, replace(partition, adding=(), removing=()), settled_replicas(partition), can_lead)
     return back if isinstance(back, Refusal) else replace(back, partition_epoch=partition.partition_epoch + 1)
 
 

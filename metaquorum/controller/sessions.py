@@ -14,6 +14,21 @@ from metaquorum.controller.commands import Heard
 from metaquorum.controller.state import BrokerImage
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSession:
+    """What is known of a broker's session.
+
+    Attributes:
+        age_ms: milliseconds since the last sign of life, or since this leadership began.
+        metadata_offset: metadata offset (exclusive) that the broker last said to have applied; 0: it never did.
+        lasts: True while the broker counts as alive.
+    """
+
+    age_ms: int
+    metadata_offset: int
+    lasts: bool
+
+
 @dataclass(slots=True)
 class _Session:
     broker_epoch: int | None
@@ -47,6 +62,16 @@ class Sessions:
         """True while the session of this registration lasts."""
         expiry = self.expiry_ms(broker)
         return expiry is not None and now_ms < expiry
+
+    def describe(self, broker: BrokerImage, now_ms: int) -> BrokerSession | None:
+        """Return the session of this registration, or None when there is none."""
+        expiry = self.expiry_ms(broker)
+        if expiry is None:
+            return None
+        session = self._sessions[broker.broker_id]
+        return BrokerSession(
+            age_ms=now_ms - session.heard_ms, metadata_offset=session.metadata_offset, lasts=now_ms < expiry
+        )
 
     def expiry_ms(self, broker: BrokerImage) -> int | None:
         """Time at which the session ends (inclusive), or None when there is none for this registration."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configs of a topic: names, defaults, ranges, meaning, and for what each may be set.
+"""The configs of topics, brokers and the cluster: names, defaults, ranges, meaning, and for what each may be set.
 
 Owns the table that everything else is derived from: validation, the effective settings of a topic, what DescribeTopic and
 DescribeConfigs list. Must not know how the log engine uses them, nor which values are inherited (`configs.py`).
@@ -19,6 +19,7 @@ from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, MAX_BATCH_BYTES, MAX_
 from metaquorum.controller.records import ConfigResource
 
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+MOVE_RATE: Final = "replication.move.max.bytes.per.second"
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
 TRUE: Final = "true"
 
@@ -198,6 +199,16 @@ _DEFINITIONS: Final = (
         meaning="whether a replica that lacks committed records may lead when no other can, and those records are lost",
     ),
     ConfigDefinition(
+        name=MOVE_RATE,
+        default=OFF,
+        minimum=1,
+        maximum=_MAX_INT64,
+        may_be_off=True,
+        # About what a broker does for all topics together.
+        scopes=(ConfigResource.BROKER, ConfigResource.CLUSTER),
+        meaning="bytes a second that a broker sends, and as many that it receives, for replicas that reassignments add; -1: no limit",
+    ),
+    ConfigDefinition(
         name="description",
         default="",
         text_bytes=MAX_DESCRIPTION_BYTES,
@@ -326,7 +337,7 @@ _DEFINITIONS: Final = (
 TOPIC_CONFIGS: Final[Mapping[str, ConfigDefinition]] = MappingProxyType(
     {definition.name: definition for definition in sorted(_DEFINITIONS, key=lambda definition: definition.name)}
 )
-"""All configs of a topic by name, ascending."""
+"""All configs by name, ascending. Most are those of a topic, which brokers and the cluster may be given for it to inherit."""
 
 
 def problem(configs: Mapping[str, str]) -> str | None:
@@ -351,7 +362,7 @@ def name_problem(resource: ConfigResource, name: str) -> str | None:
     """Say why a resource of this kind has no such config, or None when it has."""
     definition = TOPIC_CONFIGS.get(name)
     if definition is None:
-        return f"unknown topic config {name[:100]!r}; known are {', '.join(TOPIC_CONFIGS)}"
+        return f"unknown config {name[:100]!r}; known are {', '.join(TOPIC_CONFIGS)}"
     if resource not in definition.scopes:
         kinds = " or a ".join(kind.name.lower() for kind in definition.scopes)
         return f"{name} can be set for a {kinds} only, not for a {resource.name.lower()}"

@@ -19,12 +19,13 @@ from metaquorum.controller.commands import (
     CreateTopic,
     DeleteTopic,
     PartitionsCreated,
+    RemoveBroker,
     TopicCreated,
     TopicDeleted,
     UpdateFeatureLevel,
 )
 from metaquorum.controller.state import TopicImage
-from metaquorum.rpc import codec, config_calls, voter_calls
+from metaquorum.rpc import broker_calls, codec, config_calls, election_calls, reassignment_calls, voter_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
@@ -35,6 +36,16 @@ DEFAULT_PAGE_SIZE: Final = 1_000
 
 MAX_PAGE_SIZE: Final = 10_000
 """Most topics on a page."""
+
+
+_Read = (
+    admin_pb2.ListTopicsRequest
+    | admin_pb2.DescribeTopicRequest
+    | admin_pb2.DescribeConfigsRequest
+    | admin_pb2.ListPartitionReassignmentsRequest
+    | admin_pb2.DescribeBrokersRequest
+)
+"""Requests that may ask for a metadata offset."""
 
 
 def random_id() -> bytes:
@@ -198,7 +209,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Describe the quorum as its leader sees it."""
         async with answering(context):
             self._check(request.cluster_id)
-            return codec.to_quorum(self._node.status(), cluster_id=self._node.cluster_id)
+            node = self._node
+            return codec.to_quorum(
+                node.status(),
+                cluster_id=node.cluster_id,
+                log_start_offset=node.log_start_offset,
+                snapshot=max(node.kept_snapshots, key=lambda each: each.end_offset, default=None),
+            )
 
     async def AddVoter(
         self, request: admin_pb2.AddVoterRequest, context: ServicerContext
@@ -224,6 +241,54 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             self._check(request.cluster_id)
             return await voter_calls.transfer_leadership(self._node, request, timeout_ms=timeout_ms(context))
 
+    async def ElectLeaders(
+        self, request: admin_pb2.ElectLeadersRequest, context: ServicerContext
+    ) -> admin_pb2.ElectLeadersResponse:
+        """Elect leaders of partitions, or check whether they could be elected."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            outcome = await self._host.submit(election_calls.command(request), timeout_ms=timeout_ms(context))
+            return election_calls.answer(request, outcome)
+
+    async def AlterPartitionReassignments(
+        self, request: admin_pb2.AlterPartitionReassignmentsRequest, context: ServicerContext
+    ) -> admin_pb2.AlterPartitionReassignmentsResponse:
+        """Begin, change or cancel reassignments, or check whether that could be done."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            outcome = await self._host.submit(reassignment_calls.command(request), timeout_ms=timeout_ms(context))
+            return reassignment_calls.answer(request, outcome)
+
+    async def ListPartitionReassignments(
+        self, request: admin_pb2.ListPartitionReassignmentsRequest, context: ServicerContext
+    ) -> admin_pb2.ListPartitionReassignmentsResponse:
+        """List a page of the reassignments that are under way."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            await self._catch_up(request, context)
+            return reassignment_calls.list_answer(request, self._host.image)
+
+    async def DescribeBrokers(
+        self, request: admin_pb2.DescribeBrokersRequest, context: ServicerContext
+    ) -> admin_pb2.DescribeBrokersResponse:
+        """Describe a page of brokers."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            await self._catch_up(request, context)
+            return broker_calls.describe_answer(request, self._host)
+
+    async def RemoveBroker(
+        self, request: admin_pb2.RemoveBrokerRequest, context: ServicerContext
+    ) -> admin_pb2.RemoveBrokerResponse:
+        """End the registration of a broker, or check whether it could be ended."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            command = RemoveBroker(broker_id=request.broker_id, validate_only=request.validate_only)
+            outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
+            return admin_pb2.RemoveBrokerResponse(
+                metadata_offset=0 if request.validate_only else outcome.metadata_offset
+            )
+
     async def DescribeLogDirectories(
         self, request: admin_pb2.DescribeLogDirectoriesRequest, context: ServicerContext
     ) -> admin_pb2.DescribeLogDirectoriesResponse:
@@ -238,11 +303,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async with answering(context):
             raise _only_a_broker()
 
-    async def _catch_up(
-        self,
-        request: admin_pb2.ListTopicsRequest | admin_pb2.DescribeTopicRequest | admin_pb2.DescribeConfigsRequest,
-        context: ServicerContext,
-    ) -> None:
+    async def _catch_up(self, request: _Read, context: ServicerContext) -> None:
         """Wait until the image may be shown: it has all that is committed, and what the caller asks for."""
         wait_ms = timeout_ms(context)
         await self._host.wait_for_everything(timeout_ms=wait_ms)

@@ -16,6 +16,7 @@ from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME
 from metaquorum.controller.records import ConfigResource
 from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.raft.types import SnapshotId
 from metaquorum.runtime.quorum_node import QuorumStatus, ReplicaStatus
 
 CONFIG_SOURCES = {
@@ -31,16 +32,18 @@ def to_topic(topic: str, topic_id: bytes, partitions: Sequence[PartitionImage]) 
     return metadata_pb2.Topic(
         topic=topic,
         topic_id=topic_id,
-        partitions=[
-            metadata_pb2.Partition(
-                partition=partition.partition,
-                leader_id=partition.leader_id,
-                leader_epoch=partition.leader_epoch,
-                replicas=partition.replicas,
-                isr=partition.isr,
-            )
-            for partition in partitions
-        ],
+        partitions=[to_partition(partition) for partition in partitions],
+    )
+
+
+def to_partition(partition: PartitionImage) -> metadata_pb2.Partition:
+    """Return a partition as clients see it."""
+    return metadata_pb2.Partition(
+        partition=partition.partition,
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        replicas=partition.replicas,
+        isr=partition.isr,
     )
 
 
@@ -79,8 +82,10 @@ def to_feature_level(image: MetadataImage, *, controller_max_level: int) -> admi
     )
 
 
-def to_quorum(status: QuorumStatus, *, cluster_id: str) -> admin_pb2.DescribeQuorumResponse:
-    """Return the state of the quorum as its leader sees it."""
+def to_quorum(
+    status: QuorumStatus, *, cluster_id: str, log_start_offset: int, snapshot: SnapshotId | None
+) -> admin_pb2.DescribeQuorumResponse:
+    """Return the state of the quorum as its leader sees it, with the start of its log and its newest snapshot."""
     return admin_pb2.DescribeQuorumResponse(
         cluster_id=cluster_id,
         leader_id=status.leader.leader_id,
@@ -88,6 +93,10 @@ def to_quorum(status: QuorumStatus, *, cluster_id: str) -> admin_pb2.DescribeQuo
         high_watermark=status.high_watermark,
         voters=[_to_replica(voter, status) for voter in status.voters],
         observers=[_to_replica(observer, status) for observer in status.observers],
+        log_start_offset=log_start_offset,
+        latest_snapshot=None
+        if snapshot is None
+        else admin_pb2.MetadataSnapshot(end_offset=snapshot.end_offset, quorum_epoch=snapshot.epoch),
     )
 
 

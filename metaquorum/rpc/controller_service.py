@@ -24,6 +24,7 @@ from metaquorum.controller.commands import (
     ProducerIdsAllocated,
     RegisterBroker,
 )
+from metaquorum.rpc import alter_partition_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, internal_error, timeout_ms, to_status
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
@@ -102,6 +103,15 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             return controller_pb2.AllocateProducerIdsResponse(
                 first_producer_id=response.first_producer_id, count=response.count
             )
+
+    async def AlterPartition(
+        self, request: controller_pb2.AlterPartitionRequest, context: ServicerContext
+    ) -> controller_pb2.AlterPartitionResponse:
+        """Take in-sync replicas that a leader proposes."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            outcome = await self._host.submit(alter_partition_calls.command(request), timeout_ms=timeout_ms(context))
+            return alter_partition_calls.answer(request, outcome)
 
     async def Heartbeat(
         self, request_iterator: AsyncIterator[controller_pb2.HeartbeatRequest], context: ServicerContext

@@ -33,8 +33,9 @@ from metaquorum.controller.commands import (
     SweepPartitions,
 )
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.image import BrokerImage, MetadataImage
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.sessions import BrokerSession
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.commit_waiters import (
     RETRY_AFTER_MS,
@@ -236,6 +237,10 @@ class ControllerHost:
             f"node {quorum.node_id} is not the active controller, node {leader.leader_id} is",
             leader=leader,
         )
+
+    def session_of(self, broker: BrokerImage) -> BrokerSession | None:
+        """What the active controller knows of a broker's session; None: nothing, or this node is not the controller."""
+        return None if self._controller is None else self._controller.session_of(broker, self._now_ms())
 
     async def wait_for_offset(self, metadata_offset: int, *, timeout_ms: int) -> None:
         """Wait until the committed image has everything below `metadata_offset` (exclusive).

@@ -105,6 +105,42 @@ def test_run_serves_until_a_signal_and_ends_with_status_zero(tmp_path: Path, num
 
 
 @pytest.mark.process
+def test_run_makes_and_keeps_snapshots_as_it_is_told(tmp_path: Path) -> None:
+    """With a short interval and one to keep, the log soon begins at the newest snapshot, and DescribeQuorum says so."""
+    (port,) = free_ports(1)
+    formatted(tmp_path / "d", port)
+    address = f"127.0.0.1:{port}"
+    arguments = ["run", *identity(tmp_path / "d"), "--listen", address, "--voters", f"1@{address}"]
+    arguments += ["--snapshot-log-bytes", "1", "--kept-snapshots", "1"]
+    environment = {**os.environ, "LOGRAFT_SNAPSHOT_INTERVAL_MS": "600000"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "metaquorum", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_controller(address)
+        with grpc.insecure_channel(address) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            deadline = time.monotonic() + START_S
+            described = stub.DescribeQuorum(admin_pb2.DescribeQuorumRequest())
+            while not described.log_start_offset:
+                assert time.monotonic() < deadline, f"the log was never trimmed: {described}"
+                described = stub.DescribeQuorum(admin_pb2.DescribeQuorumRequest())
+        assert described.latest_snapshot.end_offset == described.log_start_offset <= described.high_watermark
+        assert described.latest_snapshot.quorum_epoch == described.quorum_epoch
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=STOP_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    for option in ("--snapshot-log-bytes", "--snapshot-interval-ms", "--kept-snapshots"):
+        assert command("run", *identity(tmp_path / "d"), option, "0").returncode == 2
+
+
+@pytest.mark.process
 def test_run_takes_every_option_from_the_environment_and_waits_for_its_peers(tmp_path: Path) -> None:
     """Options are environment variables too; a first start that waits is ended by a signal with status 0."""
     ports = free_ports(2)

@@ -10,7 +10,7 @@ from metaquorum.controller.commands import AlterConfigs, DeleteTopic, Done, Refu
 from metaquorum.controller.configs import ConfigSource, describe, settings_of
 from metaquorum.controller.limits import MAX_CONFIG_CHANGES
 from metaquorum.controller.records import ConfigRecord, ConfigResource
-from metaquorum.controller.topic_configs import MAX_DESCRIPTION_BYTES, TOPIC_CONFIGS, FlushPolicy
+from metaquorum.controller.topic_configs import MAX_DESCRIPTION_BYTES, MOVE_RATE, TOPIC_CONFIGS, FlushPolicy
 from metaquorum.tests.controller_world import World, create_topic, topic_id, view
 
 TOPIC, BROKER, CLUSTER = ConfigResource.TOPIC, ConfigResource.BROKER, ConfigResource.CLUSTER
@@ -145,7 +145,8 @@ def test_precedence_is_topic_broker_cluster_default(world: World) -> None:
     def found(broker_id: int | None) -> tuple[str, ConfigSource]:
         values = describe(world.image, TOPIC, "t", broker_id)
         assert not isinstance(values, Refusal)
-        assert [each.definition.name for each in values] == list(TOPIC_CONFIGS)
+        of_topics = [name for name, definition in TOPIC_CONFIGS.items() if TOPIC in definition.scopes]
+        assert [each.definition.name for each in values] == of_topics
         (value,) = (each for each in values if each.definition.name == "flush.policy")
         assert settings_of(world.image, _topic(world), broker_id).flush_policy is FlushPolicy(value.value)
         assert settings_of(world.controller.image, _topic(world), broker_id).flush_policy.value == value.value
@@ -218,3 +219,29 @@ def test_configs_of_a_topic_go_with_it(world: World) -> None:
     world.run(create_topic("t"))
     assert _topic(world) == {}
     assert not [key for key, _ in view(world.image) if key[0] == 5]
+
+
+def test_rate_of_moves_is_set_for_brokers_and_the_cluster_only(world: World) -> None:
+    """It is stored, checked and described where it belongs; a topic has no such config."""
+
+    def rate(resource: ConfigResource, name: str) -> tuple[str, ConfigSource] | None:
+        values = describe(world.image, resource, name, None)
+        assert not isinstance(values, Refusal)
+        found = {each.definition.name: (each.value, each.source) for each in values}
+        return found.get(MOVE_RATE)
+
+    def set_rate(resource: ConfigResource, name: str, value: str) -> AlterConfigs:
+        return AlterConfigs(resources=(ResourceChanges(resource=resource, name=name, changes=((MOVE_RATE, value),)),))
+
+    assert rate(BROKER, "1") == ("-1", ConfigSource.DEFAULT)
+    world.run(set_rate(CLUSTER, "", "1000000"))
+    world.run(set_rate(BROKER, "1", "500"))
+    assert rate(BROKER, "1") == ("500", ConfigSource.BROKER)
+    assert rate(CLUSTER, "") == ("1000000", ConfigSource.CLUSTER)
+    world.run(AlterConfigs(resources=(ResourceChanges(resource=BROKER, name="1", changes=((MOVE_RATE, None),)),)))
+    assert rate(BROKER, "1") == ("1000000", ConfigSource.CLUSTER)
+    assert rate(TOPIC, "t") is None
+    for resource, name, value in ((TOPIC, "t", "5"), (CLUSTER, "", "0"), (BROKER, "1", "fast")):
+        assert world.refusal(set_rate(resource, name, value)).code is ErrorCode.INVALID_CONFIG
+    # What topics inherit is not disturbed by it.
+    assert settings_of(world.image, _topic(world), 1).flush_policy is FlushPolicy.ACK

@@ -234,3 +234,16 @@ def test_reassignment_survives_a_change_of_controller(world: World) -> None:
     done = result(world, propose(world, 0, 3))
     assert isinstance(done, PartitionImage)
     assert done.replicas == (3,)
+
+
+def test_check_only_tells_what_would_be_and_changes_nothing(world: World) -> None:
+    """The answer of a check is that of the change, with what was there before; no record is written."""
+    command = ReassignPartitions(
+        reassignments=(*reassign(3, 4).reassignments, *reassign(1, partition=7).reassignments), validate_only=True
+    )
+    decision = world.decide(command)
+    done = world.decide(replace(command, validate_only=False))
+    assert (decision.response, decision.records) == (done.response, ())
+    assert isinstance(decision.response, PartitionsAltered)
+    assert decision.response.before == (world.partition("t"), None)
+    assert len(done.records) == 1

@@ -151,13 +151,13 @@ def test_create_topic_without_a_usable_broker_is_refused() -> None:
 @pytest.mark.parametrize(
     ("configs", "words"),
     [
-        ({"retention.hours": "1"}, "unknown topic config 'retention.hours'"),
+        ({"retention.hours": "1"}, "unknown config 'retention.hours'"),
         ({"retention.ms": "-2"}, "retention.ms must be an integer from 0 to 9223372036854775807, or -1 for no limit"),
         ({"retention.ms": "-1 "}, "retention.ms"),
         ({"retention.bytes": "-0"}, "retention.bytes"),
         ({"file.delete.delay.ms": "-1"}, "file.delete.delay.ms"),
         ({"cleanup.policy": "delete,compact"}, "cleanup.policy must be one of delete, compact, compact,delete"),
-        ({"": "1"}, "unknown topic config"),
+        ({"": "1"}, "unknown config"),
         ({"segment.bytes": "1"}, "segment.bytes must be an integer from 16384"),
         ({"segment.bytes": "2147483648"}, "segment.bytes"),
         ({"segment.bytes": "1_000_000"}, "segment.bytes"),
@@ -187,7 +187,11 @@ def test_create_topic_with_a_bad_config_is_refused(configs: dict[str, str], word
 
 def test_every_config_has_a_valid_default_and_effective_settings_follow_what_is_set() -> None:
     """Defaults are valid, and what is set wins over them."""
-    assert topic_configs.problem({name: definition.default for name, definition in TOPIC_CONFIGS.items()}) is None
+    for definition in TOPIC_CONFIGS.values():
+        problems = [
+            topic_configs.value_problem(kind, definition.name, definition.default) for kind in definition.scopes
+        ]
+        assert problems == [None] * len(definition.scopes)
     assert list(TOPIC_CONFIGS) == sorted(TOPIC_CONFIGS)
     defaults = topic_configs.effective({})
     assert defaults.flush_policy is FlushPolicy.ACK

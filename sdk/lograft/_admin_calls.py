@@ -10,24 +10,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from lograft._broker_calls import describe_brokers, remove_broker
 from lograft._cluster import Attempt, Cluster
 from lograft._codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
 from lograft._configs import alter_configs, describe_configs
 from lograft._delete_records import delete_records
 from lograft._log_directories import describe_log_directories, move_replica
 from lograft._offsets import list_offsets
+from lograft._partition_calls import all_named, alter_reassignments, elect_leaders, list_reassignments
 from lograft._quorum_calls import add_voter, remove_voter, replace_voter, transfer_leadership
 from lograft.errors import UsageError
 from lograft.settings import ClientSettings
 from lograft.types import (
+    BrokerStatus,
     ClusterDescription,
     ConfigResource,
     ConfigValue,
     DeletedRecords,
+    ElectedLeader,
+    ElectionType,
     FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
+    PartitionReassignment,
     QuorumDescription,
     TopicDescription,
     TopicPartition,
@@ -203,6 +209,35 @@ class AdminCalls:
     async def transfer_leadership(self, node_id: int | None) -> int:
         """Hand the leadership of the quorum over."""
         return await transfer_leadership(self.cluster, node_id, timeout_ms=self._timeout_ms)
+
+    async def describe_brokers(self, broker_ids: Sequence[int] | None) -> list[BrokerStatus]:
+        """Describe brokers."""
+        return await describe_brokers(self.cluster, broker_ids, timeout_ms=self._timeout_ms)
+
+    async def remove_broker(self, broker_id: int, *, validate_only: bool) -> None:
+        """End the registration of a broker."""
+        await remove_broker(self.cluster, broker_id, validate_only=validate_only, timeout_ms=self._timeout_ms)
+
+    async def elect_leaders(
+        self, partitions: Sequence[TopicPartition | str], *, election: ElectionType, validate_only: bool
+    ) -> list[ElectedLeader]:
+        """Elect leaders."""
+        named = await all_named(partitions, self.describe_topic)
+        return await elect_leaders(
+            self.cluster, named, election=election, validate_only=validate_only, timeout_ms=self._timeout_ms
+        )
+
+    async def alter_partition_reassignments(
+        self, changes: Mapping[TopicPartition, Sequence[int] | None], *, validate_only: bool
+    ) -> list[PartitionReassignment]:
+        """Begin, change or cancel reassignments."""
+        return await alter_reassignments(
+            self.cluster, changes, validate_only=validate_only, timeout_ms=self._timeout_ms
+        )
+
+    async def list_partition_reassignments(self, topics: Sequence[str] | None) -> list[PartitionReassignment]:
+        """List reassignments."""
+        return await list_reassignments(self.cluster, topics, timeout_ms=self._timeout_ms)
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers."""

@@ -13,6 +13,7 @@ from lograft.types import (
     BrokerDescription,
     DeletedRecords,
     Durability,
+    MetadataSnapshotDescription,
     OffsetAnswer,
     OffsetQuery,
     PartitionDescription,
@@ -174,6 +175,12 @@ def decode_quorum(response: admin_pb2.DescribeQuorumResponse) -> QuorumDescripti
         high_watermark=response.high_watermark if response.HasField("high_watermark") else None,
         voters=tuple(map(_decode_replica, response.voters)),
         observers=tuple(map(_decode_replica, response.observers)),
+        log_start_offset=response.log_start_offset,
+        latest_snapshot=MetadataSnapshotDescription(
+            end_offset=response.latest_snapshot.end_offset, quorum_epoch=response.latest_snapshot.quorum_epoch
+        )
+        if response.HasField("latest_snapshot")
+        else None,
     )
 
 

@@ -16,14 +16,18 @@ from lograft._runtime import Runtime, on_fork, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
+    BrokerStatus,
     ClusterDescription,
     ConfigResource,
     ConfigValue,
     DeletedRecords,
+    ElectedLeader,
+    ElectionType,
     FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
+    PartitionReassignment,
     QuorumDescription,
     TopicDescription,
     TopicPartition,
@@ -239,6 +243,62 @@ class Admin:
             OutcomeUnknownError: the answer was lost, or no new leader was known in time.
         """
         return self._run(lambda calls: calls.transfer_leadership(node_id))
+
+    def describe_brokers(self, broker_ids: Sequence[int] | None = None) -> list[BrokerStatus]:
+        """Describe brokers as the active controller knows them, ascending by id.
+
+        Args:
+            broker_ids: at most 1,000 node ids; those that are not registered are left out. None: all brokers.
+        """
+        return self._run(lambda calls: calls.describe_brokers(broker_ids))
+
+    def remove_broker(self, broker_id: int, *, validate_only: bool = False) -> None:
+        """End the registration of a broker that is gone for good. What was set for it stays, and can be removed.
+
+        Raises:
+            InvalidRequestError: there is none, it lives, or it still has replicas; the message says which.
+            OutcomeUnknownError: the answer was lost; describe the brokers to find out.
+        """
+        self._run(lambda calls: calls.remove_broker(broker_id, validate_only=validate_only))
+
+    def elect_leaders(
+        self,
+        partitions: Sequence[TopicPartition | str],
+        *,
+        election: ElectionType = ElectionType.PREFERRED,
+        validate_only: bool = False,
+    ) -> list[ElectedLeader]:
+        """Elect leaders of partitions; one result for each, in order, with an `error` where nobody was elected.
+
+        Args:
+            partitions: partitions; a name alone stands for all partitions of the topic.
+            election: preferred, or unclean: records that only replicas away from the cluster have are then lost.
+            validate_only: check only, change nothing.
+
+        Raises:
+            UnknownTopicError: a topic that is named alone does not exist.
+            LograftError: a call as a whole failed; it may be repeated.
+        """
+        return self._run(lambda calls: calls.elect_leaders(partitions, election=election, validate_only=validate_only))
+
+    def alter_partition_reassignments(
+        self, changes: Mapping[TopicPartition, Sequence[int] | None], *, validate_only: bool = False
+    ) -> list[PartitionReassignment]:
+        """Give partitions other replicas, or cancel that; one result for each, in order, with an `error` if refused.
+
+        Args:
+            changes: node ids for each partition, the preferred leader first; None cancels what is under way.
+            validate_only: check only, change nothing; the results are those of the change.
+
+        Raises:
+            UsageError: a key is no partition, or a value no list of node ids.
+            OutcomeUnknownError: the answer to a cancelling was lost; list the reassignments to find out.
+        """
+        return self._run(lambda calls: calls.alter_partition_reassignments(changes, validate_only=validate_only))
+
+    def list_partition_reassignments(self, topics: Sequence[str] | None = None) -> list[PartitionReassignment]:
+        """List the reassignments that are under way, of all topics (None) or of at most 1,000, by topic and partition."""
+        return self._run(lambda calls: calls.list_partition_reassignments(topics))
 
     def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers and the active controller."""

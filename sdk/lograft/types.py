@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from lograft._broker_types import BrokerState as BrokerState
+from lograft._broker_types import BrokerStatus as BrokerStatus
 from lograft._config_types import ConfigResource as ConfigResource
 from lograft._config_types import ConfigResourceType as ConfigResourceType
 from lograft._config_types import ConfigSource as ConfigSource
 from lograft._config_types import ConfigValue as ConfigValue
+from lograft._partition_types import ElectedLeader as ElectedLeader
+from lograft._partition_types import ElectionType as ElectionType
+from lograft._partition_types import PartitionReassignment as PartitionReassignment
 from lograft.errors import LograftError
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -364,8 +369,19 @@ class QuorumReplicaDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataSnapshotDescription:
+    """A snapshot of the metadata: it stands for the log below `end_offset` (exclusive)."""
+
+    end_offset: int
+    quorum_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumDescription:
-    """State of the metadata quorum. `quorum_epoch` is Raft's term; `high_watermark` is exclusive."""
+    """State of the metadata quorum. `quorum_epoch` is Raft's term; `high_watermark` is exclusive.
+
+    `log_start_offset` (inclusive) and `latest_snapshot` (None: there is none yet) are those of the leader.
+    """
 
     cluster_id: str
     leader_id: int | None
@@ -373,6 +389,8 @@ class QuorumDescription:
     high_watermark: int | None
     voters: tuple[QuorumReplicaDescription, ...]
     observers: tuple[QuorumReplicaDescription, ...]
+    log_start_offset: int = 0
+    latest_snapshot: MetadataSnapshotDescription | None = None
 
 
 __all__ = [
@@ -387,6 +405,7 @@ __all__ = [
     "LogDirectories",
     "LogDirectory",
     "LogDirectoryState",
+    "MetadataSnapshotDescription",
     "MoveState",
     "OffsetAnswer",
     "OffsetQuery",

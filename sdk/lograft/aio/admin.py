@@ -10,14 +10,18 @@ from lograft._admin_calls import AdminCalls
 from lograft.errors import ClientClosedError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
+    BrokerStatus,
     ClusterDescription,
     ConfigResource,
     ConfigValue,
     DeletedRecords,
+    ElectedLeader,
+    ElectionType,
     FeatureLevelDescription,
     LogDirectories,
     OffsetAnswer,
     OffsetQuery,
+    PartitionReassignment,
     QuorumDescription,
     TopicDescription,
     TopicPartition,
@@ -116,6 +120,34 @@ class Admin:
     async def transfer_leadership(self, node_id: int | None = None) -> int:
         """Have the leader of the metadata quorum hand over. See `lograft.Admin.transfer_leadership`."""
         return await self._start().transfer_leadership(node_id)
+
+    async def describe_brokers(self, broker_ids: Sequence[int] | None = None) -> list[BrokerStatus]:
+        """Describe brokers as the active controller knows them; see `lograft.Admin.describe_brokers`."""
+        return await self._start().describe_brokers(broker_ids)
+
+    async def remove_broker(self, broker_id: int, *, validate_only: bool = False) -> None:
+        """End the registration of a broker; see `lograft.Admin.remove_broker`."""
+        await self._start().remove_broker(broker_id, validate_only=validate_only)
+
+    async def elect_leaders(
+        self,
+        partitions: Sequence[TopicPartition | str],
+        *,
+        election: ElectionType = ElectionType.PREFERRED,
+        validate_only: bool = False,
+    ) -> list[ElectedLeader]:
+        """Elect leaders of partitions; see `lograft.Admin.elect_leaders`."""
+        return await self._start().elect_leaders(partitions, election=election, validate_only=validate_only)
+
+    async def alter_partition_reassignments(
+        self, changes: Mapping[TopicPartition, Sequence[int] | None], *, validate_only: bool = False
+    ) -> list[PartitionReassignment]:
+        """Give partitions other replicas; see `lograft.Admin.alter_partition_reassignments`."""
+        return await self._start().alter_partition_reassignments(changes, validate_only=validate_only)
+
+    async def list_partition_reassignments(self, topics: Sequence[str] | None = None) -> list[PartitionReassignment]:
+        """List the reassignments that are under way; see `lograft.Admin.list_partition_reassignments`."""
+        return await self._start().list_partition_reassignments(topics)
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers and the active controller."""

@@ -16,11 +16,13 @@ from typing import Annotated, Final
 import typer
 
 from lograft import __version__
+from lograft.cli.brokers import brokers_app
 from lograft.cli.configs import configs_app
 from lograft.cli.consume import consume
 from lograft.cli.directories import directories_app
 from lograft.cli.features import features_app
 from lograft.cli.output import print_error
+from lograft.cli.partitions import partitions_app
 from lograft.cli.produce import produce
 from lograft.cli.quorum import quorum_app
 from lograft.cli.topics import topics_app
@@ -58,8 +60,10 @@ def make_app() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=True)
     app.callback()(_root)
     app.add_typer(topics_app, name="topics")
+    app.add_typer(brokers_app, name="brokers")
     app.add_typer(configs_app, name="configs")
     app.add_typer(features_app, name="features")
+    app.add_typer(partitions_app, name="partitions")
     app.add_typer(quorum_app, name="quorum")
     app.add_typer(directories_app, name="directories")
     app.command()(produce)

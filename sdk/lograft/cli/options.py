@@ -9,6 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
+from lograft.types import TopicPartition
+
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9640"
 """Where `lograft dev` listens."""
 
@@ -24,6 +26,9 @@ TimeoutMs = Annotated[
     int, typer.Option("--timeout-ms", min=1, max=3_600_000, help="Milliseconds after which a call has failed.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables and text.")]
+
+MAX_PARTITION_DIGITS: Final = 9
+"""Digits of the largest number of a partition that is read."""
 
 DEFAULT_TIMEOUT_MS: Final = 10_000
 """Milliseconds that a call of the command line may take."""
@@ -42,6 +47,22 @@ def parse_pairs(texts: Sequence[str], what: str) -> list[tuple[str, str]]:
             raise typer.BadParameter(f"{text!r} is not name=value", param_hint=what)
         pairs.append((name, value))
     return pairs
+
+
+def parse_partitions(texts: Sequence[str]) -> list[TopicPartition | str]:
+    """Read "topic:partition" arguments; a topic alone is given back as its name.
+
+    Raises:
+        typer.BadParameter: there is no topic, or what follows it is no number of a partition.
+    """
+    found: list[TopicPartition | str] = []
+    for text in texts:
+        topic, separator, number = text.partition(":")
+        plain = number.isascii() and number.isdigit() and len(number) <= MAX_PARTITION_DIGITS
+        if not topic or (separator and not plain):
+            raise typer.BadParameter(f"{text!r} is neither TOPIC nor TOPIC:PARTITION", param_hint="TOPIC[:PARTITION]")
+        found.append(TopicPartition(topic, int(number)) if separator else topic)
+    return found
 
 
 def parse_time_ms(text: str, what: str) -> int:

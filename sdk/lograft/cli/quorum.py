@@ -40,6 +40,8 @@ def describe(
             "leader": quorum.leader_id,
             "quorum epoch": quorum.quorum_epoch,
             "high watermark": quorum.high_watermark,
+            "log start": quorum.log_start_offset,
+            "latest snapshot": None if quorum.latest_snapshot is None else quorum.latest_snapshot.end_offset,
         }
     )
     replicas = [("voter", replica) for replica in quorum.voters] + [("observer", each) for each in quorum.observers]

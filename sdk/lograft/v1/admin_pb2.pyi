@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from lograft.v1 import errors_pb2 as _errors_pb2
 from lograft.v1 import metadata_pb2 as _metadata_pb2
 import builtins as _builtins
 import sys
@@ -149,6 +150,62 @@ REPLICA_MOVE_STATE_DONE: ReplicaMoveState.ValueType  # 4
 REPLICA_MOVE_STATE_FAILED: ReplicaMoveState.ValueType  # 5
 """The replica is where it was; `problem` says why."""
 Global___ReplicaMoveState: _TypeAlias = ReplicaMoveState  # noqa: Y015
+
+class _ElectionType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ElectionTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ElectionType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ELECTION_TYPE_UNSPECIFIED: _ElectionType.ValueType  # 0
+    """Not set."""
+    ELECTION_TYPE_PREFERRED: _ElectionType.ValueType  # 1
+    """The first replica leads again, if it is in sync."""
+    ELECTION_TYPE_UNCLEAN: _ElectionType.ValueType  # 2
+    """Where nobody who has everything committed can lead, a replica leads that may lack some of it, which is then lost."""
+
+class ElectionType(_ElectionType, metaclass=_ElectionTypeEnumTypeWrapper):
+    """Which election is asked for."""
+
+ELECTION_TYPE_UNSPECIFIED: ElectionType.ValueType  # 0
+"""Not set."""
+ELECTION_TYPE_PREFERRED: ElectionType.ValueType  # 1
+"""The first replica leads again, if it is in sync."""
+ELECTION_TYPE_UNCLEAN: ElectionType.ValueType  # 2
+"""Where nobody who has everything committed can lead, a replica leads that may lack some of it, which is then lost."""
+Global___ElectionType: _TypeAlias = ElectionType  # noqa: Y015
+
+class _BrokerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BrokerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BrokerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BROKER_STATE_UNSPECIFIED: _BrokerState.ValueType  # 0
+    """Not known."""
+    BROKER_STATE_REGISTERED: _BrokerState.ValueType  # 1
+    """It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+    BROKER_STATE_ACTIVE: _BrokerState.ValueType  # 2
+    """It may lead."""
+    BROKER_STATE_SHUTTING_DOWN: _BrokerState.ValueType  # 3
+    """It leaves in an orderly way, and waits for other leaders of its partitions."""
+    BROKER_STATE_FENCED: _BrokerState.ValueType  # 4
+    """It has stopped, or nothing is heard of it."""
+
+class BrokerState(_BrokerState, metaclass=_BrokerStateEnumTypeWrapper):
+    """State of a registered broker."""
+
+BROKER_STATE_UNSPECIFIED: BrokerState.ValueType  # 0
+"""Not known."""
+BROKER_STATE_REGISTERED: BrokerState.ValueType  # 1
+"""It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+BROKER_STATE_ACTIVE: BrokerState.ValueType  # 2
+"""It may lead."""
+BROKER_STATE_SHUTTING_DOWN: BrokerState.ValueType  # 3
+"""It leaves in an orderly way, and waits for other leaders of its partitions."""
+BROKER_STATE_FENCED: BrokerState.ValueType  # 4
+"""It has stopped, or nothing is heard of it."""
+Global___BrokerState: _TypeAlias = BrokerState  # noqa: Y015
 
 @_typing.final
 class CreateTopicRequest(_message.Message):
@@ -1032,6 +1089,8 @@ class DescribeQuorumResponse(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     VOTERS_FIELD_NUMBER: _builtins.int
     OBSERVERS_FIELD_NUMBER: _builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    LATEST_SNAPSHOT_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     leader_id: _builtins.int
@@ -1040,6 +1099,8 @@ class DescribeQuorumResponse(_message.Message):
     """Quorum epoch (Raft's term)."""
     high_watermark: _builtins.int
     """High watermark of the metadata log, exclusive; absent: not known yet."""
+    log_start_offset: _builtins.int
+    """First offset of the leader's metadata log, inclusive; below it there are only snapshots."""
     @_builtins.property
     def voters(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumReplica]:
         """Voters, by node id."""
@@ -1047,6 +1108,10 @@ class DescribeQuorumResponse(_message.Message):
     @_builtins.property
     def observers(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuorumReplica]:
         """Observers that fetched lately, by node id."""
+
+    @_builtins.property
+    def latest_snapshot(self) -> Global___MetadataSnapshot:
+        """The leader's newest snapshot; absent: it has none yet."""
 
     def __init__(
         self,
@@ -1057,10 +1122,12 @@ class DescribeQuorumResponse(_message.Message):
         high_watermark: _builtins.int | None = ...,
         voters: _abc.Iterable[Global___QuorumReplica] | None = ...,
         observers: _abc.Iterable[Global___QuorumReplica] | None = ...,
+        log_start_offset: _builtins.int = ...,
+        latest_snapshot: Global___MetadataSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "high_watermark", b"high_watermark", "leader_id", b"leader_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "high_watermark", b"high_watermark", "latest_snapshot", b"latest_snapshot", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "cluster_id", b"cluster_id", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "observers", b"observers", "quorum_epoch", b"quorum_epoch", "voters", b"voters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "cluster_id", b"cluster_id", "high_watermark", b"high_watermark", "latest_snapshot", b"latest_snapshot", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "observers", b"observers", "quorum_epoch", b"quorum_epoch", "voters", b"voters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
     _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015
@@ -1072,6 +1139,32 @@ class DescribeQuorumResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___DescribeQuorumResponse: _TypeAlias = DescribeQuorumResponse  # noqa: Y015
+
+@_typing.final
+class MetadataSnapshot(_message.Message):
+    """A snapshot of the metadata."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    QUORUM_EPOCH_FIELD_NUMBER: _builtins.int
+    end_offset: _builtins.int
+    """End of the log that it stands for, exclusive."""
+    quorum_epoch: _builtins.int
+    """Quorum epoch of the last record below that."""
+    def __init__(
+        self,
+        *,
+        end_offset: _builtins.int = ...,
+        quorum_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "quorum_epoch", b"quorum_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataSnapshot: _TypeAlias = MetadataSnapshot  # noqa: Y015
 
 @_typing.final
 class DescribeLogDirectoriesRequest(_message.Message):
@@ -1475,3 +1568,646 @@ class TransferLeadershipResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferLeadershipResponse: _TypeAlias = TransferLeadershipResponse  # noqa: Y015
+
+@_typing.final
+class TopicPartitions(_message.Message):
+    """Partitions of one topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Partitions, from 0; empty: all that the topic has."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicPartitions: _TypeAlias = TopicPartitions  # noqa: Y015
+
+@_typing.final
+class ElectLeadersRequest(_message.Message):
+    """Asks for elections."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    type: Global___ElectionType.ValueType
+    """Which election."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartitions]:
+        """1 to 500 partitions, all together, none twice."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        type: Global___ElectionType.ValueType = ...,
+        topics: _abc.Iterable[Global___TopicPartitions] | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "topics", b"topics", "type", b"type", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElectLeadersRequest: _TypeAlias = ElectLeadersRequest  # noqa: Y015
+
+@_typing.final
+class ElectionResult(_message.Message):
+    """What one election came to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ELECTED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    elected: _builtins.bool
+    """True when it got another leader; false also when it needed no election."""
+    @_builtins.property
+    def state(self) -> _metadata_pb2.Partition:
+        """The partition from here on; absent when it was refused."""
+
+    @_builtins.property
+    def error(self) -> _errors_pb2.PartitionError:
+        """Why nobody was elected; absent when it was not refused."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        state: _metadata_pb2.Partition | None = ...,
+        elected: _builtins.bool = ...,
+        error: _errors_pb2.PartitionError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elected", b"elected", "error", b"error", "partition", b"partition", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElectionResult: _TypeAlias = ElectionResult  # noqa: Y015
+
+@_typing.final
+class ElectLeadersResponse(_message.Message):
+    """What the elections came to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ElectionResult]:
+        """One result for each partition, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ElectionResult] | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ElectLeadersResponse: _TypeAlias = ElectLeadersResponse  # noqa: Y015
+
+@_typing.final
+class PartitionReassignment(_message.Message):
+    """Other replicas for a partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    cancel: _builtins.bool
+    """True: the reassignment that is under way is cancelled, and the replicas from before it stay."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids that it is to have, the preferred leader first; empty when cancelled."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+        cancel: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "partition", b"partition", "replicas", b"replicas", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionReassignment: _TypeAlias = PartitionReassignment  # noqa: Y015
+
+@_typing.final
+class AlterPartitionReassignmentsRequest(_message.Message):
+    """Asks for reassignments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    @_builtins.property
+    def reassignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionReassignment]:
+        """1 to 500 reassignments, each for another partition."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        reassignments: _abc.Iterable[Global___PartitionReassignment] | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "reassignments", b"reassignments", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterPartitionReassignmentsRequest: _TypeAlias = AlterPartitionReassignmentsRequest  # noqa: Y015
+
+@_typing.final
+class ReassignmentState(_message.Message):
+    """Replicas of a partition, and how they change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    ADDING_FIELD_NUMBER: _builtins.int
+    REMOVING_FIELD_NUMBER: _builtins.int
+    ISR_FIELD_NUMBER: _builtins.int
+    LEADER_ID_FIELD_NUMBER: _builtins.int
+    leader_id: _builtins.int
+    """Node id of the leader; absent: none."""
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of all replicas: those that the partition is to have, then those that are being removed."""
+
+    @_builtins.property
+    def adding(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the replicas that are being added; empty with `removing`: nothing is under way."""
+
+    @_builtins.property
+    def removing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the replicas that are being removed."""
+
+    @_builtins.property
+    def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of the in-sync replicas."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+        adding: _abc.Iterable[_builtins.int] | None = ...,
+        removing: _abc.Iterable[_builtins.int] | None = ...,
+        isr: _abc.Iterable[_builtins.int] | None = ...,
+        leader_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "adding", b"adding", "isr", b"isr", "leader_id", b"leader_id", "removing", b"removing", "replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
+    _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
+
+Global___ReassignmentState: _TypeAlias = ReassignmentState  # noqa: Y015
+
+@_typing.final
+class ReassignmentResult(_message.Message):
+    """What became of one reassignment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    REPLICAS_BEFORE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    @_builtins.property
+    def replicas_before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of the replicas before, without those that were being added."""
+
+    @_builtins.property
+    def state(self) -> Global___ReassignmentState:
+        """The replicas from here on; absent when it was refused."""
+
+    @_builtins.property
+    def error(self) -> _errors_pb2.PartitionError:
+        """Why it was refused; the partition is as it was. Absent when it was not."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        replicas_before: _abc.Iterable[_builtins.int] | None = ...,
+        state: Global___ReassignmentState | None = ...,
+        error: _errors_pb2.PartitionError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "partition", b"partition", "replicas_before", b"replicas_before", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReassignmentResult: _TypeAlias = ReassignmentResult  # noqa: Y015
+
+@_typing.final
+class AlterPartitionReassignmentsResponse(_message.Message):
+    """What became of the reassignments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReassignmentResult]:
+        """One result for each reassignment, in their order."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ReassignmentResult] | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterPartitionReassignmentsResponse: _TypeAlias = AlterPartitionReassignmentsResponse  # noqa: Y015
+
+@_typing.final
+class ListPartitionReassignmentsRequest(_message.Message):
+    """Asks for the reassignments that are under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    page_token: _builtins.str
+    """Token from the answer before; empty: from the start."""
+    min_metadata_offset: _builtins.int
+    """Wait until the answering server has applied this metadata offset; absent: do not wait."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Topics that it is about, at most 1,000; empty: all."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        page_token: _builtins.str = ...,
+        min_metadata_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "min_metadata_offset", b"min_metadata_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "cluster_id", b"cluster_id", "min_metadata_offset", b"min_metadata_offset", "page_token", b"page_token", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_metadata_offset: _TypeAlias = _typing.Literal["min_metadata_offset"]  # noqa: Y015
+    _WhichOneofArgType__min_metadata_offset: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_metadata_offset) -> _WhichOneofReturnType__min_metadata_offset | None: ...
+
+Global___ListPartitionReassignmentsRequest: _TypeAlias = ListPartitionReassignmentsRequest  # noqa: Y015
+
+@_typing.final
+class OngoingReassignment(_message.Message):
+    """A reassignment that is under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Topic."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    @_builtins.property
+    def state(self) -> Global___ReassignmentState:
+        """The replicas."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        state: Global___ReassignmentState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OngoingReassignment: _TypeAlias = OngoingReassignment  # noqa: Y015
+
+@_typing.final
+class ListPartitionReassignmentsResponse(_message.Message):
+    """A page of reassignments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token for the next page; empty: this was the last."""
+    metadata_offset: _builtins.int
+    """Metadata offset of this page, exclusive."""
+    @_builtins.property
+    def reassignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___OngoingReassignment]:
+        """Reassignments by topic and partition; there may be none on a page that is not the last."""
+
+    def __init__(
+        self,
+        *,
+        reassignments: _abc.Iterable[Global___OngoingReassignment] | None = ...,
+        next_page_token: _builtins.str = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "next_page_token", b"next_page_token", "reassignments", b"reassignments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPartitionReassignmentsResponse: _TypeAlias = ListPartitionReassignmentsResponse  # noqa: Y015
+
+@_typing.final
+class DescribeBrokersRequest(_message.Message):
+    """Asks for brokers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_IDS_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    page_size: _builtins.int
+    """Most brokers in the answer; 0: 1,000; at most 1,000."""
+    page_token: _builtins.str
+    """Token from the answer before; empty: from the start."""
+    min_metadata_offset: _builtins.int
+    """Wait until the answering server has applied this metadata offset; absent: do not wait."""
+    @_builtins.property
+    def broker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids, at most 1,000; empty: all. Those that are not registered are left out of the answer."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        broker_ids: _abc.Iterable[_builtins.int] | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        min_metadata_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "min_metadata_offset", b"min_metadata_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset", "broker_ids", b"broker_ids", "cluster_id", b"cluster_id", "min_metadata_offset", b"min_metadata_offset", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_metadata_offset: _TypeAlias = _typing.Literal["min_metadata_offset"]  # noqa: Y015
+    _WhichOneofArgType__min_metadata_offset: _TypeAlias = _typing.Literal["_min_metadata_offset", b"_min_metadata_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_metadata_offset) -> _WhichOneofReturnType__min_metadata_offset | None: ...
+
+Global___DescribeBrokersRequest: _TypeAlias = DescribeBrokersRequest  # noqa: Y015
+
+@_typing.final
+class BrokerStatus(_message.Message):
+    """A broker as the active controller knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_ID_FIELD_NUMBER: _builtins.int
+    LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    OFFLINE_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    MIN_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    MAX_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    REPLICA_COUNT_FIELD_NUMBER: _builtins.int
+    LEADER_COUNT_FIELD_NUMBER: _builtins.int
+    UNCLEAN_FIELD_NUMBER: _builtins.int
+    LAST_HEARD_AGE_MS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """Node id."""
+    state: Global___BrokerState.ValueType
+    """State."""
+    host: _builtins.str
+    """Host name or address that clients use."""
+    port: _builtins.int
+    """TCP port that clients use."""
+    rack: _builtins.str
+    """Rack; empty: none."""
+    broker_epoch: _builtins.int
+    """Epoch of its registration."""
+    incarnation_id: _builtins.bytes
+    """Random id of its process, 16 bytes."""
+    min_feature_level: _builtins.int
+    """Lowest feature level that it can run at, inclusive."""
+    max_feature_level: _builtins.int
+    """Highest feature level that it can run at, inclusive."""
+    replica_count: _builtins.int
+    """Number of replicas that it has."""
+    leader_count: _builtins.int
+    """Number of partitions that it leads."""
+    unclean: _builtins.bool
+    """True after a stop that was not orderly, until it has left the in-sync replicas where it may lack records."""
+    last_heard_age_ms: _builtins.int
+    """Milliseconds since it was last heard of, or since the controller took over; absent: not known."""
+    metadata_offset: _builtins.int
+    """Metadata offset (exclusive) that it last said to have applied; absent: not known."""
+    @_builtins.property
+    def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Ids of its log directories, 16 bytes each."""
+
+    @_builtins.property
+    def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Those of them that have failed."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        state: Global___BrokerState.ValueType = ...,
+        host: _builtins.str = ...,
+        port: _builtins.int = ...,
+        rack: _builtins.str = ...,
+        broker_epoch: _builtins.int = ...,
+        incarnation_id: _builtins.bytes = ...,
+        log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        offline_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        min_feature_level: _builtins.int = ...,
+        max_feature_level: _builtins.int = ...,
+        replica_count: _builtins.int = ...,
+        leader_count: _builtins.int = ...,
+        unclean: _builtins.bool = ...,
+        last_heard_age_ms: _builtins.int | None = ...,
+        metadata_offset: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_heard_age_ms", b"_last_heard_age_ms", "_metadata_offset", b"_metadata_offset", "last_heard_age_ms", b"last_heard_age_ms", "metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_heard_age_ms", b"_last_heard_age_ms", "_metadata_offset", b"_metadata_offset", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "host", b"host", "incarnation_id", b"incarnation_id", "last_heard_age_ms", b"last_heard_age_ms", "leader_count", b"leader_count", "log_directory_ids", b"log_directory_ids", "max_feature_level", b"max_feature_level", "metadata_offset", b"metadata_offset", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "replica_count", b"replica_count", "state", b"state", "unclean", b"unclean"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_heard_age_ms: _TypeAlias = _typing.Literal["last_heard_age_ms"]  # noqa: Y015
+    _WhichOneofArgType__last_heard_age_ms: _TypeAlias = _typing.Literal["_last_heard_age_ms", b"_last_heard_age_ms"]  # noqa: Y015
+    _WhichOneofReturnType__metadata_offset: _TypeAlias = _typing.Literal["metadata_offset"]  # noqa: Y015
+    _WhichOneofArgType__metadata_offset: _TypeAlias = _typing.Literal["_metadata_offset", b"_metadata_offset"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_heard_age_ms) -> _WhichOneofReturnType__last_heard_age_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__metadata_offset) -> _WhichOneofReturnType__metadata_offset | None: ...
+
+Global___BrokerStatus: _TypeAlias = BrokerStatus  # noqa: Y015
+
+@_typing.final
+class DescribeBrokersResponse(_message.Message):
+    """A page of brokers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKERS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token for the next page; empty: this was the last."""
+    metadata_offset: _builtins.int
+    """Metadata offset of this state, exclusive."""
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerStatus]:
+        """Brokers, ascending by id."""
+
+    def __init__(
+        self,
+        *,
+        brokers: _abc.Iterable[Global___BrokerStatus] | None = ...,
+        next_page_token: _builtins.str = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "metadata_offset", b"metadata_offset", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeBrokersResponse: _TypeAlias = DescribeBrokersResponse  # noqa: Y015
+
+@_typing.final
+class RemoveBrokerRequest(_message.Message):
+    """Asks to end a registration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    broker_id: _builtins.int
+    """Node id of the broker."""
+    validate_only: _builtins.bool
+    """True: check only, change nothing."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        broker_id: _builtins.int = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "cluster_id", b"cluster_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveBrokerRequest: _TypeAlias = RemoveBrokerRequest  # noqa: Y015
+
+@_typing.final
+class RemoveBrokerResponse(_message.Message):
+    """The broker is not registered any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which that is visible, exclusive; 0 when only checked."""
+    def __init__(
+        self,
+        *,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveBrokerResponse: _TypeAlias = RemoveBrokerResponse  # noqa: Y015

@@ -112,6 +112,31 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
                 _registered_method=True)
+        self.ElectLeaders = channel.unary_unary(
+                '/lograft.v1.AdminService/ElectLeaders',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.ElectLeadersRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.ElectLeadersResponse.FromString,
+                _registered_method=True)
+        self.AlterPartitionReassignments = channel.unary_unary(
+                '/lograft.v1.AdminService/AlterPartitionReassignments',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsResponse.FromString,
+                _registered_method=True)
+        self.DescribeBrokers = channel.unary_unary(
+                '/lograft.v1.AdminService/DescribeBrokers',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersResponse.FromString,
+                _registered_method=True)
+        self.RemoveBroker = channel.unary_unary(
+                '/lograft.v1.AdminService/RemoveBroker',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.RemoveBrokerRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.RemoveBrokerResponse.FromString,
+                _registered_method=True)
+        self.ListPartitionReassignments = channel.unary_unary(
+                '/lograft.v1.AdminService/ListPartitionReassignments',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -226,6 +251,43 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ElectLeaders(self, request, context):
+        """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
+        partition is elected or refused alone; what needs no election stays as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterPartitionReassignments(self, request, context):
+        """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
+        when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeBrokers(self, request, context):
+        """Describes brokers as the active controller knows them: state, place, features, how much they lead and host.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveBroker(self, request, context):
+        """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPartitionReassignments(self, request, context):
+        """Lists the reassignments that are under way, in pages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -303,6 +365,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.TransferLeadership,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.TransferLeadershipRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.TransferLeadershipResponse.SerializeToString,
+            ),
+            'ElectLeaders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ElectLeaders,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.ElectLeadersRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.ElectLeadersResponse.SerializeToString,
+            ),
+            'AlterPartitionReassignments': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterPartitionReassignments,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsResponse.SerializeToString,
+            ),
+            'DescribeBrokers': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeBrokers,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersResponse.SerializeToString,
+            ),
+            'RemoveBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveBroker,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.RemoveBrokerRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.RemoveBrokerResponse.SerializeToString,
+            ),
+            'ListPartitionReassignments': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPartitionReassignments,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -713,6 +800,141 @@ class AdminService(object):
             '/lograft.v1.AdminService/TransferLeadership',
             lograft_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ElectLeaders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/ElectLeaders',
+            lograft_dot_v1_dot_admin__pb2.ElectLeadersRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.ElectLeadersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterPartitionReassignments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/AlterPartitionReassignments',
+            lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.AlterPartitionReassignmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeBrokers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/DescribeBrokers',
+            lograft_dot_v1_dot_admin__pb2.DescribeBrokersRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.DescribeBrokersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/RemoveBroker',
+            lograft_dot_v1_dot_admin__pb2.RemoveBrokerRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.RemoveBrokerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPartitionReassignments(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/ListPartitionReassignments',
+            lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsResponse.FromString,
             options,
             channel_credentials,
             insecure,

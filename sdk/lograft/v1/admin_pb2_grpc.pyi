@@ -68,6 +68,20 @@ class AdminServiceStub:
     """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]
     """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
+    ElectLeaders: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]
+    """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
+    partition is elected or refused alone; what needs no election stays as it is.
+    """
+    AlterPartitionReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterPartitionReassignmentsRequest, _admin_pb2.AlterPartitionReassignmentsResponse]
+    """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
+    when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+    """
+    DescribeBrokers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeBrokersRequest, _admin_pb2.DescribeBrokersResponse]
+    """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+    RemoveBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveBrokerRequest, _admin_pb2.RemoveBrokerResponse]
+    """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
+    ListPartitionReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]
+    """Lists the reassignments that are under way, in pages."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -109,6 +123,20 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Makes an observer of a voter of the metadata quorum. Answers when that is committed. Refused when it would lose the quorum."""
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_admin_pb2.TransferLeadershipRequest, _admin_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
     """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
+    ElectLeaders: _aio.UnaryUnaryMultiCallable[_admin_pb2.ElectLeadersRequest, _admin_pb2.ElectLeadersResponse]  # type: ignore[assignment]
+    """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
+    partition is elected or refused alone; what needs no election stays as it is.
+    """
+    AlterPartitionReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterPartitionReassignmentsRequest, _admin_pb2.AlterPartitionReassignmentsResponse]  # type: ignore[assignment]
+    """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
+    when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+    """
+    DescribeBrokers: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeBrokersRequest, _admin_pb2.DescribeBrokersResponse]  # type: ignore[assignment]
+    """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+    RemoveBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveBrokerRequest, _admin_pb2.RemoveBrokerResponse]  # type: ignore[assignment]
+    """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
+    ListPartitionReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]  # type: ignore[assignment]
+    """Lists the reassignments that are under way, in pages."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
@@ -237,5 +265,49 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.TransferLeadershipResponse, _abc.Awaitable[_admin_pb2.TransferLeadershipResponse]]:
         """Has the leader of the metadata quorum hand over. Answers when the next leader is known."""
+
+    @_abc_1.abstractmethod
+    def ElectLeaders(
+        self,
+        request: _admin_pb2.ElectLeadersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ElectLeadersResponse, _abc.Awaitable[_admin_pb2.ElectLeadersResponse]]:
+        """Elects leaders of partitions: the preferred ones, or where nobody else can lead, replicas that may lack records. Each
+        partition is elected or refused alone; what needs no election stays as it is.
+        """
+
+    @_abc_1.abstractmethod
+    def AlterPartitionReassignments(
+        self,
+        request: _admin_pb2.AlterPartitionReassignmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.AlterPartitionReassignmentsResponse, _abc.Awaitable[_admin_pb2.AlterPartitionReassignmentsResponse]]:
+        """Gives partitions other replicas, or cancels that while it is under way. Each partition is accepted or refused alone. Answers
+        when that is committed, not when the replicas have moved: ListPartitionReassignments tells how it goes.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeBrokers(
+        self,
+        request: _admin_pb2.DescribeBrokersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DescribeBrokersResponse, _abc.Awaitable[_admin_pb2.DescribeBrokersResponse]]:
+        """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+
+    @_abc_1.abstractmethod
+    def RemoveBroker(
+        self,
+        request: _admin_pb2.RemoveBrokerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RemoveBrokerResponse, _abc.Awaitable[_admin_pb2.RemoveBrokerResponse]]:
+        """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
+
+    @_abc_1.abstractmethod
+    def ListPartitionReassignments(
+        self,
+        request: _admin_pb2.ListPartitionReassignmentsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListPartitionReassignmentsResponse, _abc.Awaitable[_admin_pb2.ListPartitionReassignmentsResponse]]:
+        """Lists the reassignments that are under way, in pages."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

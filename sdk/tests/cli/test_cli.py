@@ -108,6 +108,8 @@ def test_quorum_status_shows_leader_voters_and_brokers(run: Run) -> None:
     code, out, _ = run("quorum", "status", "--json")
     status = json.loads(out)
     assert status["leader_id"] == status["voters"][0]["node_id"]
+    # A young log is whole, and nothing stands for its beginning yet.
+    assert (status["log_start_offset"], status["latest_snapshot"]) == (0, None)
     assert [broker["fenced"] for broker in status["brokers"]] == [False]
 
 

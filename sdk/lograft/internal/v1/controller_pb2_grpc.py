@@ -50,6 +50,11 @@ class ControllerServiceStub(object):
                 request_serializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AllocateProducerIdsRequest.SerializeToString,
                 response_deserializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AllocateProducerIdsResponse.FromString,
                 _registered_method=True)
+        self.AlterPartition = channel.unary_unary(
+                '/lograft.internal.v1.ControllerService/AlterPartition',
+                request_serializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionRequest.SerializeToString,
+                response_deserializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServiceServicer(object):
@@ -77,6 +82,14 @@ class ControllerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterPartition(self, request, context):
+        """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
+        accepted is committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.AllocateProducerIds,
                     request_deserializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AllocateProducerIdsRequest.FromString,
                     response_serializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AllocateProducerIdsResponse.SerializeToString,
+            ),
+            'AlterPartition': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterPartition,
+                    request_deserializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionRequest.FromString,
+                    response_serializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class ControllerService(object):
             '/lograft.internal.v1.ControllerService/AllocateProducerIds',
             lograft_dot_internal_dot_v1_dot_controller__pb2.AllocateProducerIdsRequest.SerializeToString,
             lograft_dot_internal_dot_v1_dot_controller__pb2.AllocateProducerIdsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterPartition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.internal.v1.ControllerService/AlterPartition',
+            lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionRequest.SerializeToString,
+            lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,10 @@ class ControllerServiceStub:
     """Keeps a registration alive. One request an interval, one response each; the broker is fenced when they stop."""
     AllocateProducerIds: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AllocateProducerIdsRequest, _controller_pb2.AllocateProducerIdsResponse]
     """Gives a block of producer ids to a broker."""
+    AlterPartition: _grpc.UnaryUnaryMultiCallable[_controller_pb2.AlterPartitionRequest, _controller_pb2.AlterPartitionResponse]
+    """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
+    accepted is committed.
+    """
 
 @_typing.type_check_only
 class ControllerServiceAsyncStub(ControllerServiceStub):
@@ -51,6 +55,10 @@ class ControllerServiceAsyncStub(ControllerServiceStub):
     """Keeps a registration alive. One request an interval, one response each; the broker is fenced when they stop."""
     AllocateProducerIds: _aio.UnaryUnaryMultiCallable[_controller_pb2.AllocateProducerIdsRequest, _controller_pb2.AllocateProducerIdsResponse]  # type: ignore[assignment]
     """Gives a block of producer ids to a broker."""
+    AlterPartition: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterPartitionRequest, _controller_pb2.AlterPartitionResponse]  # type: ignore[assignment]
+    """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
+    accepted is committed.
+    """
 
 class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
     """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint in the status details."""
@@ -78,5 +86,15 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_controller_pb2.AllocateProducerIdsResponse, _abc.Awaitable[_controller_pb2.AllocateProducerIdsResponse]]:
         """Gives a block of producer ids to a broker."""
+
+    @_abc_1.abstractmethod
+    def AlterPartition(
+        self,
+        request: _controller_pb2.AlterPartitionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.AlterPartitionResponse, _abc.Awaitable[_controller_pb2.AlterPartitionResponse]]:
+        """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
+        accepted is committed.
+        """
 
 def add_ControllerServiceServicer_to_server(servicer: ControllerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

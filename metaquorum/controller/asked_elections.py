@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elections that somebody asks for, partition by partition: preferred and unclean ones.
+
+Owns what is elected, what needs no election, and the reasons of a refusal. Law: a partition that has a leader which may lead
+never gets one that lacks committed records; and asking twice is asking once.
+Source: KIP-460; `docs/controller.md` section "Elections".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.commands import (
+    Decision,
+    ElectionKind,
+    ElectionResult,
+    ElectionTarget,
+    ElectLeaders,
+    LeadersElected,
+    Refusal,
+)
+from metaquorum.controller.elections import CanLead, ElectionRules, partition_change, preferred_change
+from metaquorum.controller.isr import min_insync_replicas
+from metaquorum.controller.limits import MAX_ELECTED_PARTITIONS
+from metaquorum.controller.records import MetadataRecord, PartitionChangeRecord
+from metaquorum.controller.state import PartitionImage, TopicImage
+
+_SHOWN_CHARACTERS = 250
+
+
+def elect_leaders(image: AppendedImage, command: ElectLeaders) -> Decision:
+    """Decide about elections; each partition is elected or refused alone."""
+    refusal = _request_problem(image, command.targets)
+    if refusal is not None:
+        return Decision(response=refusal)
+    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
+    records: list[MetadataRecord] = []
+    results: list[ElectionResult] = []
+    for target in command.targets:
+        topic = image.topic_by_name(target.topic)
+        for number in _numbers(topic, target):
+            found = _elect(topic, target.topic, number, command.kind, fit.__contains__)
+            if isinstance(found, PartitionChangeRecord):
+                assert topic is not None, f"an election in {target.topic}, which is unknown"
+                records.append(found)
+                outcome = _after(topic.partitions[number], found)
+                results.append(ElectionResult(topic=target.topic, partition=number, outcome=outcome, elected=True))
+            else:
+                results.append(ElectionResult(topic=target.topic, partition=number, outcome=found))
+    return Decision(
+        response=LeadersElected(results=tuple(results)), records=() if command.validate_only else tuple(records)
+    )
+
+
+def _request_problem(image: AppendedImage, targets: tuple[ElectionTarget, ...]) -> Refusal | None:
+    count = 0
+    seen: set[tuple[str, int]] = set()
+    for target in targets:
+        topic = image.topic_by_name(target.topic)
+        if topic is None and target.partitions is None:
+            return Refusal(
+                code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic {target.topic[:_SHOWN_CHARACTERS]!r}"
+            )
+        numbers = _numbers(topic, target)
+        count += len(numbers)
+        if count <= MAX_ELECTED_PARTITIONS:
+            # Beyond the limit the request is refused, so nothing of its size is gathered.
+            seen.update((target.topic, number) for number in numbers)
+    if not 1 <= count <= MAX_ELECTED_PARTITIONS:
+        return Refusal(
+            code=ErrorCode.INVALID_REQUEST,
+            message=f"a request elects leaders of 1 to {MAX_ELECTED_PARTITIONS} partitions, this one of {count}; "
+            "name some of them and use several requests",
+        )
+    if len(seen) < count:
+        return Refusal(code=ErrorCode.INVALID_REQUEST, message="a partition is named twice")
+    return None
+
+
+def _numbers(topic: TopicImage | None, target: ElectionTarget) -> range | tuple[int, ...]:
+    if target.partitions is not None:
+        return target.partitions
+    return range(0 if topic is None else len(topic.partitions))
+
+
+def _elect(
+    topic: TopicImage | None, name: str, number: int, kind: ElectionKind, can_lead: CanLead
+) -> PartitionChangeRecord | PartitionImage | Refusal:
+    """Return the change that an election needs, the partition as it is if it needs none, or the refusal."""
+    if topic is None:
+        return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic {name[:_SHOWN_CHARACTERS]!r}")
+    if not 0 <= number < len(topic.partitions):
+        return Refusal(code=ErrorCode.UNKNOWN_PARTITION, message=f"topic {name} has no partition {number}")
+    partition = topic.partitions[number]
+    if kind is ElectionKind.PREFERRED:
+        return _preferred(topic, partition, can_lead)
+    return _unclean(topic, partition, can_lead)
+
+
+def _preferred(
+    topic: TopicImage, partition: PartitionImage, can_lead: CanLead
+) -> PartitionChangeRecord | PartitionImage | Refusal:
+    preferred = partition.replicas[0]
+    if partition.leader_id == preferred:
+        return partition
+    change = preferred_change(topic.topic_id, partition, can_lead)
+    if change is not None:
+        return change
+    reasons = (
+        (partition.leader_id is None, "nobody leads it, so nobody has to give way; an unclean election may help"),
+        (preferred not in partition.isr, f"its first replica {preferred} is not in sync; wait until it is"),
+        (True, f"its first replica {preferred} is fenced or leaving; wait until it is active"),
+    )
+    return _not_available(topic, partition, next(text for holds, text in reasons if holds))
+
+
+def _unclean(
+    topic: TopicImage, partition: PartitionImage, can_lead: CanLead
+) -> PartitionChangeRecord | PartitionImage | Refusal:
+    if partition.leader_id is not None and can_lead(partition.leader_id):
+        return partition
+    rules = ElectionRules(min_isr=min_insync_replicas(topic), unclean=True)
+    # A replica that has everything is elected before any other, as it would have been by itself.
+    change = partition_change(topic.topic_id, partition, can_lead, rules=rules)
+    if change is None or change.leader is None or change.leader.leader_id is None:
+        replicas = _ids(partition.replicas)
+        return _not_available(topic, partition, f"none of its replicas {replicas} is active; start one of them")
+    return change
+
+
+def _not_available(topic: TopicImage, partition: PartitionImage, reason: str) -> Refusal:
+    return Refusal(
+        code=ErrorCode.LEADER_NOT_AVAILABLE, message=f"{topic.topic} partition {partition.partition}: {reason}"
+    )
+
+
+def _ids(node_ids: Iterable[int]) -> str:
+    return ", ".join(map(str, node_ids))
+
+
+def _after(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
+    """Return the partition as an election leaves it."""
+    assert change.leader is not None, f"an election without a leader: {change}"
+    return replace(
+        partition,
+        leader_id=change.leader.leader_id,
+        leader_epoch=partition.leader_epoch + 1,
+        partition_epoch=partition.partition_epoch + 1,
+        isr=partition.isr if change.isr is None else change.isr,
+        elr=partition.elr if change.elr is None else change.elr,
+        last_known_elr=partition.last_known_elr if change.last_known_elr is None else change.last_known_elr,
+    )

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls about brokers, for the admin clients.
+
+Owns pages and the translation. Must not hold state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from lograft._cluster import Attempt, Cluster
+from lograft.errors import UsageError
+from lograft.types import BrokerState, BrokerStatus
+from lograft.v1 import admin_pb2
+from lograft.v1.admin_pb2_grpc import AdminServiceStub
+
+PAGE_BROKERS: Final = 1_000
+"""Brokers of one page, and of one request that names them."""
+
+_STATES: Final = {
+    admin_pb2.BROKER_STATE_REGISTERED: BrokerState.REGISTERED,
+    admin_pb2.BROKER_STATE_ACTIVE: BrokerState.ACTIVE,
+    admin_pb2.BROKER_STATE_SHUTTING_DOWN: BrokerState.SHUTTING_DOWN,
+    admin_pb2.BROKER_STATE_FENCED: BrokerState.FENCED,
+}
+
+
+async def describe_brokers(
+    cluster: Cluster, broker_ids: Sequence[int] | None, *, timeout_ms: int
+) -> list[BrokerStatus]:
+    """Describe brokers, ascending by id; None: all. Those that are not registered are left out.
+
+    Raises:
+        UsageError: something is no node id, or too many are named.
+        LograftError: no answer came.
+    """
+    wanted = None if broker_ids is None else [checked_broker_id(each) for each in broker_ids]
+    if wanted is not None and len(wanted) > PAGE_BROKERS:
+        raise UsageError(f"name at most {PAGE_BROKERS} brokers, or None for all, not {len(wanted)}")
+    if wanted == []:
+        return []
+    found: list[BrokerStatus] = []
+    token = ""
+    while True:
+        request = admin_pb2.DescribeBrokersRequest(
+            cluster_id=cluster.cluster_id, broker_ids=wanted, page_size=PAGE_BROKERS, page_token=token
+        )
+        response = await cluster.call(_page(request), timeout_ms=timeout_ms)
+        found += map(_status, response.brokers)
+        token = response.next_page_token
+        if not token:
+            return found
+
+
+def _page(
+    request: admin_pb2.DescribeBrokersRequest,
+) -> Callable[[Attempt], Awaitable[admin_pb2.DescribeBrokersResponse]]:
+    async def work(attempt: Attempt) -> admin_pb2.DescribeBrokersResponse:
+        return await AdminServiceStub(attempt.channel).DescribeBrokers(request, timeout=attempt.timeout_s)
+
+    return work
+
+
+async def remove_broker(cluster: Cluster, broker_id: int, *, validate_only: bool, timeout_ms: int) -> None:
+    """End the registration of a broker.
+
+    Raises:
+        UsageError: it is no node id.
+        RefusedError: there is none, it lives, or it hosts something.
+        OutcomeUnknownError: the answer was lost.
+    """
+    request = admin_pb2.RemoveBrokerRequest(
+        cluster_id=cluster.cluster_id, broker_id=checked_broker_id(broker_id), validate_only=validate_only
+    )
+
+    async def work(attempt: Attempt) -> admin_pb2.RemoveBrokerResponse:
+        return await AdminServiceStub(attempt.channel).RemoveBroker(request, timeout=attempt.timeout_s)
+
+    await cluster.call(work, timeout_ms=timeout_ms, may_repeat=validate_only)
+
+
+def checked_broker_id(broker_id: object) -> int:
+    """Return a node id that can be sent.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(broker_id, bool) or not isinstance(broker_id, int) or not 0 <= broker_id < 2**31:
+        raise UsageError(f"a broker id is a whole number from 0 to {2**31 - 1}, not {broker_id!r}")
+    return broker_id
+
+
+def _status(message: admin_pb2.BrokerStatus) -> BrokerStatus:
+    return BrokerStatus(
+        broker_id=message.broker_id,
+        state=_STATES.get(message.state, BrokerState.UNKNOWN),
+        host=message.host,
+        port=message.port,
+        rack=message.rack or None,
+        broker_epoch=message.broker_epoch,
+        incarnation_id=message.incarnation_id,
+        log_directory_ids=tuple(message.log_directory_ids),
+        offline_log_directory_ids=tuple(message.offline_log_directory_ids),
+        min_feature_level=message.min_feature_level,
+        max_feature_level=message.max_feature_level,
+        replica_count=message.replica_count,
+        leader_count=message.leader_count,
+        unclean=message.unclean,
+        last_heard_age_ms=message.last_heard_age_ms if message.HasField("last_heard_age_ms") else None,
+        metadata_offset=message.metadata_offset if message.HasField("metadata_offset") else None,
+    )
