@@ -100,7 +100,7 @@ DISK_MUTANTS: Final = (
         owner=flush_state.FlushState,
         function="end",
         old="RecoveryPoint(flushed_offset=end_offset)",
-        new="RecoveryPoint(flushed_offset=self._parts.segments.active.end_offset)",
+        new="RecoveryPoint(flushed_offset=end_offset + 2)",
     ),
 )
 """Every mutant of the files."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-REAL_FILES_SHARE = 0.7
+REAL_FILES_SHARE = 0.5
 """Share of the seeds whose disks have the real log and vote files on them; the others are quicker."""
 
 

@@ -38,6 +38,7 @@ from metaquorum.testing.sim_log import (
 from metaquorum.testing.sim_trouble import (
     APPEND_CALLS,
     CALLS_BEFORE_POWER_LOSS,
+    CRASHES,
     CUT_CALLS,
     EPOCH_BYTES,
     FLUSH_CALLS,
@@ -56,7 +57,7 @@ from storage.testing.sim_disk import SimDisk as SimFiles
 DIRECTORY: Final = "/metadata"
 LOG_DIRECTORY: Final = f"{DIRECTORY}/log"
 
-SEGMENT_BYTES: Final = 8 * 1024
+SEGMENT_BYTES: Final = 4 * 1024
 """Segment size: a few dozen batches, so that logs roll, and that opening one does not take long."""
 
 
@@ -254,7 +255,7 @@ class StoredDisk(SimDisk):
         """Lose the process, and mostly the power; what survives is known at the next start."""
         if self._has_power:
             self._interrupt(rng)
-        self._end_process(rng.choice(list(Crash)))
+        self._end_process(rng.choice(CRASHES))
         if rng.random() < 0.5:
             self._age_image(rng)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from storage.testing.sim_tree import Crash
+
 CALLS_BEFORE_POWER_LOSS: Final = 14
 """The power goes within so many calls of the disk, or the operation is over before."""
 
@@ -28,6 +30,9 @@ VOTE_CALLS: Final = ("create_file", "append", "sync", "rename", "sync_directory"
 CUT_CALLS: Final = ("write", "sync", "truncate", "remove", "rename", "sync_directory")
 """Calls that may be refused when a log is cut."""
 
+
+CRASHES: Final = (*Crash, Crash.TEAR, Crash.PREFIX)
+"""Ways to lose a process, the more instructive ones twice."""
 
 EPOCH_BYTES: Final = range(12, 16)
 """Where a batch has its leader epoch, which no checksum covers."""
