@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SEEDS ?= 200
 ROUNDS ?= 20
+JOBS ?= 1
 RUNS ?= 2000
 N ?= 20000
 INPUT ?=
@@ -70,8 +71,8 @@ baseline: $(INSTALLED) ## Make today's proto/ the baseline that `buf breaking` c
 clients: $(INSTALLED) ## Go, Java and Node clients, built from proto/ alone, against `lograft dev`; fails where a toolchain is missing
 	$(BIN)/python -m integration_tests.clients.run --require-all
 
-sim: $(INSTALLED) ## Quorum simulation: SEEDS=n seeds with faults, invariants after every event
-	$(BIN)/python -m metaquorum.testing.run --seeds $(SEEDS)
+sim: $(INSTALLED) ## Quorum simulation: SEEDS=n seeds with faults in JOBS=n processes, invariants after every event
+	$(BIN)/python -m metaquorum.testing.run --seeds $(SEEDS) --jobs $(JOBS)
 
 kill-quorum: $(INSTALLED) ## kill -9 of the quorum leader under topic creations, ROUNDS=n times
 	$(BIN)/python -m integration_tests.faults.kill_quorum --rounds $(ROUNDS)

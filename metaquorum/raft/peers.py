@@ -9,6 +9,7 @@ Source: KIP-595 "Epoch and leader validation", KIP-853 (voter key).
 
 from __future__ import annotations
 
+from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -91,7 +92,22 @@ def on_begin_quorum_epoch(state: RaftState, token: int, request: BeginQuorumEpoc
         observe(state, request.quorum_epoch, request.leader_id, request.leader_address, now_ms=now_ms)
         if state.election.leader_id != request.leader_id:
             refusal = Refusal.INVALID_REQUEST
+        else:
+            _take_address(state, request.leader_address, now_ms)
     state.reply(
         token,
         BeginQuorumEpochResponse(quorum_epoch=state.quorum_epoch, leader_id=state.known_leader_id, refusal=refusal),
     )
+
+
+def _take_address(state: RaftState, address: str, now_ms: int) -> None:
+    """The leader itself says where it is: better than the set of voters, which it may have moved away from meanwhile.
+
+    A voter that missed the new set cannot fetch it from where the leader was.
+    """
+    role = state.role
+    if isinstance(role, Follower | Prospective) and role.leader_address != address:
+        role.leader_address = address
+        if isinstance(role, Follower):
+            # What is under way went to the old address; an answer that comes all the same is of no use.
+            role.fetch = PeerCall(now_ms)

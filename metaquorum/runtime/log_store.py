@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from lograft.wire.batch import RecordBatch, encode_batch, iter_batches, read_header
+from lograft.wire.header import BatchHeader
 
 from metaquorum.raft.effects import AppendAsFollower, AppendAsLeader, LeaderChange, VotersChange
 from metaquorum.raft.log_view import LogView
@@ -63,6 +64,19 @@ class LogBase:
     snapshots: tuple[SnapshotId, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """How the log is kept; a simulation brings its own.
+
+    Attributes:
+        segment_bytes: size of a segment.
+        clock: milliseconds since 1970; stamped into batches and files, decides nothing.
+    """
+
+    segment_bytes: int = SEGMENT_BYTES
+    clock: Callable[[], int] = field(default_factory=lambda: wall_clock_ms)
+
+
 class LogStore:
     """The open metadata log.
 
@@ -70,12 +84,14 @@ class LogStore:
         voters: voter sets by the offset of their records; the first may stand for all before the image's offset.
         committed_offset: offset (exclusive) below which all is known to be committed.
         read_bytes: bytes read from the log so far, for all purposes.
+        cut_bytes: bytes of a torn tail that were cut when the log was opened.
     """
 
-    def __init__(self, disk: Disk, directory: str, log: PartitionLog, base: LogBase) -> None:
+    def __init__(self, disk: Disk, directory: str, base: LogBase, options: LogOptions) -> None:
         self._disk = disk
         self._directory = directory
-        self._log = log
+        self._options = options
+        self._log, self.cut_bytes = self._open()
         self._snapshots = base.snapshots
         self._start: SnapshotId | None = None
         self._flush: FlushWork | None = None
@@ -84,20 +100,23 @@ class LogStore:
         self.read_bytes = 0
 
     @classmethod
-    def open(cls, disk: Disk, directory: str, base: LogBase | None = None) -> LogStore:
+    def open(
+        cls, disk: Disk, directory: str, base: LogBase | None = None, *, options: LogOptions | None = None
+    ) -> LogStore:
         """Open the log, recover it after a crash, finish an interrupted install, and read its voter sets.
 
         Args:
             disk: the disk.
             directory: of the log.
             base: what image and snapshots know; None: nothing, and the log is read from its beginning.
+            options: how the log is kept.
 
         Raises:
             DamagedLogError: records that were flushed are damaged or missing; this node must not take part without them.
             storage.errors.StorageError: the log cannot be opened.
         """
         base = base or LogBase()
-        store = cls(disk, directory, _open(disk, directory), base)
+        store = cls(disk, directory, base, options or LogOptions())
         try:
             store._take_up(base)
         except DataLossError as error:
@@ -169,6 +188,11 @@ class LogStore:
         """Offset that the next record gets (exclusive end)."""
         return self._log.log_end_offset
 
+    @property
+    def flushed_offset(self) -> int:
+        """Everything below is on stable storage (exclusive)."""
+        return self._log.flushed_offset
+
     def size_bytes(self) -> int:
         """Bytes of the log on disk."""
         names = self._disk.list_directory(self._directory)
@@ -176,7 +200,7 @@ class LogStore:
 
     def truncate_prefix(self, to: SnapshotId) -> None:
         """Let the log begin at a snapshot's end, durably, and drop whole segments below."""
-        self._log.truncate_prefix(to.end_offset, wall_clock_ms())
+        self._log.truncate_prefix(to.end_offset, self._options.clock())
         assert self._log.log_start_offset == to.end_offset, f"log starts at {self._log.log_start_offset}, not at {to}"
         self._start = to
 
@@ -193,7 +217,7 @@ class LogStore:
         self._log.close(clean=False)
         start = LogStartFile.read(self._disk, self._directory)
         start.write_synced(to.end_offset)
-        self._log = _open(self._disk, self._directory)
+        self._log, _ = self._open()
         log = self._log
         assert (log.log_start_offset, log.log_end_offset) == (to.end_offset, to.end_offset), (
             f"log from {log.log_start_offset} to {log.log_end_offset}, not at {to}"
@@ -204,7 +228,7 @@ class LogStore:
         """Append an encoded batch at the offset that the core gave it."""
         header = read_header(batch)
         appended = self._log.append_as_leader(
-            memoryview(batch), header, leader_epoch=effect.quorum_epoch, now_ms=wall_clock_ms()
+            memoryview(batch), header, leader_epoch=effect.quorum_epoch, now_ms=self._options.clock()
         )
         assert (appended.base_offset, appended.next_offset) == (effect.base_offset, effect.next_offset), (
             f"appended at {appended}, the core meant {effect}"
@@ -212,7 +236,7 @@ class LogStore:
 
     def append_as_follower(self, effect: AppendAsFollower) -> None:
         """Append fetched batches as they are."""
-        self._log.append_as_follower(effect.batches.data, now_ms=wall_clock_ms())
+        self._log.append_as_follower(effect.batches.data, now_ms=self._options.clock())
         end_offset = effect.batches.spans[-1].next_offset
         assert self._log.log_end_offset == end_offset, f"log ends at {self._log.log_end_offset}, not at {end_offset}"
 
@@ -222,21 +246,37 @@ class LogStore:
         assert self._log.log_end_offset == to_offset, f"log ends at {self._log.log_end_offset}, not at {to_offset}"
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """Read whole batches from an offset on: at least one, else at most max_bytes."""
+        """Read whole batches from an offset on: at least one, else at most max_bytes.
+
+        Raises:
+            DamagedLogError: a batch is not of the epoch that the log has there.
+            storage.errors.DataLossError: the first batch is damaged.
+        """
         data = self._log.read(offset, max_bytes).data
-        self.read_bytes += len(data)
+        for _ in self._walk(data):
+            pass
         return data
 
     def read_committed(self, offset: int, max_bytes: int, *, commit_offset: int) -> list[CommittedBatch]:
         """Read whole batches below commit_offset (exclusive) and decode them."""
         data = self._log.read(offset, max_bytes, end_offset=commit_offset).data
+        return [_decode(batch) for header, batch in self._walk(data) if header.base_offset >= offset]
+
+    def _walk(self, data: bytes) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Walk over batches that were read. No CRC covers the epoch of a batch, so the epochs of the log judge it.
+
+        Raises:
+            DamagedLogError: a batch is not of the epoch that the log has there: a follower would append it as it is.
+        """
         self.read_bytes += len(data)
         view = memoryview(data)
-        return [
-            _decode(view[position : position + header.size_bytes])
-            for position, header in iter_batches(view)
-            if header.base_offset >= offset
-        ]
+        for position, header in iter_batches(view):
+            known = self._log.epoch_at(header.base_offset)
+            if header.leader_epoch != known and header.base_offset >= self._log.log_start_offset:
+                raise DamagedLogError(
+                    f"the batch at offset {header.base_offset} says epoch {header.leader_epoch}, the log {known}. {_ADVICE}"
+                )
+            yield header, view[position : position + header.size_bytes]
 
     def begin_flush(self) -> FlushWork | None:
         """Work that puts everything appended so far on stable storage; None when there is none left."""
@@ -253,14 +293,18 @@ class LogStore:
         log = self._log
         while offset < log.log_end_offset:
             read = log.read(offset, SCAN_BYTES)
-            self.read_bytes += len(read.data)
-            view = memoryview(read.data)
-            for position, header in iter_batches(view):
+            for header, batch in self._walk(read.data):
                 if header.is_control:
-                    change = decode_control_batch(view[position : position + header.size_bytes])
+                    change = decode_control_batch(batch)
                     if isinstance(change, VotersChange) and header.base_offset >= offset:
                         yield Offset(header.base_offset), change.voters
             offset = read.next_offset
+
+    def _open(self) -> tuple[PartitionLog, int]:
+        """Open the log; also returns the bytes of a torn tail that were cut."""
+        settings = LogSettings(segment_bytes=self._options.segment_bytes)
+        opened = PartitionLog.open(self._disk, self._directory, settings=settings, now_ms=self._options.clock())
+        return opened.log, opened.report.cut_bytes
 
     def close(self, *, is_clean: bool) -> None:
         """Close the log; after a failure nothing more is written, and the next start recovers."""
@@ -294,8 +338,3 @@ def _decode(batch: memoryview) -> CommittedBatch:
         is_control=header.is_control,
         size_bytes=header.size_bytes,
     )
-
-
-def _open(disk: Disk, directory: str) -> PartitionLog:
-    settings = LogSettings(segment_bytes=SEGMENT_BYTES)
-    return PartitionLog.open(disk, directory, settings=settings, now_ms=wall_clock_ms()).log

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutants of the Raft core: known mistakes that the simulator must find, or its silence proves nothing.
 
+Those of the files below it are in `disk_mutants`.
+
 A mutant replaces one piece of text in the source of one function and puts the recompiled function wherever the original is bound.
 Owns the list and the patching; nothing here runs outside of tests and `metaquorum.testing.run --mutants`.
 Source: openraft's re-introduced bug; style 2e "mutants".
@@ -23,6 +25,7 @@ from metaquorum.raft import (
     log_view,
     membership,
     outbox,
+    peers,
     reads,
     snapshots,
     start,
@@ -30,7 +33,14 @@ from metaquorum.raft import (
     transitions,
     voters,
 )
-from metaquorum.testing.options import SimOptions, election_storm, membership_storm, pause_storm, snapshot_storm
+from metaquorum.testing.options import (
+    SimOptions,
+    election_storm,
+    membership_storm,
+    move_storm,
+    pause_storm,
+    snapshot_storm,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +63,9 @@ class Mutant:
     new: str
     options: Callable[[int], SimOptions] = election_storm
 
+
+_MUTATED = ("metaquorum.raft", "metaquorum.runtime", "storage.")
+"""Modules that may have imported a function by name."""
 
 _LEAD_AGAIN = """
         from metaquorum.raft.calls import PeerCall
@@ -295,6 +308,14 @@ MUTANTS = (
         options=snapshot_storm,
     ),
     Mutant(
+        name="a follower keeps to the old address of its leader",
+        owner=peers,
+        function="on_begin_quorum_epoch",
+        old="_take_address(state, request.leader_address, now_ms)",
+        new="pass",
+        options=move_storm,
+    ),
+    Mutant(
         name="records are appended before leadership is on disk",
         owner=transitions,
         function="become_leader",
@@ -302,7 +323,7 @@ MUTANTS = (
         new="pass",
     ),
 )
-"""Every mutant; the last one needs a second change to show, see `apply`."""
+"""Every mutant of the core; the last one needs a second change to show, see `apply`."""
 
 
 @contextmanager
@@ -339,6 +360,6 @@ def _patch(owner: ModuleType | type, function: str, old: str, new: str) -> Calla
 
 
 def _holders(owner: ModuleType | type, function: str, original: object) -> list[ModuleType | type]:
-    """Every module of the core that has imported the function by name."""
-    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("metaquorum.raft")]
+    """Every module that has imported the function by name."""
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith(_MUTATED)]
     return [owner, *(m for m in modules if m is not owner and vars(m).get(function) is original)]

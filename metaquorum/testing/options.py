@@ -9,6 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+REAL_FILES_SHARE = 0.5
+"""Share of the seeds whose disks have the real log and vote files on them; the others are quicker."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimOptions:
@@ -33,7 +36,12 @@ class SimOptions:
         transfer_every_ms: mean time between requests to hand the leadership over; None for none.
         snapshot_every: records between two snapshots of a node; None for no snapshots.
         kept_snapshots: snapshots that a node keeps.
-        power_loss: chance that the power goes between the steps of an install or of a trim.
+        power_loss: chance that the power goes between the steps of an install, a trim, a truncation or a start, and a
+            hundredth of that for any other write to real files.
+        real_files: whether the disks have the real log and vote files on them.
+        refusal: chance that the disk refuses a truncation, a trim or an install; a hundredth of it for any other write.
+        damage_every_ms: mean time between bit flips on a disk; None for none.
+        move_every_ms: mean time between moves of a voter to another address; None for none.
     """
 
     voter_count: int
@@ -55,6 +63,10 @@ class SimOptions:
     snapshot_every: int | None = None
     kept_snapshots: int = 2
     power_loss: float = 0.0
+    real_files: bool = False
+    refusal: float = 0.0
+    damage_every_ms: int | None = None
+    move_every_ms: int | None = None
 
 
 def draw_options(rng: random.Random) -> SimOptions:
@@ -84,6 +96,10 @@ def draw_options(rng: random.Random) -> SimOptions:
         snapshot_every=rng.choice([None, 3, 10, 50, 300]),
         kept_snapshots=rng.choice([1, 2, 3]),
         power_loss=rng.choice([0.0, 0.02, 0.2]),
+        real_files=rng.random() < REAL_FILES_SHARE,
+        refusal=rng.choice([0.0, 0.02, 0.1]),
+        damage_every_ms=sometimes(500, 5_000),
+        move_every_ms=sometimes(500, 5_000, 0.4),
     )
 
 
@@ -142,3 +158,38 @@ def snapshot_storm(seed: int) -> SimOptions:
         kept_snapshots=1 + seed % 2,
         power_loss=0.1,
     )
+
+
+def tear_storm(seed: int) -> SimOptions:
+    """Options under which the power goes all the time, in the middle of writes to real files: for the hunt of mutants."""
+    return replace(
+        election_storm(seed),
+        real_files=True,
+        crash_every_ms=100,
+        cut_every_ms=None,
+        down_ms_max=30,
+        flush_ms_max=50,
+        proposal_every_ms=5,
+        power_loss=0.3,
+        refusal=0.3,
+    )
+
+
+def rot_storm(seed: int) -> SimOptions:
+    """Options under which bits flip on real disks as often as voters can be spared: for the hunt of mutants."""
+    return replace(
+        election_storm(seed),
+        real_files=True,
+        observer_count=1,
+        crash_every_ms=2_000,
+        cut_every_ms=None,
+        change_every_ms=50,
+        proposal_every_ms=20,
+        snapshot_every=20 if seed % 4 == 0 else None,
+        damage_every_ms=150,
+    )
+
+
+def move_storm(seed: int) -> SimOptions:
+    """Options under which voters move all the time."""
+    return replace(election_storm(seed), crash_every_ms=1_000, move_every_ms=300, down_ms_max=300)

@@ -2,22 +2,33 @@
 """Runs seeds of the quorum simulation: `python -m metaquorum.testing.run --seeds 200`; hunts mutants with `--mutants`.
 
 Prints events per seed, how often each fault and each turn of the protocol occurred, and for a failing seed the last
-steps and the command that repeats it. Exit code 1 when a seed failed.
+steps and the command that repeats it. Exit code 1 when a seed failed, or when the seeds did not go through what
+`coverage` demands. With `--jobs` seeds run in several processes; the output stays in the order of the seeds.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import logging
+import multiprocessing
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import TypeVar
 
+from metaquorum.testing.coverage import Coverage, SeedResult
+from metaquorum.testing.disk_mutants import DISK_MUTANTS
 from metaquorum.testing.mutants import MUTANTS, Mutant, apply
 from metaquorum.testing.sim_quorum import SimulatedQuorum
 
 DEFAULT_EVENTS = 20_000
+
+ALL_MUTANTS = (*MUTANTS, *DISK_MUTANTS)
+"""Every known mistake."""
+
+T = TypeVar("T")
 
 
 def run_seed(seed: int, event_count: int) -> SimulatedQuorum:
@@ -42,25 +53,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=200, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=0, help="first seed")
     parser.add_argument("--events", type=int, default=DEFAULT_EVENTS, help="events with faults in each seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds, or the mutants")
     parser.add_argument("--digest", action="store_true", help="print the digest of each trace")
     parser.add_argument("--mutants", action="store_true", help="make each known mistake and find it within the seeds")
     options = parser.parse_args(arguments)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     if options.mutants:
-        return hunt_mutants(seeds, options.events)
-    return run_seeds(seeds, options.events, with_digests=options.digest)
+        return hunt_mutants(seeds, options.events, jobs=options.jobs)
+    return run_seeds(seeds, options.events, jobs=options.jobs, with_digests=options.digest)
 
 
-def hunt_mutants(seeds: Sequence[int], event_count: int) -> int:
+def _in_order(work: Callable[[int], T], numbers: Sequence[int], jobs: int) -> Iterator[T]:
+    """The results of the work on each number, in their order, by so many processes; in this one when it is one."""
+    if jobs == 1:
+        yield from map(work, numbers)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_be_quiet) as pool:
+        yield from pool.map(work, numbers)
+
+
+def _be_quiet() -> None:
+    """The real files warn of what the simulation does to them, thousands of times."""
+    logging.disable(logging.CRITICAL)
+
+
+def hunt_mutants(seeds: range, event_count: int, *, jobs: int = 1) -> int:
     """Make each known mistake in turn; returns 1 when a seed range does not find one of them."""
     missed = 0
-    for mutant in MUTANTS:
-        seed = find_mutant(mutant, seeds, event_count)
+    hunt = partial(_hunt_mutant, seeds=seeds, event_count=event_count)
+    for mutant, seed in zip(ALL_MUTANTS, _in_order(hunt, range(len(ALL_MUTANTS)), jobs), strict=True):
         missed += seed is None
         result = "NOT FOUND" if seed is None else f"found by seed {seed}"
-        sys.stdout.write(f"{mutant.name:55} {result}\n")
+        sys.stdout.write(f"{mutant.name:62} {result}\n")
         sys.stdout.flush()
     return 1 if missed else 0
+
+
+def _hunt_mutant(index: int, *, seeds: range, event_count: int) -> int | None:
+    return find_mutant(ALL_MUTANTS[index], seeds, event_count)
 
 
 def find_mutant(mutant: Mutant, seeds: Sequence[int], event_count: int) -> int | None:
@@ -74,36 +105,35 @@ def find_mutant(mutant: Mutant, seeds: Sequence[int], event_count: int) -> int |
     return None
 
 
-def run_seeds(seeds: Sequence[int], event_count: int, *, with_digests: bool) -> int:
-    """Run seeds and print what happened; returns 1 when one failed."""
+def run_seeds(seeds: range, event_count: int, *, jobs: int = 1, with_digests: bool) -> int:
+    """Run seeds and print what happened; returns 1 when one failed, or when they did not go through enough."""
     write = sys.stdout.write
-    events: list[int] = []
-    total: Counter[str] = Counter()
-    seeds_with: Counter[str] = Counter()
-    failures = 0
+    coverage = Coverage()
     started = time.monotonic()
-    for seed in seeds:
-        try:
-            quorum = run_seed(seed, event_count)
-        except AssertionError as error:
-            failures += 1
-            notes = "\n".join(error.__notes__)
-            write(f"seed {seed} FAILED: {error}\n{notes}\n")
-            continue
-        events.append(quorum.scheduler.event_count)
-        total.update(quorum.counts)
-        seeds_with.update(quorum.counts.keys())
-        if with_digests:
-            write(f"seed {seed} {quorum.scheduler.digest()}\n")
-    seconds = time.monotonic() - started
-    if events:
-        write(f"{len(events)} seeds clean, {failures} failed; events per seed: median {statistics.median(events):.0f}")
-        write(f", least {min(events)}; {sum(events) / seconds:.0f} events/s\n")
-        for name in sorted(total):
-            share = 100 * seeds_with[name] / len(events)
-            write(f"  {name:44} {total[name]:9}   in {seeds_with[name]:5} seeds, {share:5.1f} %\n")
-    return 1 if failures else 0
+    for result in _in_order(partial(_run_one, event_count=event_count), seeds, jobs):
+        coverage.add(result)
+        if result.failure is not None:
+            write(f"seed {result.seed} FAILED: {result.failure}\n")
+            sys.stdout.flush()
+        elif with_digests:
+            write(f"seed {result.seed} {result.digest}\n")
+    write(coverage.report(time.monotonic() - started))
+    shortfalls = coverage.shortfalls(event_count=event_count)
+    for shortfall in shortfalls:
+        write(f"NOT ENOUGH: {shortfall}\n")
+    return 1 if coverage.failed_count or shortfalls else 0
+
+
+def _run_one(seed: int, *, event_count: int) -> SeedResult:
+    try:
+        quorum = run_seed(seed, event_count)
+    except AssertionError as error:
+        notes = "\n".join(error.__notes__)
+        return SeedResult(seed=seed, failure=f"{error}\n{notes}")
+    scheduler = quorum.scheduler
+    return SeedResult(seed=seed, event_count=scheduler.event_count, counts=quorum.counts, digest=scheduler.digest())
 
 
 if __name__ == "__main__":
+    _be_quiet()
     sys.exit(main())

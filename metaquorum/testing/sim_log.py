@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A metadata log, its snapshots and a vote file on a simulated disk.
+"""A metadata log, its snapshots and a vote file on a simulated disk, as lists.
 
 Owns what is written and what of it is durable. A crash keeps the durable part and a seeded prefix of the rest, as a
 file system does with an append-only file; truncation is durable at once, as the storage engine promises.
+`sim_store.StoredDisk` puts the real files under the same lists: there they say what must be on disk, and recovery says
+what is.
 Fault budget: what was reported as flushed is never lost; a whole disk is lost only by `wipe` of the world.
 """
 
@@ -10,18 +12,34 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from metaquorum.raft import snapshots
+from metaquorum.raft.effects import AppendAsFollower, AppendAsLeader, Proposal, VotersChange
 from metaquorum.raft.log_view import LogView
 from metaquorum.raft.messages import BatchSpan, FetchedBatches
 from metaquorum.raft.types import INITIAL_ELECTION_STATE, ElectionState, Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
 
 
+class PowerLostError(Exception):
+    """The machine stops in the middle of what it does."""
+
+
+class DamagedDiskError(Exception):
+    """The node must not start, or go on, with what its disk has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimBatch:
-    """One batch; `history` is a digest of it and of all before it, `voters_after` who votes at its end."""
+    """One batch.
+
+    Attributes:
+        history: digest of it and of all before it.
+        voters_after: who votes at its end.
+        data: its bytes on a disk that has any.
+    """
 
     base_offset: Offset
     next_offset: Offset
@@ -31,6 +49,7 @@ class SimBatch:
     history: bytes
     voters_after: VoterSet | None
     before: SimBatch | None = field(compare=False, repr=False)
+    data: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +71,29 @@ class SimFetchedBatches(FetchedBatches):
     batches: tuple[SimBatch, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What a start finds.
+
+    Attributes:
+        log: the log for the core.
+        voters: sets of voters by the offset of their records.
+        snapshots: ids of the snapshots, ascending.
+        committed_offset: below it (exclusive) all is known to be committed.
+        lost_count: batches that the crash before lost.
+        cut_bytes: bytes of a torn batch that were cut.
+        is_restarted: an interrupted install was finished.
+    """
+
+    log: LogView
+    voters: Sequence[tuple[Offset, VoterSet]]
+    snapshots: tuple[SnapshotId, ...]
+    committed_offset: Offset
+    lost_count: int = 0
+    cut_bytes: int = 0
+    is_restarted: bool = False
+
+
 class SimDisk:
     """Disk of one node."""
 
@@ -63,6 +105,7 @@ class SimDisk:
         self.durable_count = 0
         self.election: ElectionState = INITIAL_ELECTION_STATE
         self.electing: ElectionState | None = None
+        self._lost_count = 0
 
     @property
     def log_start_offset(self) -> Offset:
@@ -109,13 +152,57 @@ class SimDisk:
         found = low < len(self.batches) and self.batches[low].next_offset == end_offset
         return low if found else None
 
+    def begin_flush(self) -> None:
+        """A flush of all that is written begins; `flushed` ends it."""
+
+    def save_vote(self) -> None:
+        """The election state that is being written is on the disk."""
+        assert self.electing is not None, "nothing was being written"
+        self.election = self.electing
+        self.electing = None
+
     def flushed(self, batch: SimBatch) -> None:
         """Everything up to a batch reached the disk; one that was cut meanwhile proves nothing."""
         index = self._find(batch.next_offset)
         if index is not None and self.batches[index] is batch:
             self.durable_count = max(self.durable_count, index + 1)
 
-    def append(self, *, next_offset: Offset, epoch: QuorumEpoch, payload: str, voters: VoterSet | None) -> SimBatch:
+    def append_as_leader(self, effect: AppendAsLeader, proposed: str) -> SimBatch:
+        """Write what the core appends: what was proposed, or a control record."""
+        content = effect.content
+        voters = content.voters if isinstance(content, VotersChange) else None
+        payload = proposed if isinstance(content, Proposal) else type(content).__name__
+        if voters is not None:
+            payload += " " + " ".join(str(voter) for voter in voters.voters)
+        return self.append(
+            next_offset=effect.next_offset,
+            epoch=effect.quorum_epoch,
+            payload=payload,
+            voters=voters,
+            data=self.encode(effect, payload),
+        )
+
+    def encode(self, effect: AppendAsLeader, payload: str) -> bytes:
+        """The bytes of a batch; lists need none."""
+        return b""
+
+    def append_as_follower(self, effect: AppendAsFollower) -> list[SimBatch]:
+        """Write what was fetched."""
+        assert isinstance(effect.batches, SimFetchedBatches), "simulated logs only"
+        return [
+            self.append(
+                next_offset=batch.next_offset,
+                epoch=batch.epoch,
+                payload=batch.payload,
+                voters=batch.voters,
+                data=batch.data,
+            )
+            for batch in effect.batches.batches
+        ]
+
+    def append(
+        self, *, next_offset: Offset, epoch: QuorumEpoch, payload: str, voters: VoterSet | None, data: bytes = b""
+    ) -> SimBatch:
         """Write one batch at the end."""
         base_offset = self.log_end_offset
         last = self.last
@@ -130,6 +217,7 @@ class SimDisk:
             history=hashlib.blake2b(before + text, digest_size=8).digest(),
             voters_after=voters if voters is not None or last is None else last.voters_after,
             before=last,
+            data=data,
         )
         self.batches.append(batch)
         return batch
@@ -189,6 +277,22 @@ class SimDisk:
         self.remove_old_snapshots()
         return restarts
 
+    def recover(self) -> Recovered:
+        """What a start finds, after it has tidied up."""
+        restarts = self.heal()
+        changes = [(batch.base_offset, batch.voters) for batch in self.batches if batch.voters is not None]
+        if self.base is not None and self.base.voters_after is not None:
+            changes.insert(0, (Offset(self.log_start_offset - 1), self.base.voters_after))
+        lost_count, self._lost_count = self._lost_count, 0
+        return Recovered(
+            log=self.view(),
+            voters=changes,
+            snapshots=tuple(snapshot.id for snapshot in self.snapshots),
+            committed_offset=self.applied_offset,
+            lost_count=lost_count,
+            is_restarted=restarts,
+        )
+
     def view(self) -> LogView:
         """The shadow of the log for the core, after a crash: what is read back is on the disk."""
         epochs: list[tuple[QuorumEpoch, Offset]] = []
@@ -200,14 +304,10 @@ class SimDisk:
             epochs=epochs, log_end_offset=self.log_end_offset, flushed_offset=self.log_end_offset, start=start
         )
 
-    def crash(self, rng: random.Random) -> int:
-        """Lose power: a prefix of what was not durable survives, and the vote under way may or may not.
-
-        Returns:
-            Number of lost batches.
-        """
+    def crash(self, rng: random.Random) -> None:
+        """Lose power: a prefix of what was not durable survives, and the vote under way may or may not."""
         survivors = rng.randint(self.durable_count, len(self.batches))
-        lost = len(self.batches) - survivors
+        self._lost_count = len(self.batches) - survivors
         del self.batches[survivors:]
         # What is read back after the crash is on the disk.
         self.durable_count = survivors
@@ -217,4 +317,3 @@ class SimDisk:
         if self.electing is not None and rng.random() < 0.5:
             self.election = self.electing
         self.electing = None
-        return lost

@@ -27,7 +27,6 @@ from metaquorum.raft.effects import (
     FlushLog,
     InstallSnapshot,
     PersistElectionState,
-    Proposal,
     ReadReady,
     RejectProposal,
     RejectRead,
@@ -36,7 +35,6 @@ from metaquorum.raft.effects import (
     Send,
     TrimLog,
     TruncateLog,
-    VotersChange,
 )
 from metaquorum.raft.events import ElectionStatePersisted, Event, LogFlushed, Started, Tick
 from metaquorum.raft.messages import Response
@@ -48,9 +46,10 @@ from metaquorum.raft.voters import VoterHistory, VoterSet
 from metaquorum.testing.invariants import Checker
 from metaquorum.testing.options import SimOptions
 from metaquorum.testing.scheduler import Scheduler
-from metaquorum.testing.sim_log import SimBatch, SimDisk, SimFetchedBatches
+from metaquorum.testing.sim_log import DamagedDiskError, PowerLostError, Recovered, SimBatch, SimDisk
 from metaquorum.testing.sim_reader import ReadChecker
-from metaquorum.testing.sim_snapshots import PowerLostError, SimSnapshots
+from metaquorum.testing.sim_snapshots import SimSnapshots
+from storage.errors import DataLossError, StorageError
 
 
 class World(Protocol):
@@ -94,6 +93,10 @@ class World(Protocol):
         """A process is gone."""
         ...
 
+    def on_damaged_disk(self, node: SimNode, error: DamagedDiskError) -> None:
+        """A machine refuses to start, or to go on, with what its disk has."""
+        ...
+
     def note(self, node: SimNode, event: Event, effects: list[Effect]) -> None:
         """Remember a step for the trace."""
         ...
@@ -110,23 +113,24 @@ class SimNode:
         name: str,
         initial_voters: VoterSet,
         addresses: tuple[str, ...],
-        flush_ms_max: int,
-        clock_drift: float,
+        disk: SimDisk,
     ) -> None:
         self.world = world
         self.key = key
         self.name = name
         self.initial_voters = initial_voters
-        self.disk = SimDisk()
+        self.disk = disk
         self.incarnation = 0
         self.paused_until_ms = 0
         self.raft: RaftNode | None = None
         self.snapshots = SimSnapshots(self)
-        self._addresses = addresses
-        self._flush_ms_max = flush_ms_max
+        self.address = name
+        self.bootstrap_addresses = addresses
+        self._flush_ms_max = world.options.flush_ms_max
         self._rng: random.Random = world.scheduler.rng(f"disk/{name}")
         self._clock_offset_ms = self._rng.randint(0, 1_000_000)
-        self._clock_rate = 1.0 + self._rng.uniform(-clock_drift, clock_drift)
+        drift = world.options.clock_drift
+        self._clock_rate = 1.0 + self._rng.uniform(-drift, drift)
         self._tick_at_ms: int | None = None
         self._proposal_payload = ""
         self._rejected = False
@@ -153,34 +157,46 @@ class SimNode:
         self.incarnation += 1
         self._tick_at_ms = None
         self.paused_until_ms = 0
-        if disk.heal():
-            world.counts["interrupted install healed"] += 1
+        try:
+            found = disk.recover()
+        except DamagedDiskError as error:
+            world.counts["damage refused at the start"] += 1
+            world.on_damaged_disk(self, error)
+            return
+        self._count_recovery(found)
         self.snapshots = SimSnapshots(self)
-        changes = [(batch.base_offset, batch.voters) for batch in disk.batches if batch.voters is not None]
-        if disk.base is not None and disk.base.voters_after is not None:
-            changes.insert(0, (Offset(disk.log_start_offset - 1), disk.base.voters_after))
         self.raft = RaftNode(
             identity=Identity(
-                key=self.key, cluster_id="simulated", address=self.name, bootstrap_addresses=self._addresses
+                key=self.key, cluster_id="simulated", address=self.address, bootstrap_addresses=self.bootstrap_addresses
             ),
             config=world.config,
             rng=world.scheduler.rng(f"raft/{self.name}/{self.incarnation}"),
             election=disk.election,
-            voters=VoterHistory(self.initial_voters, changes),
-            log=disk.view(),
-            kept_snapshots=[snapshot.id for snapshot in disk.snapshots],
-            committed_offset=disk.applied_offset,
+            voters=VoterHistory(self.initial_voters, found.voters),
+            log=found.log,
+            kept_snapshots=found.snapshots,
+            committed_offset=found.committed_offset,
         )
         world.checker.on_restart(self.key)
         self.handle(Started())
 
-    def stop(self) -> None:
-        """Kill the process and lose what is not durable."""
+    def stop(self, strike: Callable[[], None] | None = None) -> None:
+        """Kill the process and lose what is not durable, or what else strikes its disk."""
         self.raft = None
         self.world.on_stop(self)
-        lost = self.disk.crash(self._rng)
-        if lost:
-            self.world.counts["crash that loses unflushed data"] += 1
+        if strike is None:
+            self.disk.crash(self._rng)
+        else:
+            strike()
+
+    def _count_recovery(self, found: Recovered) -> None:
+        counts = self.world.counts
+        if found.is_restarted:
+            counts["interrupted install healed"] += 1
+        if found.lost_count:
+            counts["crash that loses unflushed data"] += 1
+        if found.cut_bytes:
+            counts["torn write"] += 1
 
     def local_now_ms(self) -> int:
         """Clock of this node: its own zero and its own rate."""
@@ -197,7 +213,6 @@ class SimNode:
         """Step the core, carry its effects out, check the laws."""
         assert self.raft is not None, f"{self.name} is down"
         was = type(self.raft.state.role)
-        world = self.world
         effects = self.raft.step(event, self.local_now_ms())
         self.world.note(self, event, effects)
         self._count_change(was)
@@ -205,9 +220,8 @@ class SimNode:
         try:
             for effect in effects:
                 finished = self._execute(effect) or finished
-        except PowerLostError:
-            self.stop()
-            world.restart_later(self)
+        except (PowerLostError, StorageError, DamagedDiskError) as error:
+            self._fail(error)
             return
         self.world.checker.on_state(self.raft.state, self.disk, self.world.disks)
         for effect in effects:
@@ -218,6 +232,18 @@ class SimNode:
             self.stop()
         else:
             self._schedule_tick()
+
+    def _fail(self, error: PowerLostError | StorageError | DamagedDiskError) -> None:
+        """The power went, or the disk refused: what may not be on it must not be spoken of."""
+        if isinstance(error, DataLossError | DamagedDiskError):
+            self.world.counts["damage found in use"] += 1
+        elif isinstance(error, StorageError):
+            self.world.counts["refused write"] += 1
+        self.stop()
+        if isinstance(error, DamagedDiskError):
+            self.world.on_damaged_disk(self, error)
+        else:
+            self.world.restart_later(self)
 
     def _count_change(self, was: type[object]) -> None:
         assert self.raft is not None, "checked by the caller"
@@ -236,26 +262,17 @@ class SimNode:
             case PersistElectionState(sequence=sequence, state=state):
                 disk.electing = state
                 self.later(lambda: self._persisted(sequence))
-            case AppendAsLeader(next_offset=next_offset, quorum_epoch=epoch, content=content):
-                payload = self._proposal_payload if isinstance(content, Proposal) else type(content).__name__
-                voters = content.voters if isinstance(content, VotersChange) else None
-                if voters is not None:
-                    payload += " " + " ".join(str(voter.key) for voter in voters.voters)
-                world.checker.on_append(
-                    disk.append(next_offset=next_offset, epoch=epoch, payload=payload, voters=voters)
-                )
-            case AppendAsFollower(batches=batches):
-                assert isinstance(batches, SimFetchedBatches), "simulated logs only"
-                for batch in batches.batches:
-                    copy = disk.append(
-                        next_offset=batch.next_offset, epoch=batch.epoch, payload=batch.payload, voters=batch.voters
-                    )
-                    world.checker.on_append(copy)
+            case AppendAsLeader():
+                world.checker.on_append(disk.append_as_leader(effect, self._proposal_payload))
+            case AppendAsFollower():
+                for batch in disk.append_as_follower(effect):
+                    world.checker.on_append(batch)
             case TruncateLog(to_offset=to_offset):
                 world.counts["truncation"] += 1
                 disk.truncate_suffix(to_offset)
             case FlushLog(flush_id=flush_id):
                 batch = disk.batches[-1]
+                disk.begin_flush()
                 self.later(lambda: self._flushed(flush_id, batch))
             case Send():
                 world.carry_request(self, effect)
@@ -289,9 +306,7 @@ class SimNode:
         self.world.carry_response(self, effect.token, replace(effect.response, batches=batches))
 
     def _persisted(self, sequence: int) -> None:
-        assert self.disk.electing is not None, "nothing was being written"
-        self.disk.election = self.disk.electing
-        self.disk.electing = None
+        self.disk.save_vote()
         self.handle(ElectionStatePersisted(sequence=sequence))
 
     def _flushed(self, flush_id: int, batch: SimBatch) -> None:
@@ -304,7 +319,10 @@ class SimNode:
 
         def run() -> None:
             if self.incarnation == incarnation and self.is_up:
-                complete()
+                try:
+                    complete()
+                except (PowerLostError, StorageError, DamagedDiskError) as error:
+                    self._fail(error)
 
         self.world.scheduler.after(self._rng.randint(0, self._flush_ms_max), lambda: self.when_awake(run))
 

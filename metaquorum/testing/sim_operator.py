@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from metaquorum.raft.effects import AnswerTransfer, AnswerVoterChange
@@ -30,10 +30,22 @@ from metaquorum.raft.voter_changes import (
 from metaquorum.raft.voters import VoterSet
 from metaquorum.testing.invariants import Checker, require
 from metaquorum.testing.scheduler import Scheduler
+from metaquorum.testing.sim_log import SimBatch
 from metaquorum.testing.sim_node import SimNode
 
 MIN_VOTERS_TO_LOSE_ONE = 3
 """Fewer voters than this cannot lose a disk and go on."""
+
+
+class LostDisks(Protocol):
+    """What the operator is told of disks."""
+
+    damaged: set[ReplicaKey]
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a voter has moved and not all voters know where it is."""
+        ...
 
 
 class OperatedWorld(Protocol):
@@ -43,6 +55,11 @@ class OperatedWorld(Protocol):
     checker: Checker
     counts: Counter[str]
     nodes: list[SimNode]
+
+    @property
+    def faults(self) -> LostDisks:
+        """What became of disks and addresses."""
+        ...
 
 
 class SimOperator:
@@ -58,7 +75,7 @@ class SimOperator:
     def change_voters(self) -> None:
         """Ask a leader, maybe a deposed one, for a change."""
         node = self._some_leader()
-        if node is None or node.raft is None:
+        if node is None or node.raft is None or self._world.faults.is_moving:
             return
         change = self._choose(node.raft.state.voter_set)
         if change is None:
@@ -127,15 +144,22 @@ class SimOperator:
         """Long after the last request nobody may wait any more."""
         require(not self._asked, "every request is answered", sorted(self._asked))
 
-    def disk_to_lose(self) -> SimNode | None:
-        """A voter whose disk may be lost now; None while the voters do not agree, or are too few."""
-        sets = [(node, _voters_on_disk(node)) for node in self._world.nodes]
-        newest = max(sets, key=lambda entry: entry[0].disk.log_end_offset)[1]
-        members = [node for node, _ in sets if newest.contains(node.key)]
-        agree = all(voters == newest for node, voters in sets if newest.contains(node.key))
-        if not agree or len(members) < len(newest.voters) or len(members) < MIN_VOTERS_TO_LOSE_ONE:
+    def disk_to_lose(self, damaged: Collection[ReplicaKey]) -> SimNode | None:
+        """A voter whose disk may be lost now; None while the voters do not agree, are too few, or one is lost already."""
+        voters = None if self._world.faults.is_moving else self.agreed_voters()
+        if voters is None or len(voters.voters) < MIN_VOTERS_TO_LOSE_ONE:
+            return None
+        members = [node for node in self._world.nodes if voters.contains(node.key)]
+        if len(members) < len(voters.voters) or any(node.key in damaged for node in members):
             return None
         return self._rng.choice(members)
+
+    def agreed_voters(self) -> VoterSet | None:
+        """The voters, when all of them that are left have the same set, durably; None while they have not."""
+        newest = _voters_at_end(max(self._world.nodes, key=lambda node: node.disk.log_end_offset))
+        members = [node for node in self._world.nodes if newest.contains(node.key)]
+        agree = all(_voters_at_end(node) == newest == _durable_voters(node) for node in members)
+        return newest if agree else None
 
     def _some_leader(self) -> SimNode | None:
         now_ms = self._world.scheduler.now_ms
@@ -155,12 +179,13 @@ class SimOperator:
 
     def _choose(self, voters: VoterSet) -> VoterChange | None:
         keys = [node.key for node in self._world.nodes]
-        lost = [voter.key for voter in voters.voters if voter.key not in keys]
+        damaged = self._world.faults.damaged
+        lost = [voter.key for voter in voters.voters if voter.key not in keys or voter.key in damaged]
         if lost:
             return RemoveVoter(key=lost[0])
         if self._rng.random() < 0.05:
             return self._senseless(keys)
-        outsiders = [key for key in keys if not voters.contains(key)]
+        outsiders = [key for key in keys if not voters.contains(key) and key not in damaged]
         # Adds about as often as it removes, so that sets of all sizes occur.
         if outsiders and self._rng.random() < 0.6:
             return AddVoter(key=self._rng.choice(outsiders))
@@ -172,6 +197,14 @@ class SimOperator:
         return AddVoter(key=unknown) if self._rng.random() < 0.5 else RemoveVoter(key=unknown)
 
 
-def _voters_on_disk(node: SimNode) -> VoterSet:
-    last = node.disk.last
-    return node.initial_voters if last is None or last.voters_after is None else last.voters_after
+def _voters_at_end(node: SimNode) -> VoterSet:
+    return _voters_after(node, node.disk.last)
+
+
+def _durable_voters(node: SimNode) -> VoterSet:
+    disk = node.disk
+    return _voters_after(node, disk.batches[disk.durable_count - 1] if disk.durable_count else disk.base)
+
+
+def _voters_after(node: SimNode, batch: SimBatch | None) -> VoterSet:
+    return node.initial_voters if batch is None or batch.voters_after is None else batch.voters_after

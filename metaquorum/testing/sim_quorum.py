@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated world: machines, network, faults, a client.
+"""The simulated world: machines, network, a client.
 
-Owns one run of one seed. Phases: faults with the laws checked after every event; then heal, converge within a time
-limit, commit a fresh record, and compare all logs. The client remembers what was acknowledged to it: at the end each
-such record is in the log at its offset, and no record is there twice.
-Fault budget: nothing that was flushed is lost, but for the one disk that `wipe` takes, which counts as a voter lost
-for good.
+Owns one run of one seed; `sim_faults` strikes. Phases: faults with the laws checked after every event; then heal,
+converge within a time limit, commit a fresh record, and compare all logs. The client remembers what was acknowledged to
+it: at the end each such record is in the log at its offset, and no record is there twice.
+Fault budget: nothing that was flushed is lost, but for the disks that `sim_faults` wipes or damages, each of which
+counts as a voter lost for good.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from metaquorum.raft.events import (
     RequestFailed,
     RequestReceived,
     ResponseReceived,
-    ShutdownRequested,
+    SnapshotFailed,
 )
 from metaquorum.raft.messages import Response
 from metaquorum.raft.types import NodeId, Offset, ReplicaKey
@@ -31,7 +31,8 @@ from metaquorum.testing.invariants import Checker, InvariantViolation, require
 from metaquorum.testing.options import SimOptions, draw_options
 from metaquorum.testing.scheduler import Scheduler
 from metaquorum.testing.sim_downloads import SimDownloads
-from metaquorum.testing.sim_log import SimDisk
+from metaquorum.testing.sim_faults import SimFaults
+from metaquorum.testing.sim_log import DamagedDiskError, SimDisk
 from metaquorum.testing.sim_network import SimNetwork
 from metaquorum.testing.sim_node import SimNode
 from metaquorum.testing.sim_operator import SimOperator
@@ -68,7 +69,6 @@ class SimulatedQuorum:
         self.history: deque[str] = deque(maxlen=HISTORY_STEPS)
         self._network = SimNetwork(self.scheduler, self.options, self.counts)
         self._downloads = SimDownloads(self, self._network)
-        self._faults = self.scheduler.rng("faults")
         self._workload = self.scheduler.rng("workload")
         self._next_token = 1
         self._tokens: dict[int, tuple[SimNode, int, int]] = {}
@@ -76,9 +76,9 @@ class SimulatedQuorum:
         self._waiting: dict[str, deque[tuple[Offset, Offset, str]]] = {}
         self._acknowledged: dict[Offset, tuple[Offset, str]] = {}
         self.is_healed = False
-        self._has_wiped = False
+        self.faults = SimFaults(self, self._network)
         self.nodes = self._build_nodes()
-        self._operator = SimOperator(self)
+        self.operator = SimOperator(self)
         self.disks: dict[ReplicaKey, SimDisk] = {node.key: node.disk for node in self.nodes}
 
     def _build_nodes(self) -> list[SimNode]:
@@ -96,8 +96,7 @@ class SimulatedQuorum:
                 name=f"n{key.node_id}",
                 initial_voters=voters if voters.contains(key) else voter_set([]),
                 addresses=addresses,
-                flush_ms_max=options.flush_ms_max,
-                clock_drift=options.clock_drift,
+                disk=self.faults.make_disk(key),
             )
             for key in keys
         ]
@@ -110,8 +109,8 @@ class SimulatedQuorum:
             AssertionError: the core found itself in an impossible state.
         """
         for node in self.nodes:
-            self.scheduler.after(self._faults.randint(0, 500), lambda node=node: self._start(node))
-        self._schedule_faults()
+            self.scheduler.after(self.faults.rng.randint(0, 500), lambda node=node: self.start(node))
+        self.faults.schedule()
         self._schedule_proposal()
         while self.scheduler.event_count < event_count and self.scheduler.run_next():
             pass
@@ -123,10 +122,11 @@ class SimulatedQuorum:
 
     def carry_request(self, node: SimNode, send: Send) -> None:
         """Take a request to the machine at its address."""
-        target = next((other for other in self.nodes if other.name == send.address), None)
-        require(target is not None, "addresses exist", send)
-        assert target is not None, "required above"
+        target = self._at(send.address)
         incarnation = node.incarnation
+        if target is None:
+            self._refuse(node, incarnation, send.request_id)
+            return
 
         def deliver() -> None:
             if not target.is_up:
@@ -151,15 +151,26 @@ class SimulatedQuorum:
 
     def carry_download(self, node: SimNode, effect: DownloadSnapshot) -> None:
         """Fetch a snapshot from the machine at its address."""
-        self._downloads.begin(node, next(other for other in self.nodes if other.name == effect.address), effect)
+        target = self._at(effect.address)
+        if target is None:
+            failed = SnapshotFailed(download_id=effect.download_id, failure=Failure.TIMED_OUT)
+            self.scheduler.after(1, lambda: self.hand_over(node, failed))
+            return
+        self._downloads.begin(node, target, effect)
+
+    def _at(self, address: str) -> SimNode | None:
+        """The machine at an address; nobody is where one has moved away from."""
+        target = next((node for node in self.nodes if node.address == address), None)
+        require(target is not None or address in self.faults.old_addresses, "addresses exist", address)
+        return target
 
     def on_commit(self, node: SimNode, commit_offset: Offset) -> None:
         """Acknowledge what this node proposed and has committed now."""
         waiting = self._waiting.get(node.name)
         while waiting and waiting[0][1] <= commit_offset:
             base_offset, next_offset, payload = waiting.popleft()
-            held = next((b for b in node.disk.batches if b.base_offset == base_offset), None)
-            if held is not None and held.payload == payload:
+            held = node.disk.batch_before(next_offset)
+            if held is not None and (held.base_offset, held.payload) == (base_offset, payload):
                 self._acknowledged[base_offset] = (next_offset, payload)
                 self.reads.promise(next_offset)
                 self.counts["acknowledged"] += 1
@@ -167,13 +178,25 @@ class SimulatedQuorum:
     def on_answer(self, node: SimNode, effect: AnswerVoterChange | AnswerTransfer) -> None:
         """Take an answer to the operator."""
         if isinstance(effect, AnswerVoterChange):
-            self._operator.on_change_answer(node, effect)
+            self.operator.on_change_answer(node, effect)
         else:
-            self._operator.on_transfer_answer(node, effect)
+            self.operator.on_transfer_answer(node, effect)
 
     def on_stop(self, node: SimNode) -> None:
         """Tell the operator that a process is gone."""
-        self._operator.on_stop(node)
+        self.operator.on_stop(node)
+
+    def on_damaged_disk(self, node: SimNode, error: DamagedDiskError) -> None:
+        """Replace a machine whose disk is damaged; nothing else may keep one from starting and going on."""
+        self.faults.on_damaged_disk(node, error)
+
+    def restart_later(self, node: SimNode) -> None:
+        """Start a machine again after a while."""
+        self.faults.restart_later(node)
+
+    def forget_client(self, node: SimNode) -> None:
+        """What a machine has not acknowledged yet it never will: its disk is lost."""
+        self._waiting.pop(node.name, None)
 
     def note(self, node: SimNode, event: Event, effects: list[Effect]) -> None:
         """Add a step to the trace."""
@@ -200,7 +223,7 @@ class SimulatedQuorum:
 
     def _refuse(self, node: SimNode, incarnation: int, request_id: int) -> None:
         """A machine without the process refuses the connection, when the answer gets through."""
-        if self._faults.random() < 0.3:
+        if self.faults.rng.random() < 0.3:
             return
         self.counts["connection refused"] += 1
 
@@ -208,115 +231,12 @@ class SimulatedQuorum:
             if node.is_up and node.incarnation == incarnation:
                 self.hand_over(node, RequestFailed(request_id=request_id, failure=Failure.REFUSED))
 
-        self.scheduler.after(self._faults.randint(0, 3), deliver)
+        self.scheduler.after(self.faults.rng.randint(0, 3), deliver)
 
-    # Faults.
-
-    def _start(self, node: SimNode) -> None:
+    def start(self, node: SimNode) -> None:
+        """Start a machine that is down."""
         if not node.is_up:
             node.start()
-
-    def _schedule_faults(self) -> None:
-        options = self.options
-        self._repeat(options.crash_every_ms, self._crash)
-        self._repeat(options.shutdown_every_ms, self._shut_down)
-        self._repeat(options.cut_every_ms, self._cut)
-        self._repeat(options.pause_every_ms, self._pause)
-        self._repeat(options.change_every_ms, self._operator.change_voters)
-        self._repeat(options.transfer_every_ms, self._operator.transfer_leadership)
-        if options.wipe:
-            self.scheduler.after(self._faults.randint(1_000, 8_000), self._wipe)
-
-    def _repeat(self, mean_ms: int | None, fault: object) -> None:
-        if mean_ms is None:
-            return
-        assert callable(fault), "a fault is a method"
-
-        def strike() -> None:
-            if not self.is_healed:
-                fault()
-                self.scheduler.after(self._faults.randint(1, 2 * mean_ms), strike)
-
-        self.scheduler.after(self._faults.randint(1, 2 * mean_ms), strike)
-
-    def restart_later(self, node: SimNode) -> None:
-        """Start a machine again after a while."""
-        self.scheduler.after(self._faults.randint(1, self.options.down_ms_max), lambda: self._start(node))
-
-    def _pick(self) -> SimNode:
-        """A random machine, the leader half of the time."""
-        leaders = [node for node in self.nodes if node.is_leader]
-        return self._faults.choice(leaders if leaders and self._faults.random() < 0.5 else self.nodes)
-
-    def _crash(self) -> None:
-        node = self._pick()
-        if node.is_up:
-            self.counts["crash"] += 1
-            node.stop()
-            self.restart_later(node)
-
-    def _shut_down(self) -> None:
-        node = self._pick()
-        if node.is_up:
-            self.hand_over(node, ShutdownRequested())
-            self._restart_when_down(node)
-
-    def _restart_when_down(self, node: SimNode) -> None:
-        """Poll until the orderly shutdown is over, then start again."""
-        if node.is_up and not self.is_healed:
-            self.scheduler.after(50, lambda: self._restart_when_down(node))
-        elif not node.is_up:
-            self.restart_later(node)
-
-    def _cut(self) -> None:
-        if len(self.nodes) < 2:
-            return
-        victim = self._pick()
-        others = [node for node in self.nodes if node is not victim]
-        outward = [(victim.name, node.name) for node in others]
-        inward = [(node.name, victim.name) for node in others]
-        single = self._faults.choice(others)
-        kind = self._faults.randrange(4)
-        links = [outward + inward, outward, inward, [(victim.name, single.name)]][kind]
-        self.counts["cut, both ways" if kind == 0 else "cut, one way"] += 1
-        self._network.cut(links, self._faults.randint(1, 2 * self.options.down_ms_max))
-
-    def _pause(self) -> None:
-        node = self._pick()
-        self.counts["pause"] += 1
-        pause_ms = self._faults.randint(1, self.options.down_ms_max)
-        node.paused_until_ms = self.scheduler.now_ms + pause_ms
-        # The first that it hears when it wakes: a leader that was replaced meanwhile must not answer from memory.
-        self.scheduler.after(pause_ms, lambda: self._read_at(node))
-
-    def _wipe(self) -> None:
-        """A voter loses its disk and comes back with a fresh directory id: another replica, so an observer."""
-        if self._has_wiped or self.is_healed:
-            return
-        node = self._operator.disk_to_lose()
-        if node is None:
-            # The voters are being changed, or there are none to spare.
-            self.scheduler.after(100, self._wipe)
-            return
-        self._has_wiped = True
-        self.counts["wipe"] += 1
-        if node.is_up:
-            node.stop()
-        fresh = SimNode(
-            self,
-            key=ReplicaKey(node_id=node.key.node_id, directory_id=b"wiped-%010d" % node.key.node_id),
-            name=node.name,
-            initial_voters=voter_set([]),
-            addresses=tuple(f"n{number}" for number in range(1, self.options.voter_count + 1)),
-            flush_ms_max=self.options.flush_ms_max,
-            clock_drift=self.options.clock_drift,
-        )
-        self.nodes[self.nodes.index(node)] = fresh
-        # The lost disk stays in `disks` as it was: what it held counts as held, by a voter that is down for good.
-        self.disks[fresh.key] = fresh.disk
-        self._waiting.pop(node.name, None)
-        self._operator.on_stop(node)
-        self.restart_later(fresh)
 
     # The client.
 
@@ -357,9 +277,10 @@ class SimulatedQuorum:
         """Ask everybody who believes to lead, or else anybody, what is committed."""
         if self._workload.random() < READ_SHARE:
             for node in [node for node in self.nodes if node.is_leader] or [self._workload.choice(self.nodes)]:
-                self._read_at(node)
+                self.read_at(node)
 
-    def _read_at(self, node: SimNode) -> None:
+    def read_at(self, node: SimNode) -> None:
+        """Ask one machine what is committed."""
         if node.is_up and node.paused_until_ms <= self.scheduler.now_ms:
             node.handle(ReadRequested(read_id=self.reads.begin()))
 
@@ -369,10 +290,10 @@ class SimulatedQuorum:
         self.is_healed = True
         self.read_batches_max = 1_000
         self._network.heal()
-        for node in self.nodes:
+        self.faults.heal()
+        for node in list(self.nodes):
             node.paused_until_ms = 0
-            if not node.is_up:
-                node.start()
+            self.start(node)
 
     def _converge(self) -> None:
         """Every node is up and in touch: within the limit a fresh record must be committed and known everywhere."""
@@ -380,10 +301,10 @@ class SimulatedQuorum:
         settled_from_ms = self.scheduler.now_ms + 5_000
         while self.scheduler.now_ms < deadline_ms:
             self.scheduler.run_next()
-            for node in self.nodes:
-                self._start(node)
+            for node in list(self.nodes):
+                self.start(node)
             if self.scheduler.now_ms >= settled_from_ms and self._has_converged():
-                self._operator.require_all_answered()
+                self.operator.require_all_answered()
                 return
         raise InvariantViolation(f"the healed quorum did not converge: {self.describe()}")
 
@@ -393,7 +314,7 @@ class SimulatedQuorum:
             return False
         end = leaders[0].raft.state.high_watermark
         limit = self.checker.committed_end_offset
-        if end is None or end != limit:
+        if end is None or end != limit or not self.faults.knows_addresses(leaders[0].raft.state.voter_set):
             return False
         # The workload goes on, so followers may be a few records behind the newest.
         return all(
@@ -416,6 +337,8 @@ class SimulatedQuorum:
                 "logs are equal below the high watermark",
                 (node.name, end_offset),
             )
+        self.faults.compare_files()
+        require(not self.faults.is_moving, "voters that moved are known by their new address", leader.name)
         whole = list(whole_log(leader.disk))
         by_offset = {batch.base_offset: batch for batch in whole}
         for base_offset, (next_offset, payload) in self._acknowledged.items():

@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING
 from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSnapshot, TrimLog
 from metaquorum.raft.events import SnapshotCreated
 from metaquorum.raft.types import Offset
-from metaquorum.testing.sim_log import SimBatch, SimDisk, SimSnapshot
+from metaquorum.testing.sim_log import PowerLostError, SimBatch, SimDisk, SimSnapshot
 
 if TYPE_CHECKING:
     from metaquorum.testing.sim_node import SimNode
-
-
-class PowerLostError(Exception):
-    """The machine stops in the middle of an effect."""
 
 
 def whole_log(disk: SimDisk) -> Iterator[SimBatch]:

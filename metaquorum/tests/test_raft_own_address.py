@@ -9,7 +9,13 @@ import pytest
 
 from metaquorum.raft.effects import AppendAsLeader, Send, VotersChange
 from metaquorum.raft.events import Failure
-from metaquorum.raft.messages import FetchRequest, Refusal, UpdateVoterRequest, UpdateVoterResponse
+from metaquorum.raft.messages import (
+    BeginQuorumEpochResponse,
+    FetchRequest,
+    Refusal,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
+)
 from metaquorum.raft.types import NodeId, QuorumEpoch
 from metaquorum.raft.voters import Voter
 from metaquorum.testing.scripted_node import CLUSTER_ID, ScriptedNode, election_state, key
@@ -179,3 +185,38 @@ def test_leader_of_many_whose_own_address_change_is_cut_short_answers_nobody() -
     node.advance(3_000)
     assert node.role != "Leader"
     assert [type(effect).__name__ for effect in node.effects if type(effect).__name__ == "AnswerVoterChange"] == []
+
+
+def follower_of_a_moved_leader() -> tuple[ScriptedNode, Send]:
+    """Node 1 knows by a third party that node 2 leads epoch 3, and its address by an old set: nobody is there any more."""
+    node = ScriptedNode(election=election_state(3, leader=2), epochs=[(1, 0)], log_end_offset=2).start()
+    return node, node.sent(FetchRequest)[-1][0]
+
+
+def test_follower_believes_the_leader_itself_about_its_address() -> None:
+    """Else a voter that missed the new set never gets it, for it is where it cannot fetch (a seed that did not converge)."""
+    node, send = follower_of_a_moved_leader()
+    assert send.address == "n2"
+    answer = node.receive(replace(node.begin_request(2, 3), leader_address="moved:2"))
+    assert isinstance(answer, BeginQuorumEpochResponse)
+    assert answer.refusal is None
+    assert node.role == "Follower"
+    assert [send.address for send, _ in node.sent(FetchRequest)] == ["n2", "moved:2"]
+    node.fail(send)
+    assert node.state.leader_address() == "moved:2"
+    before = len(node.sent(FetchRequest))
+    node.receive(replace(node.begin_request(2, 3), leader_address="moved:2"))
+    assert len(node.sent(FetchRequest)) == before, "no news"
+
+
+def test_prospective_voter_falls_back_to_where_its_leader_is_now() -> None:
+    """It asked around because it could not reach the leader; that one says where it is meanwhile."""
+    node, send = follower_of_a_moved_leader()
+    node.fail(send)
+    node.advance(400)
+    assert node.role == "Prospective"
+    node.receive(replace(node.begin_request(2, 3), leader_address="moved:2"))
+    assert node.role == "Prospective", "hearing of it is no fetch that was answered"
+    node.advance(2_000)
+    assert node.role == "Follower"
+    assert node.sent(FetchRequest)[-1][0].address == "moved:2"

@@ -132,7 +132,7 @@ def test_command_line_hunts_mutants(capsys: pytest.CaptureFixture[str], monkeypa
     """A mutant that is not found fails the run."""
     from metaquorum.testing import run
 
-    monkeypatch.setattr(run, "MUTANTS", MUTANTS[:1])
+    monkeypatch.setattr(run, "ALL_MUTANTS", MUTANTS[:1])
     assert main(["--mutants", "--seeds", "2", "--events", "500"]) == 0
     assert main(["--mutants", "--seeds", "0"]) == 1
     assert "NOT FOUND" in capsys.readouterr().out

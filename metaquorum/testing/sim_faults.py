@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What strikes the machines of the simulated quorum: crashes, stops, pauses, cuts, moves, and disks that go bad.
+
+Owns when and whom; what a fault does is the business of the node, the network or the disk that it hits.
+Fault budget: a disk is lost (`wipe`) or damaged only while every voter agrees on who votes and none of them is lost or damaged
+already (`SimOperator.disk_to_lose`); until its key is out of the voters no other voter is removed. A machine whose disk is damaged
+may go on until the damage is found: then it refuses to start, or stops, and comes back with an empty disk as another
+replica. A voter moves to another address only while it could be lost as well, and until the others know where it is nobody
+else is lost or removed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from metaquorum.raft.events import Event, ShutdownRequested
+from metaquorum.raft.types import ReplicaKey
+from metaquorum.raft.voters import VoterSet, voter_set
+from metaquorum.runtime.log_store import DamagedLogError
+from metaquorum.testing.invariants import require
+from metaquorum.testing.options import SimOptions
+from metaquorum.testing.scheduler import Scheduler
+from metaquorum.testing.sim_log import DamagedDiskError, SimDisk
+from metaquorum.testing.sim_network import SimNetwork
+from metaquorum.testing.sim_node import SimNode
+from metaquorum.testing.sim_operator import SimOperator
+from metaquorum.testing.sim_store import StoredDisk
+from metaquorum.testing.sim_trouble import Damage, Trouble
+from storage.errors import DataLossError
+
+EPOCH_MS: Final = 1_700_000_000_000
+"""Wall clock at the beginning of a run."""
+
+DAMAGES: Final = (*Damage, Damage.BATCH)
+"""Kinds of damage, the likeliest one twice."""
+
+
+class StruckWorld(Protocol):
+    """What faults need of the world."""
+
+    scheduler: Scheduler
+    options: SimOptions
+    counts: Counter[str]
+    nodes: list[SimNode]
+    disks: dict[ReplicaKey, SimDisk]
+    operator: SimOperator
+    is_healed: bool
+
+    def start(self, node: SimNode) -> None:
+        """Start a machine that is down."""
+        ...
+
+    def hand_over(self, node: SimNode, event: Event) -> None:
+        """Step a node with an event when it is awake."""
+        ...
+
+    def read_at(self, node: SimNode) -> None:
+        """Ask one machine what is committed."""
+        ...
+
+    def forget_client(self, node: SimNode) -> None:
+        """What a machine has not acknowledged yet it never will."""
+        ...
+
+
+class SimFaults:
+    """All faults of one run.
+
+    Attributes:
+        rng: chance of the faults.
+        damaged: replicas whose disk lost something that had been flushed.
+        old_addresses: addresses at which nobody is any more.
+    """
+
+    def __init__(self, world: StruckWorld, network: SimNetwork) -> None:
+        self._world = world
+        self._network = network
+        self.rng: random.Random = world.scheduler.rng("faults")
+        self.damaged: set[ReplicaKey] = set()
+        self.old_addresses: set[str] = set()
+        self._moving: SimNode | None = None
+        self._wipe_count = 0
+
+    def make_disk(self, key: ReplicaKey) -> SimDisk:
+        """The disk of a new machine."""
+        scheduler, options = self._world.scheduler, self._world.options
+        if not options.real_files:
+            return SimDisk()
+        return StoredDisk(
+            key,
+            scheduler.rng(f"files/{key.node_id}/{key.directory_id!r}"),
+            trouble=Trouble(power_loss=options.power_loss, refusal=options.refusal),
+            clock=lambda: EPOCH_MS + scheduler.now_ms,
+        )
+
+    def schedule(self) -> None:
+        """Begin."""
+        options, operator = self._world.options, self._world.operator
+        self._repeat(options.crash_every_ms, self._crash)
+        self._repeat(options.shutdown_every_ms, self._shut_down)
+        self._repeat(options.cut_every_ms, self._cut)
+        self._repeat(options.pause_every_ms, self._pause)
+        self._repeat(options.change_every_ms, operator.change_voters)
+        self._repeat(options.transfer_every_ms, operator.transfer_leadership)
+        self._repeat(options.damage_every_ms, self._damage)
+        self._repeat(options.move_every_ms, self._move)
+        if options.wipe:
+            self._world.scheduler.after(self.rng.randint(1_000, 8_000), self._wipe)
+
+    def heal(self) -> None:
+        """No disk is in trouble any more; what is damaged stays so."""
+        for node in self._world.nodes:
+            if isinstance(node.disk, StoredDisk):
+                node.disk.trouble = Trouble()
+
+    def _repeat(self, mean_ms: int | None, fault: Callable[[], None]) -> None:
+        if mean_ms is None:
+            return
+
+        def strike() -> None:
+            if not self._world.is_healed:
+                fault()
+                self._world.scheduler.after(self.rng.randint(1, 2 * mean_ms), strike)
+
+        self._world.scheduler.after(self.rng.randint(1, 2 * mean_ms), strike)
+
+    def restart_later(self, node: SimNode) -> None:
+        """Start a machine again after a while."""
+        delay_ms = self.rng.randint(1, self._world.options.down_ms_max)
+        self._world.scheduler.after(delay_ms, lambda: self._start(node))
+
+    def _start(self, node: SimNode) -> None:
+        if node in self._world.nodes:
+            self._world.start(node)
+
+    def _pick(self) -> SimNode:
+        """A random machine, the leader half of the time."""
+        leaders = [node for node in self._world.nodes if node.is_leader]
+        return self.rng.choice(leaders if leaders and self.rng.random() < 0.5 else self._world.nodes)
+
+    def _crash(self) -> None:
+        node = self._pick()
+        if node.is_up:
+            self._world.counts["crash"] += 1
+            node.stop()
+            self.restart_later(node)
+
+    def _shut_down(self) -> None:
+        node = self._pick()
+        if node.is_up:
+            self._world.hand_over(node, ShutdownRequested())
+            self._restart_when_down(node)
+
+    def _restart_when_down(self, node: SimNode) -> None:
+        """Poll until the orderly shutdown is over, then start again."""
+        if node.is_up and not self._world.is_healed:
+            self._world.scheduler.after(50, lambda: self._restart_when_down(node))
+        elif not node.is_up:
+            self.restart_later(node)
+
+    def _cut(self) -> None:
+        world = self._world
+        if len(world.nodes) < 2:
+            return
+        victim = self._pick()
+        others = [node for node in world.nodes if node is not victim]
+        outward = [(victim.name, node.name) for node in others]
+        inward = [(node.name, victim.name) for node in others]
+        single = self.rng.choice(others)
+        kind = self.rng.randrange(4)
+        links = [outward + inward, outward, inward, [(victim.name, single.name)]][kind]
+        world.counts["cut, both ways" if kind == 0 else "cut, one way"] += 1
+        self._network.cut(links, self.rng.randint(1, 2 * world.options.down_ms_max))
+
+    def _pause(self) -> None:
+        node, world = self._pick(), self._world
+        world.counts["pause"] += 1
+        pause_ms = self.rng.randint(1, world.options.down_ms_max)
+        node.paused_until_ms = world.scheduler.now_ms + pause_ms
+        # The first that it hears when it wakes: a leader that was replaced meanwhile must not answer from memory.
+        world.scheduler.after(pause_ms, lambda: world.read_at(node))
+
+    # Disks.
+
+    def _wipe(self) -> None:
+        """A voter loses its disk and comes back with a fresh directory id: another replica, so an observer."""
+        if self._world.is_healed:
+            return
+        node = self._world.operator.disk_to_lose(self.damaged)
+        if node is None:
+            # The voters are being changed, or there are none to spare.
+            self._world.scheduler.after(100, self._wipe)
+            return
+        self._world.counts["wipe"] += 1
+        if node.is_up:
+            node.stop()
+        self._replace(node)
+
+    def _replace(self, node: SimNode) -> None:
+        """Put a machine with an empty disk in the place of one."""
+        world = self._world
+        self._wipe_count += 1
+        directory_id = b"wiped-%05d-%04d" % (node.key.node_id, self._wipe_count)
+        key = ReplicaKey(node_id=node.key.node_id, directory_id=directory_id)
+        fresh = SimNode(
+            world,  # pyright: ignore[reportArgumentType]
+            key=key,
+            name=node.name,
+            initial_voters=voter_set([]),
+            addresses=tuple(other.address for other in world.nodes),
+            disk=self.make_disk(key),
+        )
+        fresh.address = node.address
+        world.nodes[world.nodes.index(node)] = fresh
+        # The lost disk stays in `disks` as it was: what it held counts as held, by a voter that is down for good.
+        world.disks[fresh.key] = fresh.disk
+        if world.is_healed and isinstance(fresh.disk, StoredDisk):
+            fresh.disk.trouble = Trouble()
+        world.forget_client(node)
+        world.operator.on_stop(node)
+        self.restart_later(fresh)
+
+    def _damage(self) -> None:
+        """A bit flips on the disk of a voter, and its process ends: as by `kill -9`, so that all that was written stays."""
+        kind = self.rng.choice(DAMAGES)
+        node = self._pick() if kind is Damage.VOTE_COPY else self._world.operator.disk_to_lose(self.damaged)
+        if node is None or not node.is_up or not isinstance(node.disk, StoredDisk) or node.key in self.damaged:
+            return
+        disk = node.disk
+        node.stop(lambda: self._flip(node, disk, kind))
+        self.restart_later(node)
+
+    def _flip(self, node: SimNode, disk: StoredDisk, kind: Damage) -> None:
+        if disk.damage(kind, self.rng):
+            self._world.counts["bit flip"] += 1
+            self._world.counts[f"bit flip in {kind.value}"] += 1
+            if kind is not Damage.VOTE_COPY:
+                self.damaged.add(node.key)
+
+    def on_damaged_disk(self, node: SimNode, error: DamagedDiskError) -> None:
+        """A machine refuses to start or to go on: only damage leads to that, and only an empty disk leads out of it."""
+        require(node.key in self.damaged, "no crash leaves a disk that its node refuses", (node.key, error))
+        self._replace(node)
+
+    def compare_files(self) -> None:
+        """At the end every log is, byte for byte, what was written; damage that nobody has read yet is seen now."""
+        for node in self._world.nodes:
+            if isinstance(node.disk, StoredDisk):
+                try:
+                    node.disk.require_all()
+                except (DataLossError, DamagedLogError) as error:
+                    require(node.key in self.damaged, "only damage destroys what was written", (node.key, error))
+                    self._world.counts["damage found at the end"] += 1
+
+    # Addresses.
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a voter has moved and not all voters know it yet: until then it can ask, and nobody can ask it."""
+        moving = self._moving
+        voters = None if moving is None else self._world.operator.agreed_voters()
+        if moving is not None and voters is not None and self.knows_addresses(voters):
+            self._world.counts["address move"] += 1
+            self._moving = None
+        return self._moving is not None
+
+    def _move(self) -> None:
+        """A voter comes back under another address; the others hear of it from itself."""
+        world = self._world
+        node = None if self.is_moving else world.operator.disk_to_lose(self.damaged)
+        if node is None or not node.is_up:
+            return
+        self._moving = node
+        node.stop()
+        self.old_addresses.add(node.address)
+        node.address = f"{node.name}.{len(self.old_addresses)}"
+        for other in world.nodes:
+            # Whoever starts from now on is configured with where everybody is.
+            other.bootstrap_addresses = tuple(one.address for one in world.nodes)
+        self.restart_later(node)
+
+    def knows_addresses(self, voters: VoterSet) -> bool:
+        """Whether a set of voters has the address of each machine that is in it."""
+        addresses = {node.key: node.address for node in self._world.nodes}
+        return all(addresses.get(voter.key, voter.address) == voter.address for voter in voters.voters)
