@@ -30,7 +30,14 @@ from metaquorum.raft import (
     transitions,
     voters,
 )
-from metaquorum.testing.options import SimOptions, election_storm, membership_storm, pause_storm, snapshot_storm
+from metaquorum.testing.options import (
+    SimOptions,
+    election_storm,
+    membership_storm,
+    pause_storm,
+    slow_disk_storm,
+    snapshot_storm,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +235,7 @@ MUTANTS = (
         function="_note_progress",
         old="progress.counts_above is not None and",
         new="False and",
-        options=membership_storm,
+        options=slow_disk_storm,
     ),
     Mutant(
         name="a removal is answered before it is committed",
