@@ -6,12 +6,15 @@ Owns the behaviour of Leader. Laws:
 record of an
   older epoch is never committed by counting), and never falls. The leader counts its own log only as far as flushed.
 * A fetch counts only when its offset and epoch match the leader's log.
+What answers a parked fetch: a voter's, new data, for a commit waits for it; an observer's, a commit, for it can use nothing
+before. That a commit moved is told to voters a little later, mostly with the next data: nobody waits for it.
+Data goes to voters in rounds, see `rounds`.
 Source: KIP-595 "Fetch", "High watermark", "Check quorum"; Raft section 5.4.2; Vanlightly, RaftFsync specification.
 """
 
 from __future__ import annotations
 
-from metaquorum.raft import reads
+from metaquorum.raft import reads, rounds
 from metaquorum.raft.effects import (
     AppendAsLeader,
     Proposal,
@@ -57,6 +60,8 @@ def poll_leader(state: RaftState, role: Leader, *, now_ms: int) -> None:
             )
             assert progress.address is not None, f"voter {node_id} without an address"
             state.send(call, progress.address, request, now_ms=now_ms)
+    if rounds.on_time(state, role, now_ms=now_ms):
+        answer_parked(state, role)
     for fetch in role.parked.pop_expired(now_ms):
         _answer(state, role, fetch.token, fetch.request)
 
@@ -67,9 +72,7 @@ def leader_deadline_ms(state: RaftState, role: Leader) -> int | None:
     seen_ms = quorum_seen_ms(state, role)
     if seen_ms is not None:
         due.append(seen_ms + state.config.check_quorum_timeout_ms)
-    parked_ms = role.parked.deadline_ms()
-    if parked_ms is not None:
-        due.append(parked_ms)
+    due.extend(due_ms for due_ms in (role.parked.deadline_ms(), role.round_deadline_ms) if due_ms is not None)
     return min(due, default=None)
 
 
@@ -114,7 +117,7 @@ def on_begin_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
     return False
 
 
-def on_proposal(state: RaftState, event: ProposalReceived) -> None:
+def on_proposal(state: RaftState, event: ProposalReceived, *, now_ms: int) -> None:
     """Append a user's records, or say why not. A rejected proposal leaves no trace."""
     role = state.role
     if not isinstance(role, Leader) or event.quorum_epoch != state.quorum_epoch:
@@ -142,7 +145,8 @@ def on_proposal(state: RaftState, event: ProposalReceived) -> None:
             content=Proposal(proposal_id=event.proposal_id),
         )
     )
-    answer_parked(state, role)
+    if rounds.on_append(state, role, now_ms=now_ms):
+        answer_parked(state, role)
 
 
 def on_read(state: RaftState, event: ReadRequested) -> None:
@@ -174,14 +178,16 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
         return
     if progress is not None:
         _note_progress(state, progress, request, now_ms)
-    update_high_watermark(state, role)
-    if _has_answer(state, role, request) or request.max_wait_ms == 0:
+    update_high_watermark(state, role, now_ms=now_ms)
+    if _has_answer(role, request) or request.max_wait_ms == 0:
         _answer(state, role, token, request)
         return
     if len(role.parked) >= state.config.max_parked_fetches:
         _answer(state, role, token, request)
         return
     wait_ms = min(request.max_wait_ms, state.config.fetch_wait_ms_max)
+    if _lacks_commit(role, request):
+        wait_ms = min(wait_ms, state.config.commit_news_ms)
     older = role.parked.put(ParkedFetch(token=token, request=request, deadline_ms=now_ms + wait_ms))
     if older is not None:
         _answer(state, role, older.token, older.request)
@@ -253,11 +259,14 @@ def _forget_silent_observers(state: RaftState, role: Leader, now_ms: int) -> Non
         del role.observers[key]
 
 
-def _has_answer(state: RaftState, role: Leader, request: FetchRequest) -> bool:
-    if request.fetch_offset < state.log.log_end_offset:
-        return True
-    if reads.is_news(role, request):
-        return True
+def _has_answer(role: Leader, request: FetchRequest) -> bool:
+    progress = role.voters.get(request.replica.node_id)
+    if progress is None or progress.key != request.replica:
+        return _lacks_commit(role, request)
+    return request.fetch_offset < role.round_end_offset or reads.is_news(role, request)
+
+
+def _lacks_commit(role: Leader, request: FetchRequest) -> bool:
     known = request.high_watermark
     return role.high_watermark is not None and (known is None or known < role.high_watermark)
 
@@ -278,7 +287,7 @@ def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest) -
 def answer_parked(state: RaftState, role: Leader) -> None:
     """Answer every parked fetch that there is something for now."""
     for fetch in role.parked:
-        if _has_answer(state, role, fetch.request):
+        if _has_answer(role, fetch.request):
             role.parked.remove(fetch.request.replica)
             _answer(state, role, fetch.token, fetch.request)
 
@@ -308,8 +317,8 @@ def _refuse(state: RaftState, token: int, refusal: Refusal) -> None:
     state.reply(token, response)
 
 
-def update_high_watermark(state: RaftState, role: Leader) -> None:
-    """Commit what a majority of voters has flushed; answer the fetches that wait for the news."""
+def update_high_watermark(state: RaftState, role: Leader, *, now_ms: int) -> None:
+    """Commit what a majority of voters has flushed; answer the fetches that wait for the news, voters' not at once."""
     end_offsets = [progress.end_offset or Offset(0) for progress in role.voters.values()]
     if state.is_voter:
         end_offsets.append(state.log.flushed_offset)
@@ -322,4 +331,8 @@ def update_high_watermark(state: RaftState, role: Leader) -> None:
         role.uncommitted_bytes -= role.uncommitted.popleft()[1]
     if not role.is_active:
         activate(state, role)
+    rounds.on_commit(state, role, now_ms=now_ms)
     answer_parked(state, role)
+    for fetch in role.parked:
+        if _lacks_commit(role, fetch.request):
+            role.parked.hasten(fetch, deadline_ms=now_ms + state.config.commit_news_ms)

@@ -178,7 +178,7 @@ def _apply(state: RaftState, role: Leader, voters: VoterSet, token: int | None, 
     for number in known:
         # It is an observer from its next fetch on.
         del role.begin_calls[number]
-    update_high_watermark(state, role)
+    update_high_watermark(state, role, now_ms=now_ms)
     answer_parked(state, role)
 
 

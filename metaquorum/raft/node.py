@@ -174,9 +174,9 @@ def _dispatch(state: RaftState, event: Event, now_ms: int) -> None:
             state.outbox.persisted(sequence)
         case LogFlushed(flush_id=flush_id):
             if state.log.end_flush(flush_id) and isinstance(state.role, Leader):
-                leader.update_high_watermark(state, state.role)
+                leader.update_high_watermark(state, state.role, now_ms=now_ms)
         case ProposalReceived():
-            leader.on_proposal(state, event)
+            leader.on_proposal(state, event, now_ms=now_ms)
         case ReadRequested():
             leader.on_read(state, event)
         case VoterChangeRequested():

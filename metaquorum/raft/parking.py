@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metaquorum.raft.messages import FetchRequest
 from metaquorum.raft.types import ReplicaKey
@@ -50,6 +50,13 @@ class ParkedFetches:
         self._by_replica[fetch.request.replica] = fetch
         heapq.heappush(self._heap, (fetch.deadline_ms, fetch.token, fetch.request.replica))
         return older
+
+    def hasten(self, fetch: ParkedFetch, *, deadline_ms: int) -> None:
+        """Answer a parked fetch at this time, if its own deadline is later."""
+        if deadline_ms < fetch.deadline_ms:
+            self._by_replica[fetch.request.replica] = replace(fetch, deadline_ms=deadline_ms)
+            # The entry of the old deadline stays behind and is passed over once the fetch is gone.
+            heapq.heappush(self._heap, (deadline_ms, fetch.token, fetch.request.replica))
 
     def remove(self, replica: ReplicaKey) -> ParkedFetch | None:
         """Take the fetch of this replica out, if there is one."""

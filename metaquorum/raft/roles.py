@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.parking import ParkedFetches
-from metaquorum.raft.types import NodeId, Offset, ReplicaKey
+from metaquorum.raft.types import LOG_BEGIN, NodeId, Offset, ReplicaKey
 from metaquorum.raft.voter_changes import PendingChange, PendingTransfer
 from metaquorum.raft.voters import Voter
 
@@ -123,6 +123,10 @@ class Leader:
         started_ms: when it became leader.
         epoch_start_offset: offset of its first record, the LeaderChange (inclusive).
         high_watermark: end of the committed log (exclusive); None until a record of this epoch is committed.
+        round_end_offset: voters are sent what lies below (exclusive) at once; what lies above makes the next round.
+        round_size: proposals of the round under way, or of the last one; see `rounds`.
+        round_waiting: proposals that were appended above it.
+        round_deadline_ms: when the next round begins at the latest; None while one is under way, or none waits.
         voters: progress of the other voters, by node id.
         begin_calls: the calls that make it known to them, by node id.
         observers: progress of others that fetch, in the order of their last fetch.
@@ -139,6 +143,10 @@ class Leader:
     started_ms: int
     epoch_start_offset: Offset
     high_watermark: Offset | None = None
+    round_end_offset: Offset = LOG_BEGIN
+    round_size: int = 0
+    round_waiting: int = 0
+    round_deadline_ms: int | None = None
     voters: dict[NodeId, ReplicaProgress]
     begin_calls: dict[NodeId, PeerCall]
     observers: dict[ReplicaKey, ReplicaProgress] = field(default_factory=dict[ReplicaKey, ReplicaProgress])

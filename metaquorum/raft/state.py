@@ -207,7 +207,10 @@ class RaftState:
     def settle(self) -> None:
         """End of a step: flush what was appended, deliver what is committed and flushed, announce the leader."""
         log = self.log
-        if not log.is_flushed and not log.is_flushing:
+        role = self.role
+        # A leader flushes when a round begins; what comes meanwhile is flushed with the next one.
+        has_to_flush = log.flushed_offset < role.round_end_offset if isinstance(role, Leader) else not log.is_flushed
+        if has_to_flush and not log.is_flushing:
             self.outbox.emit(FlushLog(flush_id=log.begin_flush()))
         if self.high_watermark is not None:
             commit_offset = min(self.high_watermark, log.flushed_offset)

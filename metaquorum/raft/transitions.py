@@ -174,7 +174,7 @@ def become_leader(state: RaftState, candidate: Candidate, *, now_ms: int) -> Non
 
 
 def append_as_leader(state: RaftState, content: LeaderChange | VotersChange) -> None:
-    """Append one control record in the present epoch."""
+    """Append one control record in the present epoch; voters are sent it at once."""
     base_offset = state.log.log_end_offset
     next_offset = Offset(base_offset + 1)
     state.log.append(epoch=state.quorum_epoch, next_offset=next_offset)
@@ -183,6 +183,8 @@ def append_as_leader(state: RaftState, content: LeaderChange | VotersChange) -> 
             base_offset=base_offset, next_offset=next_offset, quorum_epoch=state.quorum_epoch, content=content
         )
     )
+    assert isinstance(state.role, Leader), "only a leader appends"
+    state.role.round_end_offset = next_offset
 
 
 def activate(state: RaftState, leader: Leader) -> None:

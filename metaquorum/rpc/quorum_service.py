@@ -132,6 +132,21 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
         context: grpc.aio.ServicerContext[pb.FetchQuorumRequest, pb.FetchQuorumResponse],
     ) -> pb.FetchQuorumResponse:
         """Answer a fetch, at once or when there is something to send."""
+        return await self._fetch(request)
+
+    async def FollowQuorum(
+        self,
+        request_iterator: AsyncIterator[pb.FollowQuorumRequest],
+        context: grpc.aio.ServicerContext[pb.FollowQuorumRequest, pb.FollowQuorumResponse],
+    ) -> AsyncIterator[pb.FollowQuorumResponse]:
+        """Answer fetches one after the other; the stream ends with the answer of a node that stops."""
+        async for request in request_iterator:
+            answer = await self._fetch(request.fetch)
+            yield pb.FollowQuorumResponse(answer=answer)
+            if answer.error == pb.QUORUM_ERROR_UNAVAILABLE:
+                return
+
+    async def _fetch(self, request: pb.FetchQuorumRequest) -> pb.FetchQuorumResponse:
         try:
             answer = await self._ask(codec.decode_fetch_request(request))
         except InvalidMessageError:

@@ -12,8 +12,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from metaquorum.raft.effects import (
     Activate,
@@ -64,8 +64,10 @@ from metaquorum.raft.messages import Request, Response
 from metaquorum.raft.node import RaftNode
 from metaquorum.raft.types import QuorumEpoch
 from metaquorum.runtime.delivery import ListenerFeed
+from metaquorum.runtime.disk_thread import DiskThread
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.listener import QuorumLeader
+from metaquorum.runtime.log_flusher import LogFlusher
 from metaquorum.runtime.log_store import LogStore, encode_control
 from metaquorum.runtime.operator_requests import OperatorRequests
 from metaquorum.runtime.snapshot_shell import SnapshotShell
@@ -116,18 +118,17 @@ class Driver:
         self._snapshots = snapshots
         self._feeds: tuple[ListenerFeed, ...] = ()
         self._loop = asyncio.get_running_loop()
-        self._disk_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quorum-disk")
+        self._disk = DiskThread("quorum-disk")
+        self._flusher = LogFlusher(log, self._disk, on_flushed=self._flushed, on_failure=self.fail)
         self._peer_tasks: set[asyncio.Task[None]] = set()
-        self._disk_tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[int, asyncio.Future[Answer]] = {}
         self._reads: dict[int, asyncio.Future[int | Rejection]] = {}
-        self._flush_lock = asyncio.Lock()
         self._next_token = 1
         self._events: deque[Event] = deque()
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
-        self._proposal: bytearray | None = None
+        self._proposal: bytearray | Sequence[bytes] | None = None
         self._rejection: Rejection | None = None
         self._last_role = ""
         self._is_closed = False
@@ -146,7 +147,7 @@ class Driver:
         """Begin: the core takes its first role."""
         self._feeds = tuple(feeds)
         if self._snapshots is not None:
-            self._snapshots.start(self.submit, self._feeds, settle_flush=self._settle_flush)
+            self._snapshots.start(self.submit, self._feeds, settle_flush=self._disk.settle)
         self.submit(Started())
 
     async def shut_down(self, *, grace_ms: int) -> None:
@@ -171,12 +172,12 @@ class Driver:
         if self._snapshots is not None:
             await self._snapshots.close()
         await self._transport.close()
-        # Not cancelled: a thread that writes cannot be, and the log is closed after it only.
-        await asyncio.gather(*self._disk_tasks, return_exceptions=True)
-        await self._loop.run_in_executor(None, self._disk_thread.shutdown)
+        # A thread that writes cannot be stopped, and the log is closed after it only.
+        await self._disk.close()
 
     def _stop_taking_events(self) -> None:
         self._is_closed = True
+        self._flusher.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -231,16 +232,18 @@ class Driver:
         finally:
             self._pending.pop(token, None)
 
-    def propose(self, batch: bytearray, record_count: int, *, quorum_epoch: QuorumEpoch) -> int | Rejection:
-        """Append an encoded batch as leader; returns its base offset, or why nothing was appended."""
+    def propose(
+        self, proposal: bytearray | Sequence[bytes], record_count: int, size_bytes: int, *, quorum_epoch: QuorumEpoch
+    ) -> int | Rejection:
+        """Append an encoded batch as leader, or records that may share one; returns the base offset, or why nothing was appended."""
         if self._is_closed:
             return Rejection.NOT_LEADER
         assert not self._is_stepping, "append from inside a step; listeners are called outside of it"
         base_offset = self._node.state.log.log_end_offset
-        self._proposal, self._rejection = batch, None
+        self._proposal, self._rejection = proposal, None
         self.submit(
             ProposalReceived(
-                proposal_id=base_offset, quorum_epoch=quorum_epoch, record_count=record_count, size_bytes=len(batch)
+                proposal_id=base_offset, quorum_epoch=quorum_epoch, record_count=record_count, size_bytes=size_bytes
             )
         )
         self._proposal = None
@@ -278,25 +281,26 @@ class Driver:
     def _execute(self, effect: Effect) -> None:
         match effect:
             case Send():
-                self._spawn(self._peer_tasks, self._send(effect))
+                self._spawn(self._send(effect))
             case Reply(token=token, response=response):
                 self._answer(token, Answer(response=response))
             case ReplyWithBatches():
                 batches = self._log.read(effect.fetch_offset, effect.max_bytes)
                 self._answer(effect.token, Answer(response=effect.response, batches=batches))
             case AppendAsLeader(content=content):
-                self._log.append_as_leader(effect, self._encode(content))
+                self._append_as_leader(effect, content)
             case AppendAsFollower():
                 self._log.append_as_follower(effect)
             case TruncateLog(to_offset=to_offset):
                 logger.warning("event=log_truncated to_offset=%d", to_offset)
                 self._log.truncate_suffix(to_offset)
             case FlushLog(flush_id=flush_id):
-                self._spawn(self._disk_tasks, self._flush(flush_id))
+                self._flusher.flush(flush_id)
             case DownloadSnapshot() | DiscardSnapshot() | InstallSnapshot() | TrimLog():
                 self._execute_snapshot(effect)
             case PersistElectionState():
-                self._spawn(self._disk_tasks, self._persist(effect))
+                save = partial(self._elections.save, effect.state)
+                self._disk.submit(save, partial(self._persisted, effect.sequence))
             case _:
                 self._execute_local(effect)
 
@@ -307,15 +311,15 @@ class Driver:
             logger.error("event=snapshot_refused reason=%r", "this node keeps no image that a snapshot could replace")
             self.submit(SnapshotFailed(download_id=effect.download_id, failure=Failure.TIMED_OUT))
 
-    def _settle_flush(self) -> None:
-        """Return when the flush that runs in the disk thread, if any, is done; held up by that, and only at an install."""
-        self._disk_thread.submit(_nothing).result()
-
-    def _encode(self, content: Proposal | LeaderChange | VotersChange) -> bytearray:
+    def _append_as_leader(self, effect: AppendAsLeader, content: Proposal | LeaderChange | VotersChange) -> None:
+        proposal = self._proposal
         if not isinstance(content, Proposal):
-            return encode_control(content)
-        assert self._proposal is not None, "the core appends what was proposed in this step"
-        return self._proposal
+            self._log.append_as_leader(effect, encode_control(content))
+        elif isinstance(proposal, bytearray):
+            self._log.append_as_leader(effect, proposal)
+        else:
+            assert proposal is not None, "the core appends what was proposed in this step"
+            self._log.gather(effect, proposal)
 
     def _execute_local(
         self,
@@ -387,23 +391,19 @@ class Driver:
         else:
             self.submit(ResponseReceived(request_id=effect.request_id, response=response))
 
-    async def _flush(self, flush_id: int) -> None:
-        # The core has one flush under way, but a truncation makes it forget that one and ask for another.
-        async with self._flush_lock:
-            work = self._log.begin_flush()
-            if work is not None:
-                await self._loop.run_in_executor(self._disk_thread, work.run)
-                self._log.end_flush(work)
+    def _flushed(self, flush_id: int) -> None:
         self.submit(LogFlushed(flush_id=flush_id))
 
-    async def _persist(self, effect: PersistElectionState) -> None:
-        await self._loop.run_in_executor(self._disk_thread, self._elections.save, effect.state)
-        self.submit(ElectionStatePersisted(sequence=effect.sequence))
+    def _persisted(self, sequence: int, error: BaseException | None) -> None:
+        if error is not None:
+            self.fail(error)
+        else:
+            self.submit(ElectionStatePersisted(sequence=sequence))
 
-    def _spawn(self, tasks: set[asyncio.Task[None]], work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = self._loop.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._peer_tasks.add(task)
+        task.add_done_callback(self._peer_tasks.discard)
         task.add_done_callback(self._check)
 
     def _check(self, task: asyncio.Task[None]) -> None:
@@ -441,7 +441,3 @@ class Driver:
                 state.log.log_end_offset,
                 state.high_watermark,
             )
-
-
-def _nothing() -> None:
-    """Work that is done as soon as everything before it is."""

@@ -2,8 +2,8 @@
 """The metadata log on disk: a `storage.PartitionLog`, as the Raft core wants it.
 
 Owns opening (epochs and voter sets are given to the core; the log is read only above what the image has), the encoding
-of batches and control batches, trimming, beginning again at a snapshot, and flushing in a thread. Decides nothing;
-every offset comes from the core and is checked against the log.
+of batches and control batches, small proposals that become one batch, trimming, beginning again at a snapshot, and
+flushing in a thread. Decides nothing; every offset comes from the core and is checked against the log.
 One owner (the event loop thread) calls everything; only the work of a flush runs in the disk thread.
 """
 
@@ -23,6 +23,7 @@ from metaquorum.raft.snapshots import must_restart_log
 from metaquorum.raft.types import LOG_BEGIN, Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime.control_codec import decode_control_batch, encode_control_record
+from metaquorum.runtime.gathered import GatheredProposals
 from metaquorum.runtime.listener import CommittedBatch
 from storage.env import Disk
 from storage.errors import DataLossError
@@ -95,6 +96,7 @@ class LogStore:
         self._snapshots = base.snapshots
         self._start: SnapshotId | None = None
         self._flush: FlushWork | None = None
+        self._gathered = GatheredProposals()
         self.voters: tuple[tuple[Offset, VoterSet], ...] = ()
         self.committed_offset = base.image_offset
         self.read_bytes = 0
@@ -200,6 +202,7 @@ class LogStore:
 
     def truncate_prefix(self, to: SnapshotId) -> None:
         """Let the log begin at a snapshot's end, durably, and drop whole segments below."""
+        self._write_gathered()
         self._log.truncate_prefix(to.end_offset, self._options.clock())
         assert self._log.log_start_offset == to.end_offset, f"log starts at {self._log.log_start_offset}, not at {to}"
         self._start = to
@@ -211,6 +214,7 @@ class LogStore:
         does not contain the end of the newest snapshot, so the next `open` does the same again.
         A flush that was under way must have ended in its thread; it is taken back here.
         """
+        self._write_gathered()
         if self._flush is not None:
             self.end_flush(self._flush)
         self._log.truncate_suffix(self._log.log_start_offset)
@@ -224,8 +228,20 @@ class LogStore:
         )
         self._start = to
 
+    def gather(self, effect: AppendAsLeader, records: Sequence[bytes]) -> None:
+        """Append a small proposal, in one batch with those that follow before anybody looks at the log."""
+        if not self._gathered.has_room(effect, records):
+            self._write_gathered()
+        self._gathered.add(effect, records)
+
+    def _write_gathered(self) -> None:
+        if self._gathered:
+            effect, records = self._gathered.take()
+            self.append_as_leader(effect, encode_records(records))
+
     def append_as_leader(self, effect: AppendAsLeader, batch: bytes | bytearray) -> None:
         """Append an encoded batch at the offset that the core gave it."""
+        self._write_gathered()
         header = read_header(batch)
         appended = self._log.append_as_leader(
             memoryview(batch), header, leader_epoch=effect.quorum_epoch, now_ms=self._options.clock()
@@ -236,12 +252,14 @@ class LogStore:
 
     def append_as_follower(self, effect: AppendAsFollower) -> None:
         """Append fetched batches as they are."""
+        self._write_gathered()
         self._log.append_as_follower(effect.batches.data, now_ms=self._options.clock())
         end_offset = effect.batches.spans[-1].next_offset
         assert self._log.log_end_offset == end_offset, f"log ends at {self._log.log_end_offset}, not at {end_offset}"
 
     def truncate_suffix(self, to_offset: Offset) -> None:
         """Drop everything from to_offset (inclusive) on, durably."""
+        self._write_gathered()
         self._log.truncate_suffix(to_offset)
         assert self._log.log_end_offset == to_offset, f"log ends at {self._log.log_end_offset}, not at {to_offset}"
 
@@ -252,6 +270,7 @@ class LogStore:
             DamagedLogError: a batch is not of the epoch that the log has there.
             storage.errors.DataLossError: the first batch is damaged.
         """
+        self._write_gathered()
         data = self._log.read(offset, max_bytes).data
         for _ in self._walk(data):
             pass
@@ -259,6 +278,7 @@ class LogStore:
 
     def read_committed(self, offset: int, max_bytes: int, *, commit_offset: int) -> list[CommittedBatch]:
         """Read whole batches below commit_offset (exclusive) and decode them."""
+        self._write_gathered()
         data = self._log.read(offset, max_bytes, end_offset=commit_offset).data
         return [_decode(batch) for header, batch in self._walk(data) if header.base_offset >= offset]
 
@@ -280,6 +300,7 @@ class LogStore:
 
     def begin_flush(self) -> FlushWork | None:
         """Work that puts everything appended so far on stable storage; None when there is none left."""
+        self._write_gathered()
         self._flush = self._log.begin_flush()
         return self._flush
 
@@ -308,6 +329,8 @@ class LogStore:
 
     def close(self, *, is_clean: bool) -> None:
         """Close the log; after a failure nothing more is written, and the next start recovers."""
+        if is_clean:
+            self._write_gathered()
         self._log.close(clean=is_clean)
 
 

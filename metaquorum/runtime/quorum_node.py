@@ -28,6 +28,7 @@ from metaquorum.runtime.delivery import ListenerFeed
 from metaquorum.runtime.driver import Answer, Driver, StoppedError
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.first_start import probe_response, read_initial_voters
+from metaquorum.runtime.gathered import gathered_size
 from metaquorum.runtime.listener import CommittedBatch, MetadataListener, QuorumLeader
 from metaquorum.runtime.log_store import LogBase, LogStore, encode_records
 from metaquorum.runtime.metadata_files import MetadataFiles
@@ -233,10 +234,12 @@ class QuorumNode:
         return self._raft.state.commit_offset
 
     def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
-        """Append one batch of serialized records as leader of `quorum_epoch`; listeners see it when it is committed.
+        """Append serialized records as leader of `quorum_epoch`; listeners see them when they are committed, in one batch.
+
+        Small ones that are appended while others wait for their commit may share a batch with them.
 
         Returns:
-            The base offset of the batch.
+            The offset of the first of them.
 
         Raises:
             NotLeaderError: this node does not lead in that epoch. Nothing was appended.
@@ -247,11 +250,15 @@ class QuorumNode:
             raise ValueError(f"a batch has 1 to {MAX_RECORDS_PER_BATCH} records, not {len(records)}")
         if self._driver is None:
             raise NotLeaderError(self.leader())
-        try:
-            batch = encode_records(records)
-        except BatchTooLargeError as error:
-            raise ValueError(f"the records do not fit one batch: {error}") from error
-        match self._driver.propose(batch, len(records), quorum_epoch=QuorumEpoch(quorum_epoch)):
+        size_bytes = gathered_size(records)
+        proposal: bytearray | Sequence[bytes] = records
+        if size_bytes is None:
+            try:
+                proposal = encode_records(records)
+            except BatchTooLargeError as error:
+                raise ValueError(f"the records do not fit one batch: {error}") from error
+            size_bytes = len(proposal)
+        match self._driver.propose(proposal, len(records), size_bytes, quorum_epoch=QuorumEpoch(quorum_epoch)):
             case int(base_offset):
                 return base_offset
             case Rejection.NOT_LEADER:

@@ -2,7 +2,7 @@
 """Requests to peers over gRPC: one channel for each address, a deadline for each call, quick redialling.
 
 Owns channels and the mapping of gRPC failures to the two that the core knows. Decides nothing and never retries: the
-core does.
+core does. Fetches that wait at a leader go over one stream (`fetch_stream`), everything else by a call of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from metaquorum.raft.messages import (
     VoteRequest,
 )
 from metaquorum.runtime import quorum_codec as codec
+from metaquorum.runtime.fetch_stream import FetchStream, StreamEndedError
 from metaquorum.runtime.wire_fields import InvalidMessageError
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class _Peer:
 
     channel: grpc.aio.Channel
     stub: QuorumServiceAsyncStub
+    fetches: FetchStream
+    has_streams: bool = True
     timeout_count: int = 0
 
 
@@ -83,6 +86,7 @@ class GrpcTransport:
     def __init__(self) -> None:
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
+        self._followed: _Peer | None = None
 
     async def call(self, address: str, request: Request, *, timeout_ms: int) -> Response:
         """Send a request and wait for its response.
@@ -93,7 +97,15 @@ class GrpcTransport:
         peer = self._peer(address)
         timeout = timeout_ms / 1_000
         try:
-            response = await _call(peer.stub, request, timeout)
+            if isinstance(request, FetchRequest):
+                response = await self._fetch(peer, request, timeout)
+            else:
+                response = await _call(peer.stub, request, timeout)
+        except (TimeoutError, StreamEndedError) as error:
+            if isinstance(error, StreamEndedError):
+                raise PeerFailureError(Failure.REFUSED, f"{address}: {error}") from error
+            self._note_timeout(address, peer)
+            raise PeerFailureError(Failure.TIMED_OUT, f"{address} did not answer for {timeout_ms} ms") from error
         except grpc.aio.AioRpcError as error:
             raise self._failure(address, peer, error) from error
         except InvalidMessageError as error:
@@ -101,6 +113,25 @@ class GrpcTransport:
             raise PeerFailureError(Failure.TIMED_OUT, f"{address} answered nonsense: {error}") from error
         peer.timeout_count = 0
         return response
+
+    async def _fetch(self, peer: _Peer, request: FetchRequest, timeout: float) -> Response:
+        message = codec.encode_fetch_request(request)
+        # One that does not wait only looks for the leader. While a late answer is still awaited, the stream is taken.
+        if peer.has_streams and request.max_wait_ms > 0 and not peer.fetches.is_busy:
+            self._follow(peer)
+            try:
+                return codec.decode_fetch_response(await peer.fetches.fetch(message, timeout_s=timeout))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                    raise
+                peer.has_streams = False
+        return codec.decode_fetch_response(await peer.stub.FetchQuorum(message, timeout=timeout))
+
+    def _follow(self, peer: _Peer) -> None:
+        """One stream at a time: a node follows one leader, and the former one must not wait for it when it stops."""
+        followed, self._followed = self._followed, peer
+        if followed is not None and followed is not peer:
+            followed.fetches.close()
 
     async def probe(self, address: str, request: pb.ProbeRequest, *, timeout_ms: int) -> pb.ProbeResponse:
         """Ask a peer who it is.
@@ -149,7 +180,8 @@ class GrpcTransport:
         peer = self._peers.get(address)
         if peer is None:
             channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-            peer = _Peer(channel, QuorumServiceStub(channel))
+            stub = QuorumServiceStub(channel)
+            peer = _Peer(channel, stub, FetchStream(stub))
             self._peers[address] = peer
             if len(self._peers) > MAX_CHANNELS:
                 self._retire(self._peers.popitem(last=False)[1])
@@ -157,18 +189,24 @@ class GrpcTransport:
         return peer
 
     def _failure(self, address: str, peer: _Peer, error: grpc.aio.AioRpcError) -> PeerFailureError:
-        """Note a failure; a channel that only swallows requests is given up.
+        is_refused = error.code() is grpc.StatusCode.UNAVAILABLE
+        if is_refused:
+            # Whoever comes back at this address may be of a newer version.
+            peer.has_streams = True
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            self._note_timeout(address, peer)
+        failure = Failure.REFUSED if is_refused else Failure.TIMED_OUT
+        return PeerFailureError(failure, f"{address}: {error.code().name} {error.details()}")
+
+    def _note_timeout(self, address: str, peer: _Peer) -> None:
+        """Give a channel up that only swallows requests.
 
         After a partition TCP would go on resending into the void for minutes, while a new connection works at once.
         """
-        is_refused = error.code() is grpc.StatusCode.UNAVAILABLE
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            peer.timeout_count += 1
-            if peer.timeout_count >= MAX_TIMEOUTS_IN_A_ROW and self._peers.get(address) is peer:
-                del self._peers[address]
-                self._retire(peer)
-        failure = Failure.REFUSED if is_refused else Failure.TIMED_OUT
-        return PeerFailureError(failure, f"{address}: {error.code().name} {error.details()}")
+        peer.timeout_count += 1
+        if peer.timeout_count >= MAX_TIMEOUTS_IN_A_ROW and self._peers.get(address) is peer:
+            del self._peers[address]
+            self._retire(peer)
 
     def _retire(self, peer: _Peer) -> None:
         task = asyncio.get_running_loop().create_task(peer.channel.close())
@@ -176,7 +214,11 @@ class GrpcTransport:
         task.add_done_callback(self._closing.discard)
 
 
-async def _call(stub: QuorumServiceAsyncStub, request: Request, timeout: float) -> Response:
+async def _call(
+    stub: QuorumServiceAsyncStub,
+    request: VoteRequest | PreVoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | UpdateVoterRequest,
+    timeout: float,
+) -> Response:
     match request:
         case VoteRequest() | PreVoteRequest():
             vote = await stub.Vote(codec.encode_vote_request(request), timeout=timeout)
@@ -187,9 +229,6 @@ async def _call(stub: QuorumServiceAsyncStub, request: Request, timeout: float) 
         case EndQuorumEpochRequest():
             ended = await stub.EndQuorumEpoch(codec.encode_end_request(request), timeout=timeout)
             return codec.decode_end_response(ended)
-        case FetchRequest():
-            fetched = await stub.FetchQuorum(codec.encode_fetch_request(request), timeout=timeout)
-            return codec.decode_fetch_response(fetched)
         case UpdateVoterRequest():
             updated = await stub.UpdateVoter(codec.encode_update_request(request), timeout=timeout)
             return codec.decode_update_response(updated)

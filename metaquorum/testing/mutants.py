@@ -39,6 +39,7 @@ from metaquorum.testing.options import (
     membership_storm,
     move_storm,
     pause_storm,
+    slow_disk_storm,
     snapshot_storm,
 )
 
@@ -241,7 +242,7 @@ MUTANTS = (
         function="_note_progress",
         old="progress.counts_above is not None and",
         new="False and",
-        options=membership_storm,
+        options=slow_disk_storm,
     ),
     Mutant(
         name="a removal is answered before it is committed",

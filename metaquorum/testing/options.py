@@ -139,6 +139,11 @@ def membership_storm(seed: int) -> SimOptions:
     )
 
 
+def slow_disk_storm(seed: int) -> SimOptions:
+    """As `membership_storm`, with disks slower than the network: for mistakes that count what is not flushed."""
+    return replace(membership_storm(seed), flush_ms_max=80, delay_ms_max=10)
+
+
 def pause_storm(seed: int) -> SimOptions:
     """Options under which leaders sleep until others lead, and wake: for mistakes that show old data."""
     return replace(

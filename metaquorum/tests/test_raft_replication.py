@@ -25,6 +25,12 @@ from metaquorum.testing.scripted_node import ScriptedNode, election_state, key
 from metaquorum.tests.raft_steps import fetch, leading
 
 
+def high_watermarks(node: ScriptedNode) -> list[int | None]:
+    """What answers without data have told since the last look away."""
+    answers = [reply.response for reply in node.of(Reply)]
+    return [answer.high_watermark for answer in answers if isinstance(answer, FetchResponse)]
+
+
 @pytest.mark.parametrize(
     ("voters", "offsets", "expected"),
     [
@@ -142,24 +148,62 @@ def test_fetch_below_the_end_is_answered_with_batches_and_the_high_watermark() -
 def test_fetch_at_the_end_waits_for_new_data() -> None:
     """KIP-595: a fetch with nothing to send is parked; an append answers it at once."""
     node, _ = leading([1, 2, 3])
-    assert fetch(node, 2, 2) is not None  # tells the high watermark
+    assert fetch(node, 2, 2) is None
     assert fetch(node, 2, 2, high_watermark=2) is None
     node.forget()
     node.propose()
     assert [reply.fetch_offset for reply in node.of(ReplyWithBatches)] == [2]
 
 
-def test_parked_fetch_is_answered_when_the_high_watermark_moves() -> None:
-    """KIP-595: a follower that knows a lower high watermark is answered early."""
-    node, _ = leading([1, 2, 3])
+def test_voter_hears_of_a_commit_with_the_next_data_or_a_little_later() -> None:
+    """KIP-595 answers at once when the high watermark moved; nobody waits for that news, and it costs an exchange."""
+    node, role = leading([1, 2, 3])
+    fetch(node, 2, 2, high_watermark=2)
+    node.propose(3)
+    node.forget()
+    assert fetch(node, 2, 5, high_watermark=2) is None
+    assert role.high_watermark == 5
+    assert node.of(Reply) == []
+    node.advance(4)
+    assert node.of(Reply) == []
+    node.advance(1)
+    assert high_watermarks(node) == [5]
+    assert fetch(node, 2, 5, high_watermark=5) is None
+    node.propose()
+    assert [reply.response.high_watermark for reply in node.of(ReplyWithBatches)] == [5]
+
+
+def test_parked_voter_hears_a_little_later_that_the_high_watermark_moved() -> None:
+    """The time runs from the commit, not from the fetch."""
+    node, role = leading([1, 2, 3])
     node.auto_disk = False
     node.propose(3)
     fetch(node, 2, 2)
     assert fetch(node, 2, 5, high_watermark=2) is None
+    node.advance(100)
     node.forget()
-    fetch(node, 3, 5, high_watermark=2)
-    answered = [reply.response for reply in node.of(Reply)]
-    assert [answer.high_watermark for answer in answered if isinstance(answer, FetchResponse)] == [5, 5]
+    assert fetch(node, 3, 5, high_watermark=2) is None
+    assert role.high_watermark == 5
+    node.advance(4)
+    assert high_watermarks(node) == []
+    node.advance(1)
+    assert high_watermarks(node) == [5, 5]
+    assert len(role.parked) == 0
+    node.advance(1_000)
+    assert high_watermarks(node) == [5, 5]
+
+
+def test_observer_is_sent_what_is_committed() -> None:
+    """It can use nothing before, so that it is asked for one exchange for each commit and not for two."""
+    node, role = leading([1, 2, 3])
+    fetch(node, 2, 2, high_watermark=2)
+    assert fetch(node, 9, 2, high_watermark=2) is None
+    node.forget()
+    node.propose(3)
+    assert [reply.fetch_offset for reply in node.of(ReplyWithBatches)] == [2]
+    fetch(node, 2, 5, high_watermark=2)
+    assert [(reply.fetch_offset, reply.response.high_watermark) for reply in node.of(ReplyWithBatches)][1:] == [(2, 5)]
+    assert key(9) in role.observers
 
 
 def test_parked_fetch_is_answered_at_its_deadline_which_the_leader_bounds() -> None:
@@ -202,7 +246,6 @@ def test_parked_fetches_are_bounded() -> None:
     """Beyond the limit a fetch is answered at once instead of parked."""
     node, role = leading([1, 2, 3], max_parked_fetches=1)
     fetch(node, 2, 2)
-    assert fetch(node, 2, 2, high_watermark=2) is None
     assert fetch(node, 3, 2, high_watermark=2) is not None
     assert len(role.parked) == 1
 

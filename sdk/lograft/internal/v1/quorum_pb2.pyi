@@ -555,6 +555,54 @@ class FetchQuorumResponse(_message.Message):
 Global___FetchQuorumResponse: _TypeAlias = FetchQuorumResponse  # noqa: Y015
 
 @_typing.final
+class FollowQuorumRequest(_message.Message):
+    """One fetch on a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FETCH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fetch(self) -> Global___FetchQuorumRequest:
+        """The fetch."""
+
+    def __init__(
+        self,
+        *,
+        fetch: Global___FetchQuorumRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowQuorumRequest: _TypeAlias = FollowQuorumRequest  # noqa: Y015
+
+@_typing.final
+class FollowQuorumResponse(_message.Message):
+    """Answer to the fetch before it on the same stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answer(self) -> Global___FetchQuorumResponse:
+        """The answer."""
+
+    def __init__(
+        self,
+        *,
+        answer: Global___FetchQuorumResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowQuorumResponse: _TypeAlias = FollowQuorumResponse  # noqa: Y015
+
+@_typing.final
 class UpdateVoterRequest(_message.Message):
     """Tells the leader where a voter is."""
 

@@ -62,6 +62,11 @@ class QuorumServiceStub(object):
                 request_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumRequest.SerializeToString,
                 response_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumResponse.FromString,
                 _registered_method=True)
+        self.FollowQuorum = channel.stream_stream(
+                '/lograft.internal.v1.QuorumService/FollowQuorum',
+                request_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FollowQuorumRequest.SerializeToString,
+                response_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FollowQuorumResponse.FromString,
+                _registered_method=True)
         self.UpdateVoter = channel.unary_unary(
                 '/lograft.internal.v1.QuorumService/UpdateVoter',
                 request_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.UpdateVoterRequest.SerializeToString,
@@ -115,6 +120,14 @@ class QuorumServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FollowQuorum(self, request_iterator, context):
+        """The same on one stream, which costs half of the calls: each fetch is answered by one message before the next one is sent. A peer that does not know
+        it yet answers UNIMPLEMENTED, and is asked with FetchQuorum.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UpdateVoter(self, request, context):
         """A voter tells the leader the address of its quorum listener, because the set of voters has another.
         """
@@ -156,6 +169,11 @@ def add_QuorumServiceServicer_to_server(servicer, server):
                     servicer.FetchQuorum,
                     request_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumRequest.FromString,
                     response_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumResponse.SerializeToString,
+            ),
+            'FollowQuorum': grpc.stream_stream_rpc_method_handler(
+                    servicer.FollowQuorum,
+                    request_deserializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FollowQuorumRequest.FromString,
+                    response_serializer=lograft_dot_internal_dot_v1_dot_quorum__pb2.FollowQuorumResponse.SerializeToString,
             ),
             'UpdateVoter': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateVoter,
@@ -306,6 +324,33 @@ class QuorumService(object):
             '/lograft.internal.v1.QuorumService/FetchQuorum',
             lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumRequest.SerializeToString,
             lograft_dot_internal_dot_v1_dot_quorum__pb2.FetchQuorumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowQuorum(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/lograft.internal.v1.QuorumService/FollowQuorum',
+            lograft_dot_internal_dot_v1_dot_quorum__pb2.FollowQuorumRequest.SerializeToString,
+            lograft_dot_internal_dot_v1_dot_quorum__pb2.FollowQuorumResponse.FromString,
             options,
             channel_credentials,
             insecure,

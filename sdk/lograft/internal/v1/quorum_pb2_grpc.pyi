@@ -46,6 +46,10 @@ class QuorumServiceStub:
     """A resigning leader tells voters to elect another without waiting."""
     FetchQuorum: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.FetchQuorumRequest, _quorum_pb2.FetchQuorumResponse]
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
+    FollowQuorum: _grpc.StreamStreamMultiCallable[_quorum_pb2.FollowQuorumRequest, _quorum_pb2.FollowQuorumResponse]
+    """The same on one stream, which costs half of the calls: each fetch is answered by one message before the next one is sent. A peer that does not know
+    it yet answers UNIMPLEMENTED, and is asked with FetchQuorum.
+    """
     UpdateVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]
     """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
     FetchSnapshot: _grpc.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]
@@ -69,6 +73,10 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     """A resigning leader tells voters to elect another without waiting."""
     FetchQuorum: _aio.UnaryUnaryMultiCallable[_quorum_pb2.FetchQuorumRequest, _quorum_pb2.FetchQuorumResponse]  # type: ignore[assignment]
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
+    FollowQuorum: _aio.StreamStreamMultiCallable[_quorum_pb2.FollowQuorumRequest, _quorum_pb2.FollowQuorumResponse]  # type: ignore[assignment]
+    """The same on one stream, which costs half of the calls: each fetch is answered by one message before the next one is sent. A peer that does not know
+    it yet answers UNIMPLEMENTED, and is asked with FetchQuorum.
+    """
     UpdateVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]  # type: ignore[assignment]
     """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
     FetchSnapshot: _aio.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]  # type: ignore[assignment]
@@ -119,6 +127,16 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_quorum_pb2.FetchQuorumResponse, _abc.Awaitable[_quorum_pb2.FetchQuorumResponse]]:
         """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
+
+    @_abc_1.abstractmethod
+    def FollowQuorum(
+        self,
+        request_iterator: _MaybeAsyncIterator[_quorum_pb2.FollowQuorumRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_quorum_pb2.FollowQuorumResponse], _abc.AsyncIterator[_quorum_pb2.FollowQuorumResponse]]:
+        """The same on one stream, which costs half of the calls: each fetch is answered by one message before the next one is sent. A peer that does not know
+        it yet answers UNIMPLEMENTED, and is asked with FetchQuorum.
+        """
 
     @_abc_1.abstractmethod
     def UpdateVoter(
