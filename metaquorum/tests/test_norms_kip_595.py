@@ -159,7 +159,7 @@ def test_fetch_that_does_not_match_the_log_is_no_progress() -> None:
     assert isinstance(role, Leader)
     node.propose(5)
     before = (role.high_watermark, role.voters[NodeId(2)].end_offset)
-    for offset, last_epoch in ((LOG_END + 5, 4), (LOG_END + 4, 3), (LOG_END + 50, EPOCH)):
+    for offset, last_epoch in ((5, 4), (LOG_END + 5, 4), (LOG_END + 4, 3), (LOG_END + 50, EPOCH)):
         answer = node.receive(node.fetch_request(2, offset=offset, last_epoch=last_epoch))
         assert isinstance(answer, FetchResponse)
         assert answer.diverging is not None

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from metaquorum.raft.effects import AppendAsLeader, DownloadSnapshot, Proposal, ReportViolation, TrimLog
-from metaquorum.raft.events import SnapshotCreated
+from metaquorum.raft.events import SnapshotCreated, SnapshotDownloaded
 from metaquorum.raft.messages import FetchRequest, FetchResponse, VoteResponse
 from metaquorum.raft.types import Offset
 from metaquorum.raft.voter_changes import AddVoter, ChangeCommitted, ChangeRefusal, RemoveVoter
@@ -112,3 +112,17 @@ def test_every_node_makes_its_own_snapshots_of_what_is_committed() -> None:
         trimmed.append(node.of(TrimLog))
         assert node.state.snapshots.ids == (snapshot_id(6, 1), snapshot_id(9, 1))
     assert trimmed == [[TrimLog(snapshot=snapshot_id(3, 1)), TrimLog(snapshot=snapshot_id(6, 1))]] * 2
+
+
+def test_second_snapshot_takes_the_place_of_the_first() -> None:
+    """7: a log that begins at a snapshot already begins at the new one, with its epoch before the start, and goes on from there."""
+    node = ScriptedNode(
+        election=election_state(5), start=(10, 2), epochs=[(2, 10)], log_end_offset=12, snapshots=[(10, 2)]
+    ).start()
+    send = node.follow(2, 6)
+    node.answer(send, node.leader_answer(2, snapshot=(20, 3)))
+    (download,) = node.of(DownloadSnapshot)
+    node.step(SnapshotDownloaded(download_id=download.download_id, voters=members(3)))
+    assert (node.state.log.log_start_offset, node.state.log.start_epoch) == (20, 3)
+    request = node.sent(FetchRequest)[-1][1]
+    assert (request.fetch_offset, request.last_fetched_epoch) == (20, 3)
