@@ -32,6 +32,7 @@ from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.first_start import FirstStart, is_formatted
 from metaquorum.runtime.image_store import ImageUnreadableError
 from metaquorum.runtime.listener import MetadataListener
+from metaquorum.runtime.metadata_export import MetadataExports
 from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
 from metaquorum.settings import Address, QuorumServerSettings
@@ -171,11 +172,12 @@ class QuorumServer:
             metadata=metadata,
         )
         host.attach(node)
+        exports = MetadataExports(metadata, cluster_id=settings.cluster_id)
         quorum = QuorumServicer()
         quorum.add_to(server)
         controller = ControllerServicer(host, cluster_id=settings.cluster_id)
         controller_pb2_grpc.add_ControllerServiceServicer_to_server(controller, server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(host, node), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(host, node, exports), server)
         checks = add_health_and_reflection(server)
         await server.start()
         self._stack.push_async_callback(server.stop, STOP_GRACE_S)

@@ -13,13 +13,13 @@ from typing import Final
 import grpc
 import grpc.aio
 from lograft.v1 import admin_pb2
-from lograft.wire.status import DETAILS_KEY, RichStatus
 
 from brokerd.limits import FORWARD_WAIT_MS
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.rpc.calls import ServicerContext, left_ms, raw_unary, unary
 from brokerd.rpc.log_directory_calls import LogDirectoryCalls
+from brokerd.rpc.metadata_export import export_handler, same_status
 
 SERVICE: Final = "lograft.v1.AdminService"
 
@@ -68,6 +68,7 @@ class AdminService:
         methods = {name: raw_unary(self._behaviour(name)) for name in (*READ_METHODS, *CHANGE_METHODS)}
         own = self._log_directories
         methods["DescribeLogDirectories"] = unary(admin_pb2.DescribeLogDirectoriesRequest, own.describe)
+        methods["ExportMetadata"] = export_handler(self._calls)
         methods["MoveReplica"] = unary(admin_pb2.MoveReplicaRequest, own.move)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -83,7 +84,7 @@ class AdminService:
                     is_read_only=read_offset is None,
                 )
             except grpc.aio.AioRpcError as error:
-                await context.abort_with_status(_same_status(error))
+                await context.abort_with_status(same_status(error))
                 raise AssertionError("abort returned") from error
             if read_offset is not None:
                 # Not reached in time: the change is made all the same, and the answer says at which offset.
@@ -92,8 +93,3 @@ class AdminService:
             return answer
 
         return forward
-
-
-def _same_status(error: grpc.aio.AioRpcError) -> RichStatus:
-    details = tuple((key, value) for key, value in error.trailing_metadata() or () if key == DETAILS_KEY)
-    return RichStatus(error.code(), error.details() or "", details)

@@ -8,7 +8,8 @@ and a hint at the leader's quorum listener. Changes are answering when they are 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Final
 
 from lograft.v1 import admin_pb2, admin_pb2_grpc
@@ -29,6 +30,7 @@ from metaquorum.rpc import broker_calls, codec, config_calls, election_calls, re
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
+from metaquorum.runtime.metadata_export import MetadataExports
 from metaquorum.runtime.quorum_node import QuorumNode
 
 DEFAULT_PAGE_SIZE: Final = 1_000
@@ -59,10 +61,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     Args:
         host: controller of this node.
         node: quorum node of this node.
+        exports: makes exports of the metadata.
         new_id: source of topic ids.
     """
 
-    def __init__(self, host: ControllerHost, node: QuorumNode, *, new_id: Callable[[], bytes] = random_id) -> None:
+    def __init__(
+        self,
+        host: ControllerHost,
+        node: QuorumNode,
+        exports: MetadataExports,
+        *,
+        new_id: Callable[[], bytes] = random_id,
+    ) -> None:
+        self._exports = exports
         self._host = host
         self._node = node
         self._new_id = new_id
@@ -288,6 +299,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return admin_pb2.RemoveBrokerResponse(
                 metadata_offset=0 if request.validate_only else outcome.metadata_offset
             )
+
+    async def ExportMetadata(
+        self, request: admin_pb2.ExportMetadataRequest, context: ServicerContext
+    ) -> AsyncIterator[admin_pb2.ExportMetadataResponse]:
+        """Export the metadata as of now."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            await self._host.wait_for_everything(timeout_ms=timeout_ms(context))
+            async with aclosing(self._exports.pieces()) as pieces:
+                async for lines in pieces:
+                    yield admin_pb2.ExportMetadataResponse(lines=lines)
 
     async def DescribeLogDirectories(
         self, request: admin_pb2.DescribeLogDirectoriesRequest, context: ServicerContext

@@ -16,6 +16,7 @@ from lograft._codec import decode_quorum, decode_summary, decode_topic, describe
 from lograft._configs import alter_configs, describe_configs
 from lograft._delete_records import delete_records
 from lograft._log_directories import describe_log_directories, move_replica
+from lograft._metadata_export import export_metadata
 from lograft._offsets import list_offsets
 from lograft._partition_calls import all_named, alter_reassignments, elect_leaders, list_reassignments
 from lograft._quorum_calls import add_voter, remove_voter, replace_voter, transfer_leadership
@@ -217,6 +218,10 @@ class AdminCalls:
     async def remove_broker(self, broker_id: int, *, validate_only: bool) -> None:
         """End the registration of a broker."""
         await remove_broker(self.cluster, broker_id, validate_only=validate_only, timeout_ms=self._timeout_ms)
+
+    async def export_metadata(self) -> list[str]:
+        """Export the metadata."""
+        return await export_metadata(self.cluster, timeout_ms=self._timeout_ms)
 
     async def elect_leaders(
         self, partitions: Sequence[TopicPartition | str], *, election: ElectionType, validate_only: bool

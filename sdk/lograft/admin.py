@@ -261,6 +261,14 @@ class Admin:
         """
         self._run(lambda calls: calls.remove_broker(broker_id, validate_only=validate_only))
 
+    def export_metadata(self) -> list[str]:
+        """Export the whole metadata as of one offset, as lines of JSON in a stable order; docs/tools.md has their form.
+
+        The first line has the offset, the last one a digest, which was checked. All lines are in memory: about 250 bytes
+        for each partition of the cluster.
+        """
+        return self._run(lambda calls: calls.export_metadata())
+
     def elect_leaders(
         self,
         partitions: Sequence[TopicPartition | str],

@@ -129,6 +129,10 @@ class Admin:
         """End the registration of a broker; see `lograft.Admin.remove_broker`."""
         await self._start().remove_broker(broker_id, validate_only=validate_only)
 
+    async def export_metadata(self) -> list[str]:
+        """Export the whole metadata as of one offset; see `lograft.Admin.export_metadata`."""
+        return await self._start().export_metadata()
+
     async def elect_leaders(
         self,
         partitions: Sequence[TopicPartition | str],

@@ -21,6 +21,7 @@ from lograft.cli.configs import configs_app
 from lograft.cli.consume import consume
 from lograft.cli.directories import directories_app
 from lograft.cli.features import features_app
+from lograft.cli.metadata import metadata_app
 from lograft.cli.output import print_error
 from lograft.cli.partitions import partitions_app
 from lograft.cli.produce import produce
@@ -63,6 +64,7 @@ def make_app() -> typer.Typer:
     app.add_typer(brokers_app, name="brokers")
     app.add_typer(configs_app, name="configs")
     app.add_typer(features_app, name="features")
+    app.add_typer(metadata_app, name="metadata")
     app.add_typer(partitions_app, name="partitions")
     app.add_typer(quorum_app, name="quorum")
     app.add_typer(directories_app, name="directories")

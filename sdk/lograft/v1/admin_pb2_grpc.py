@@ -127,6 +127,11 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersResponse.FromString,
                 _registered_method=True)
+        self.ExportMetadata = channel.unary_stream(
+                '/lograft.v1.AdminService/ExportMetadata',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.ExportMetadataRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.ExportMetadataResponse.FromString,
+                _registered_method=True)
         self.RemoveBroker = channel.unary_unary(
                 '/lograft.v1.AdminService/RemoveBroker',
                 request_serializer=lograft_dot_v1_dot_admin__pb2.RemoveBrokerRequest.SerializeToString,
@@ -274,6 +279,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportMetadata(self, request, context):
+        """Exports the whole metadata as of one offset, as lines of JSON. The form of the lines stands in docs/tools.md.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RemoveBroker(self, request, context):
         """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas.
         """
@@ -380,6 +392,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DescribeBrokers,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.DescribeBrokersResponse.SerializeToString,
+            ),
+            'ExportMetadata': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportMetadata,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.ExportMetadataRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.ExportMetadataResponse.SerializeToString,
             ),
             'RemoveBroker': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveBroker,
@@ -881,6 +898,33 @@ class AdminService(object):
             '/lograft.v1.AdminService/DescribeBrokers',
             lograft_dot_v1_dot_admin__pb2.DescribeBrokersRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.DescribeBrokersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportMetadata(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/lograft.v1.AdminService/ExportMetadata',
+            lograft_dot_v1_dot_admin__pb2.ExportMetadataRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.ExportMetadataResponse.FromString,
             options,
             channel_credentials,
             insecure,

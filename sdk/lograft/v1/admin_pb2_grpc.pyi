@@ -78,6 +78,8 @@ class AdminServiceStub:
     """
     DescribeBrokers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeBrokersRequest, _admin_pb2.DescribeBrokersResponse]
     """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+    ExportMetadata: _grpc.UnaryStreamMultiCallable[_admin_pb2.ExportMetadataRequest, _admin_pb2.ExportMetadataResponse]
+    """Exports the whole metadata as of one offset, as lines of JSON. The form of the lines stands in docs/tools.md."""
     RemoveBroker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveBrokerRequest, _admin_pb2.RemoveBrokerResponse]
     """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
     ListPartitionReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]
@@ -133,6 +135,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     DescribeBrokers: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeBrokersRequest, _admin_pb2.DescribeBrokersResponse]  # type: ignore[assignment]
     """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+    ExportMetadata: _aio.UnaryStreamMultiCallable[_admin_pb2.ExportMetadataRequest, _admin_pb2.ExportMetadataResponse]  # type: ignore[assignment]
+    """Exports the whole metadata as of one offset, as lines of JSON. The form of the lines stands in docs/tools.md."""
     RemoveBroker: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveBrokerRequest, _admin_pb2.RemoveBrokerResponse]  # type: ignore[assignment]
     """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
     ListPartitionReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]  # type: ignore[assignment]
@@ -293,6 +297,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DescribeBrokersResponse, _abc.Awaitable[_admin_pb2.DescribeBrokersResponse]]:
         """Describes brokers as the active controller knows them: state, place, features, how much they lead and host."""
+
+    @_abc_1.abstractmethod
+    def ExportMetadata(
+        self,
+        request: _admin_pb2.ExportMetadataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.ExportMetadataResponse], _abc.AsyncIterator[_admin_pb2.ExportMetadataResponse]]:
+        """Exports the whole metadata as of one offset, as lines of JSON. The form of the lines stands in docs/tools.md."""
 
     @_abc_1.abstractmethod
     def RemoveBroker(

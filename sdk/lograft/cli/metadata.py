@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lograft metadata`: export the metadata of the cluster, and show what differs between two exports."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lograft._metadata_export import MetadataChange, diff_exports, read_export
+from lograft.admin import Admin
+from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap, ClusterId, Json, TimeoutMs
+from lograft.cli.output import print_json, print_table
+from lograft.errors import CorruptDataError
+
+metadata_app = typer.Typer(no_args_is_help=True, help="Export the metadata of the cluster, compare exports.")
+
+
+@metadata_app.command()
+def export(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", dir_okay=False, help="File to write; none: standard output.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+) -> None:
+    """Write the whole metadata as of one offset, as lines of JSON in a stable order, with a digest at the end."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        lines = admin.export_metadata()
+    text = "".join(f"{line}\n" for line in lines)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+        typer.echo(f"{len(lines)} lines at metadata offset {json.loads(lines[0])['metadata_offset']} in {output}")
+
+
+@metadata_app.command()
+def diff(
+    before: Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="A", help="An export.")],
+    after: Annotated[
+        Path | None,
+        typer.Argument(exists=True, dir_okay=False, metavar="[B]", help="A later one; none: the cluster as it is now."),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Show what differs: topics, partitions with their replicas before and after, configs, brokers, voters."""
+    old = _read(before)
+    if after is not None:
+        new = _read(after)
+    else:
+        with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+            new = read_export(admin.export_metadata())
+    changes = diff_exports(old, new)
+    offsets = (old[0]["metadata_offset"], new[0]["metadata_offset"])
+    if as_json:
+        print_json(
+            {"from_offset": offsets[0], "to_offset": offsets[1], "changes": [asdict(change) for change in changes]}
+        )
+        return
+    title = f"{len(changes)} changes from metadata offset {offsets[0]} to {offsets[1]}"
+    print_table(title, ("kind", "name", "change", "from", "to"), [_row(change) for change in changes])
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        return read_export(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+    except (CorruptDataError, UnicodeDecodeError) as error:
+        raise CorruptDataError(f"{path}: {error}") from None
+
+
+def _row(change: MetadataChange) -> tuple[str, str, str, str | None, str | None]:
+    what = "added" if change.before is None else "removed" if change.after is None else "changed"
+    return (change.kind, change.name, what, _text(change.before), _text(change.after))
+
+
+def _text(fields: dict[str, Any] | None) -> str | None:
+    if fields is None:
+        return None
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in fields.items())
