@@ -422,7 +422,7 @@ class FetchQuorumRequest(_message.Message):
     last_fetched_epoch: _builtins.int
     """Epoch of the record before `fetch_offset` in the fetching node's log; 0 when its log is empty."""
     high_watermark: _builtins.int
-    """High watermark that the fetching node knows; absent: none. The leader answers at once when it has a higher one."""
+    """High watermark that the fetching node knows; absent: none. A higher one answers an observer at once, a voter a few milliseconds later."""
     max_bytes: _builtins.int
     """Most bytes of batches in the answer; one batch is sent whatever its size."""
     max_wait_ms: _builtins.int
