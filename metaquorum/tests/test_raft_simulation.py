@@ -57,6 +57,10 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "log trimmed",
         "snapshot installed",
         "power lost in a trim",
+        "torn write",
+        "bit flip",
+        "refused write",
+        "address move",
     ):
         assert seen[name] >= 3, f"{name} in {seen[name]} of {len(SMOKE_SEEDS)} seeds"
 
