@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,126 +14,20 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller import elections
 from metaquorum.controller.commands import (
     AllocateProducerIds,
-    BrokerRegistered,
     CreateTopic,
     Heartbeat,
     ProducerIdsAllocated,
-    RegisterBroker,
     TopicCreated,
 )
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.raft.effects import LeaderChange
-from metaquorum.raft.types import NodeId
 from metaquorum.runtime import commit_waiters
-from metaquorum.runtime.commit_waiters import CommandError, Outcome
-from metaquorum.runtime.control_codec import encode_control_record
-from metaquorum.runtime.controller_host import ControllerHost
-from metaquorum.runtime.image_store import ImageStore, open_image
+from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
 from metaquorum.runtime.quorum_node import BusyError, NotLeaderError
-from metaquorum.tests.controller_world import create_topic, register, view
+from metaquorum.tests.controller_shell import EPOCH, Shell, control
+from metaquorum.tests.controller_world import create_topic, view
 from metaquorum.tests.quorum_cluster import until
-
-EPOCH = 4
-SETTINGS = ControllerSettings(session_timeout_ms=60_000)
-
-
-class ManualLog:
-    """A quorum's log that commits when the test says so: the timing is the subject, so it must be in hand."""
-
-    def __init__(self) -> None:
-        self.node_id = 1
-        self.known = QuorumLeader(leader_id=1, quorum_epoch=EPOCH, address="127.0.0.1:9641")
-        self.failure: Exception | None = None
-        self.end_offset = 2
-        self.pending: list[CommittedBatch] = []
-        self.reads: list[asyncio.Future[int]] = []
-
-    def leader(self) -> QuorumLeader:
-        """Who leads."""
-        return self.known
-
-    def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
-        """Append, or fail as told."""
-        if self.failure is not None:
-            raise self.failure
-        base_offset = self.end_offset
-        self.end_offset += len(records)
-        self.pending.append(
-            CommittedBatch(
-                base_offset=base_offset,
-                next_offset=self.end_offset,
-                quorum_epoch=quorum_epoch,
-                append_timestamp_ms=0,
-                records=list(records),
-                is_control=False,
-            )
-        )
-        return base_offset
-
-    async def read_offset(self) -> int:
-        """Answer when the test says so."""
-        self.reads.append(asyncio.get_running_loop().create_future())
-        return await self.reads[-1]
-
-
-class Shell:
-    """A host on a manual log."""
-
-    def __init__(self, directory: Path, *, settings: ControllerSettings = SETTINGS) -> None:
-        self.store: ImageStore
-        self.store, loaded = open_image(directory)
-        self.log = ManualLog()
-        self.host = ControllerHost(self.store, loaded, settings=settings)
-        self.host.attach(self.log)
-        if self.host.applied_offset == 0:
-            self.host.on_commit(control(0, 2))
-        self.log.end_offset = self.host.applied_offset
-
-    async def activate(self) -> None:
-        """Become the controller and commit what it does by itself."""
-        self.host.on_activate(EPOCH)
-        await self.settle()
-
-    def commit(self) -> None:
-        """Commit everything that is appended."""
-        batches, self.log.pending = self.log.pending, []
-        for batch in batches:
-            self.host.on_commit(batch)
-
-    async def settle(self) -> None:
-        """Commit until the host has nothing more to do."""
-        for _ in range(50):
-            await asyncio.sleep(0)
-            self.commit()
-
-    async def run(self, command: RegisterBroker | Heartbeat | CreateTopic | AllocateProducerIds) -> Outcome:
-        """Submit and commit."""
-        task = asyncio.ensure_future(self.host.submit(command, timeout_ms=5_000))
-        await self.settle()
-        return await task
-
-    async def broker(self, broker_id: int) -> int:
-        """Register and unfence a broker; return its epoch."""
-        outcome = await self.run(register(broker_id))
-        assert outcome.response == BrokerRegistered(broker_epoch=None)
-        assert outcome.base_offset is not None
-        await self.run(Heartbeat(broker_id=broker_id, broker_epoch=outcome.base_offset, metadata_offset=1 << 40))
-        return outcome.base_offset
-
-
-def control(base_offset: int, next_offset: int) -> CommittedBatch:
-    """Return a committed batch of the quorum itself."""
-    return CommittedBatch(
-        base_offset=base_offset,
-        next_offset=next_offset,
-        quorum_epoch=EPOCH,
-        append_timestamp_ms=0,
-        records=[encode_control_record(LeaderChange(leader_id=NodeId(1), granting_voters=()))]
-        * (next_offset - base_offset),
-        is_control=True,
-    )
 
 
 @pytest.fixture
