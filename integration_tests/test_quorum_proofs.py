@@ -36,9 +36,9 @@ def test_woken_leader_of_old_serves_nothing_stale(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(600)
-def test_wiped_voters_are_replaced_under_load(tmp_path: Path) -> None:
-    """A follower and a leader lose their disks; one command each, and nothing acknowledged is lost."""
-    outcome = wiped_voter.prove(tmp_path, voters=VOTERS, rounds=2, rate_per_s=RATE_PER_S, unavailable_s_max=math.inf)
+def test_wiped_leader_is_replaced_under_load(tmp_path: Path) -> None:
+    """The leader loses its disk; one command, and nothing acknowledged is lost."""
+    outcome = wiped_voter.prove(tmp_path, voters=VOTERS, rounds=1, rate_per_s=RATE_PER_S, unavailable_s_max=math.inf)
     assert outcome.problems == []
 
 
