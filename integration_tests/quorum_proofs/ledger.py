@@ -4,9 +4,9 @@
 Owns the bookkeeping of registers and topics. Must not know processes, clients or time.
 
 A *register* is the config `description` of a topic; its values are the numbers of its writes, 1, 2, ... One write is under
-way at a time, so acknowledged numbers only rise. A write with an unknown outcome may take effect at any later time: its
-register is retired and never written again. So at the end a register shows its last acknowledged write, or the one unknown
-write that came after it, and nothing else: an older number is a lost change or one that was carried out twice.
+way at a time, so acknowledged numbers only rise. A write with an unknown outcome may take effect later: its register is
+retired, until its owner knows that no request can still be under way. So at the end a register shows its last acknowledged
+write, or an unknown one that came after it, and nothing else: an older number is a lost change or one carried out twice.
 """
 
 from __future__ import annotations
@@ -26,11 +26,22 @@ class Register:
     topic: str
     sent: int = 0
     acknowledged: int = 0
+    unknown: set[int] = field(default_factory=set[int])
     is_retired: bool = False
 
     def allowed(self) -> set[int]:
         """Numbers that it may show when nothing is under way but what has an unknown outcome."""
-        return {self.acknowledged, self.sent} if self.is_retired else {self.acknowledged}
+        return {self.acknowledged} | self.unknown
+
+    def acknowledge(self) -> None:
+        """The last write was acknowledged: it came after all others."""
+        self.acknowledged = self.sent
+        self.unknown.clear()
+
+    def retire(self) -> None:
+        """Nobody knows what became of the last write."""
+        self.unknown.add(self.sent)
+        self.is_retired = True
 
 
 @dataclass(slots=True)
@@ -74,13 +85,18 @@ class Ledger:
     def write_acknowledged(self, register: Register) -> None:
         """The write under way was acknowledged."""
         self.acknowledged_count += 1
-        register.acknowledged = register.sent
+        register.acknowledge()
         self._free.append(register)
 
     def write_unknown(self, register: Register) -> None:
         """Nobody knows whether the write under way took effect, or when."""
         self.unknown_count += 1
-        register.is_retired = True
+        register.retire()
+
+    def release(self, register: Register) -> None:
+        """No request to a retired register can be under way any more: whatever it shows is settled, and it is free again."""
+        register.is_retired = False
+        self._free.append(register)
 
     def write_refused(self, register: Register) -> None:
         """The write under way was refused: it did not and will not take effect, and its number is used again."""

@@ -32,8 +32,10 @@ IN_FLIGHT_MAX = 2_000
 """Operations under way at once."""
 CREATION_EVERY = 50
 """One operation in so many creates a topic, once there are registers enough: the broker opens every topic, and is not the subject."""
-REGISTER_SECONDS = 3
-"""Registers for so many seconds of the rate, so that an outage does not stop the writes."""
+REGISTER_SECONDS = 4
+"""Registers for so many seconds of the rate, so that an outage and its unknown outcomes do not stop the writes."""
+RETIREMENT_S = 45.0
+"""Longer than any request lives, on its way or in a server: 30 s."""
 TICK_S = 0.01
 STANDSTILL_S_MIN = 1.0
 """A tick that comes so late shows a standstill."""
@@ -215,6 +217,7 @@ class Load:
         except OutcomeUnknownError as error:
             self.failures[f"write: {type(error).__name__}: {error.code.name}"] += 1
             self.ledger.write_unknown(register)
+            asyncio.get_running_loop().call_later(RETIREMENT_S, self.ledger.release, register)
         except LograftError as error:
             self.failures[f"write: {type(error).__name__}: {error.code.name}"] += 1
             self.ledger.write_refused(register)

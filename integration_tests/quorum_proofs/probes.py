@@ -57,11 +57,11 @@ class Probes:
             try:
                 scene.admin.alter_configs({ConfigResource.topic(topic): {CONFIG: str(register.sent)}})
             except OutcomeUnknownError:
-                register.is_retired = True
+                register.retire()
             except LograftError:
                 register.sent -= 1
             else:
-                register.acknowledged = register.sent
+                register.acknowledge()
 
     def note_read(self, topic: str, at_least: int, answer: Answer) -> None:
         """Judge a read that was sent when `at_least` was acknowledged."""
@@ -73,11 +73,11 @@ class Probes:
         """Take down what a direct write was told."""
         self.writes["acknowledged" if answer.value is not None else answer.refusal] += 1
         if answer.value is not None:
-            register.acknowledged = register.sent
+            register.acknowledge()
         elif answer.is_certain:
             register.sent -= 1
         else:
-            register.is_retired = True
+            register.retire()
 
 
 def send(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: under load a voter loses its disk, and one command puts the replacement in its place; followers and leaders in turns.
+"""Proof: under load a voter loses its disk, and one command puts the replacement in its place; leaders and followers in turns.
 
 The voter is killed with -9, its directory removed, and the same command starts it again: it joins as an observer under a new
 directory id. `lograft quorum replace-voter ID` is the one command. Then another voter is stopped, so that nothing is committed
@@ -104,14 +104,14 @@ def prove(
     rate_per_s: int = RATE_PER_S,
     unavailable_s_max: float = UNAVAILABLE_S_MAX,
 ) -> Outcome:
-    """Replace a follower and then a leader, and so on, `rounds` replacements in all."""
+    """Replace a leader and then a follower, and so on, `rounds` replacements in all."""
     outcome = Outcome(proof="wiped-voter", figures={"voters": voters, "rounds": rounds, "asked_per_s": rate_per_s})
     with scene_under_load(Cluster(directory, voter_count=voters, broker_count=1), rate_per_s=rate_per_s) as scene:
         times: list[float] = []
         for number in range(rounds):
             leader_id, _ = scene.leader()
             follower_ids = [each for each in scene.cluster.voters if each != leader_id]
-            voter_id = leader_id if number % 2 == 1 else follower_ids[number // 2 % len(follower_ids)]
+            voter_id = leader_id if number % 2 == 0 else follower_ids[number // 2 % len(follower_ids)]
             unavailable_s, is_disturbed = wipe_and_replace(scene, voter_id, outcome)
             if not is_disturbed:
                 times.append(unavailable_s)

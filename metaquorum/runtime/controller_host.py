@@ -214,12 +214,12 @@ class ControllerHost:
         Raises:
             CommandError: it is not; who is, if known.
         """
-        if self._stopping:
+        quorum = self._quorum()
+        leader = quorum.leader()
+        if self._stopping and leader.leader_id in (None, quorum.node_id):
             raise CommandError(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another one")
         if self._controller is not None:
             return
-        quorum = self._quorum()
-        leader = quorum.leader()
         if leader.leader_id is None:
             raise CommandError(
                 ErrorCode.QUORUM_UNAVAILABLE,

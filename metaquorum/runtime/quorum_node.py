@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from typing import Final
 
 from lograft.internal.v1 import quorum_pb2 as pb
 from lograft.wire.errors import BatchTooLargeError
@@ -22,7 +22,7 @@ from metaquorum.raft.messages import Request
 from metaquorum.raft.node import RaftNode
 from metaquorum.raft.state import Identity
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
-from metaquorum.raft.voter_changes import ChangeOutcome, TransferOutcome, VoterChange
+from metaquorum.raft.voter_changes import ChangeOutcome, TransferOutcome, TransferResigned, VoterChange
 from metaquorum.raft.voters import VoterHistory
 from metaquorum.runtime.delivery import ListenerFeed
 from metaquorum.runtime.driver import Answer, Driver, StoppedError
@@ -54,6 +54,9 @@ __all__ = [
     "ReplicaStatus",
     "SnapshotSettings",
 ]
+
+REDIRECT_MS: Final = 500
+"""Time for which a leader that stops says who leads now: several times what a broker needs to hear of it."""
 
 
 class QuorumError(Exception):
@@ -199,13 +202,20 @@ class QuorumNode:
     async def _hand_over(self, driver: Driver) -> None:
         """Have a leader commit what it appended, so that callers learn of it, and leave a successor with everything.
 
-        Bounded by `shutdown_grace_ms`; when it cannot be done (no other voter, no majority), the shutdown goes on without.
+        Bounded by `shutdown_grace_ms`; when it cannot be done (no other voter, no majority), the shutdown goes on without. Then
+        this node serves on for `REDIRECT_MS`: a call that met a closed listener could not be told from one that was carried out.
         """
         if driver.leader.leader_id != self._key.node_id or driver.failure.done():
             return
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(self._settings.timers.shutdown_grace_ms / 1_000):
-                await driver.operators.transfer_leadership(None)
+                outcome = await driver.operators.transfer_leadership(None)
+                if not isinstance(outcome, TransferResigned):
+                    return
+                await driver.operators.next_leader(driver.leader, above_epoch=outcome.quorum_epoch)
+        except TimeoutError:
+            return
+        await asyncio.wait((driver.failure,), timeout=REDIRECT_MS / 1_000)
 
     async def abandon(self) -> None:
         """Stop as a crash would: hand nothing over, flush nothing, leave no clean mark. For tests of failures."""

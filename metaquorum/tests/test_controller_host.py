@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller import elections
 from metaquorum.controller.commands import (
     AllocateProducerIds,
     CreateTopic,
@@ -181,33 +180,6 @@ async def test_own_work_is_tried_again_when_there_was_no_room(shell: Shell, capl
         return bool(shell.host.image.features)
 
     await until(committed, what="the bootstrap record")
-
-
-async def test_slice_of_a_sweep_waits_for_the_commit_of_the_one_before(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A long work never has more than one slice uncommitted: followers are not kept waiting, and what is done stays done."""
-    monkeypatch.setattr(elections, "MAX_SWEEP_RECORDS", 1)
-    await shell.activate()
-    epoch = await shell.broker(1)
-    await shell.run(create_topic("t", partition_count=5))
-    away = Heartbeat(broker_id=1, broker_epoch=epoch, metadata_offset=1 << 40, want_fence=True)
-    fencing = asyncio.ensure_future(shell.host.submit(away, timeout_ms=5_000))
-    slices = 0
-    while True:
-        for _ in range(50):
-            await asyncio.sleep(0)
-        if not shell.log.pending:
-            break
-        slices += 1
-        # The fencing itself is appended with the first slice.
-        assert len(shell.log.pending) <= 1 + (slices == 1)
-        shell.commit()
-    await fencing
-    topic = shell.host.image.topic_by_name("t")
-    assert topic is not None
-    assert [partition.leader_id for partition in topic.partitions] == [None] * 5
-    assert slices >= 5
 
 
 async def test_parked_commands_are_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
