@@ -346,15 +346,19 @@ class ControllerHost:
             self._work_handle = asyncio.get_running_loop().call_soon(self._run_work)
 
     def _run_work(self) -> None:
-        """Run one internal command; the next one takes its turn behind whatever else the loop has to do."""
+        """Run one internal command; before the next one the loop has as long for whatever else it has to do.
+
+        A fetch of a follower takes several turns of the loop: with a slice in each of them it might come too late.
+        """
         self._work_handle = None
         if not self._work or not self.is_active:
             return
         loop = asyncio.get_running_loop()
+        started_s = loop.time()
         if self._run_own(self._work[0]):
             self._work.popleft()
             if self._work:
-                self._work_handle = loop.call_soon(self._run_work)
+                self._work_handle = loop.call_later(loop.time() - started_s, self._run_work)
         else:
             self._work_handle = loop.call_later(RETRY_AFTER_MS / 1000, self._run_work)
 
