@@ -127,8 +127,12 @@ def _first(node_ids: Sequence[int], holds: CanLead) -> int | None:
     return next((node_id for node_id in node_ids if holds(node_id)), None)
 
 
-Changes = Callable[[TopicImage, int], Iterator[PartitionChangeRecord | None]]
-"""Goes over the partitions of a topic from a number on."""
+def _never(_: Members) -> bool:
+    return False
+
+
+Changes = Callable[[TopicImage, int, int], Iterator[tuple[int, PartitionChangeRecord | None]]]
+"""Goes over the partitions of a topic from one number to another (exclusive): those that may need a change, by number, with it."""
 
 
 def _slice(
@@ -143,13 +147,16 @@ def _slice(
     last_name = start.after_topic
     for topic in image.topics(after=start.after_topic):
         first = start.next_partition if topic.topic_id == start.cut_topic_id else 0
-        for number, change in enumerate(changes(topic, first), start=first):
-            if len(records) >= MAX_SWEEP_RECORDS or seen >= MAX_SWEEP_PARTITIONS:
-                cursor = SweepCursor(after_topic=last_name, cut_topic_id=topic.topic_id, next_partition=number)
-                return records, cursor
-            seen += 1
+        end = min(len(topic.partitions), first + MAX_SWEEP_PARTITIONS - seen)
+        cut = SweepCursor(after_topic=last_name, cut_topic_id=topic.topic_id, next_partition=end)
+        for number, change in changes(topic, first, end):
+            if len(records) >= MAX_SWEEP_RECORDS:
+                return records, replace(cut, next_partition=number)
             if change is not None:
                 records.append(change)
+        if end < len(topic.partitions):
+            return records, cut
+        seen += end - first
         last_name = topic.topic
     return records, None
 
@@ -168,12 +175,12 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
     def is_settled(members: Members) -> bool:
         return members.leader_id is not None and fit.issuperset(members.isr)
 
-    def changes(topic: TopicImage, first: int) -> Iterator[PartitionChangeRecord | None]:
+    def changes(topic: TopicImage, first: int, end: int) -> Iterator[tuple[int, PartitionChangeRecord | None]]:
         rules = rules_of(image, topic)
         lacking = _lossy_for(image, topic, lossy)
-        partitions = topic.partitions.from_number(first) if lacking else topic.partitions.unsettled(first, is_settled)
+        partitions = topic.partitions.unsettled(first, end, _never if lacking else is_settled)
         return (
-            None if each is None else partition_change(topic.topic_id, each, fit.__contains__, lacking, rules)
+            (each.partition, partition_change(topic.topic_id, each, fit.__contains__, lacking, rules))
             for each in partitions
         )
 
@@ -202,9 +209,9 @@ def elect_preferred(image: AppendedImage, command: ElectPreferredLeaders) -> Dec
     """Decide one slice of the way back to the preferred leaders; `then` of the decision is the next slice, or None."""
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
 
-    def changes(topic: TopicImage, first: int) -> Iterator[PartitionChangeRecord | None]:
-        partitions = topic.partitions.from_number(first)
-        return (preferred_change(topic.topic_id, each, fit.__contains__) for each in partitions)
+    def changes(topic: TopicImage, first: int, end: int) -> Iterator[tuple[int, PartitionChangeRecord | None]]:
+        partitions = topic.partitions.unsettled(first, end, _never)
+        return ((each.partition, preferred_change(topic.topic_id, each, fit.__contains__)) for each in partitions)
 
     records, cursor = _slice(image, command.cursor, changes)
     then = None if cursor is None else ElectPreferredLeaders(cursor=cursor)

@@ -216,6 +216,7 @@ def check(data: bytes) -> None:
     assert is_one_form, f"a block of {len(data)} bytes is not in its one form"
 
 
-def entries(block: OpenBlock, first: int) -> Iterator[tuple[bytes, int, int]]:
-    """Members, leader epoch and partition epoch of each partition of an open block from the place `first` on."""
-    return zip(block.members[first:], block.leader_epochs[first:], block.partition_epochs[first:], strict=True)
+def entries(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Members, leader epoch and partition epoch of each partition of a block."""
+    block = open_block(data)
+    return zip(block.members, block.leader_epochs, block.partition_epochs, strict=True)

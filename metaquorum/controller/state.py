@@ -162,7 +162,11 @@ class Partitions(Sequence[PartitionImage]):
         opened.partition_epochs[place] = partition.partition_epoch
 
     def __iter__(self) -> Iterator[PartitionImage]:
-        return self.from_number(0)
+        number = 0
+        for data in self.blocks():
+            for entry in partition_blocks.entries(data):
+                yield _image(number, entry)
+                number += 1
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Partitions):
@@ -182,30 +186,24 @@ class Partitions(Sequence[PartitionImage]):
         opened.partition_epochs.append(partition.partition_epoch)
         self._count += 1
 
-    def from_number(self, first: int) -> Iterator[PartitionImage]:
-        """Iterate over the partitions from a number on."""
-        for partition in self.unsettled(first, _never):
-            assert partition is not None, "none was to be left out"
-            yield partition
-
-    def unsettled(self, first: int, is_settled: Callable[[Members], bool]) -> Iterator[PartitionImage | None]:
-        """Go over the partitions from a number on, with None for those whose members are settled.
+    def unsettled(self, first: int, end: int, is_settled: Callable[[Members], bool]) -> Iterator[PartitionImage]:
+        """Iterate over those partitions whose members are not settled; the others cost next to nothing.
 
         Args:
             first: number of the first one.
-            is_settled: asked once for each distinct members of a block, so that what need not be looked at costs little.
+            end: number of the last one, exclusive.
+            is_settled: asked once for each distinct members of a block.
         """
-        number = first
-        for block in range(first // BLOCK_PARTITIONS, len(self._blocks)):
-            opened = self._open if self._open is not None and block == self._open_number else None
-            if opened is None:
-                opened = partition_blocks.open_block(self._blocks[block])
-            settled = {
-                each: is_settled(partition_blocks.decode_members(each)) for each in dict.fromkeys(opened.members)
-            }
-            for entry in partition_blocks.entries(opened, number % BLOCK_PARTITIONS):
-                yield None if settled[entry[0]] else _image(number, entry)
-                number += 1
+        blocks = self.blocks()
+        for block in range(first // BLOCK_PARTITIONS, -(-end // BLOCK_PARTITIONS)):
+            data = blocks[block]
+            kinds = map(partition_blocks.decode_members, partition_blocks.distinct_members(data))
+            wanted = {kind for kind, members in enumerate(kinds) if not is_settled(members)}
+            if not wanted:
+                continue
+            for number, kind in enumerate(partition_blocks.index_of(data), start=block * BLOCK_PARTITIONS):
+                if kind in wanted and first <= number < end:
+                    yield _image(number, partition_blocks.entry(data, number % BLOCK_PARTITIONS))
 
     def tally(self) -> Iterator[tuple[Members, int]]:
         """Members that occur, and how many partitions have them; the same ones may come more than once."""
@@ -256,10 +254,6 @@ class Partitions(Sequence[PartitionImage]):
                 self._open = partition_blocks.open_block(self._blocks[block])
             self._open_number = block
         return self._open
-
-
-def _never(_: Members) -> bool:
-    return False
 
 
 @dataclass(slots=True)

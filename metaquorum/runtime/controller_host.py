@@ -6,10 +6,8 @@ on the event loop thread; nothing is awaited between `decide` and `replay`, so c
 not decide anything itself. Laws:
 
 * An answer is given only when everything appended up to its decision is committed.
-* Whoever is told "not controller", "overloaded" or "timed out" knows that nothing was appended; when something was
-  appended and its commit was not seen, the answer is OUTCOME_UNKNOWN.
-
-Source: `docs/controller.md` section "Shell".
+* Whoever is told "not controller", "overloaded" or "timed out" knows that nothing was appended; when something was appended
+  and its commit was not seen, the answer is OUTCOME_UNKNOWN. Source: `docs/controller.md` section "Shell".
 """
 
 from __future__ import annotations
@@ -356,17 +354,13 @@ class ControllerHost:
 
     def _run_work(self) -> None:
         """Run one internal command; the next one when this is committed: slices in a row would keep followers waiting."""
-        if not self._work or not self.is_active:
-            self._work_handle = None
-            return
-        future = self._run_own(self._work[0])
-        if future is None:
+        future = self._run_own(self._work[0]) if self._work and self.is_active else None
+        self._work_handle, self._work_commit = None, future
+        if future is not None:
+            self._work.popleft()
+            future.add_done_callback(self._work_committed)
+        elif self._work and self.is_active:
             self._work_handle = asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._run_work)
-            return
-        self._work.popleft()
-        self._work_handle = None
-        self._work_commit = future
-        future.add_done_callback(self._work_committed)
 
     def _work_committed(self, future: asyncio.Future[Outcome]) -> None:
         if self._work_commit is future:

@@ -66,7 +66,7 @@ def test_table_equals_the_plain_list_whatever_its_history(
     assert list(table) == plain
     assert [table[number] for number in range(len(plain))] == plain
     assert table[5:200] == plain[5:200]
-    assert list(table.from_number(start)) == plain[start:]
+    assert list(table.unsettled(start, len(plain), lambda _: False)) == plain[start:]
     again = Partitions(plain)
     assert again.blocks() == table.blocks()
     assert again == table
@@ -106,10 +106,11 @@ def test_settled_partitions_are_passed_over() -> None:
         asked.append(members)
         return members.leader_id != 1
 
-    found = list(table.unsettled(2, is_settled))
-    assert [each.partition for each in found if each is not None] == list(range(4, BLOCK_PARTITIONS + 10, 3))
-    assert len(found) == BLOCK_PARTITIONS + 8
+    end = BLOCK_PARTITIONS + 9
+    found = list(table.unsettled(2, end, is_settled))
+    assert found == [image(number, 1) for number in range(4, end, 3)]
     assert len(asked) == 6
+    assert list(table.unsettled(0, end, lambda _: True)) == []
 
 
 def test_copy_and_original_change_apart() -> None:
