@@ -14,7 +14,6 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.commands import (
     AllocateProducerIds,
     CreateTopic,
-    Heartbeat,
     ProducerIdsAllocated,
     TopicCreated,
 )
