@@ -316,10 +316,11 @@ class SimulatedQuorum:
         limit = self.checker.committed_end_offset
         if end is None or end != limit or not self.faults.knows_addresses(leaders[0].raft.state.voter_set):
             return False
-        # The workload goes on, so followers may be a few records behind the newest.
+        # The workload goes on, so followers may be a few records behind the newest; but their logs must still be comparable.
+        start = leaders[0].disk.log_start_offset
         return all(
             node.raft is not None
-            and node.raft.state.high_watermark is not None
+            and (node.raft.state.high_watermark or -1) >= start
             and node.raft.state.quorum_epoch == leaders[0].raft.state.quorum_epoch
             and node.raft.state.commit_offset >= end - 10
             for node in self.nodes
@@ -332,9 +333,6 @@ class SimulatedQuorum:
             assert node.raft is not None, "converged nodes are up"
             end_offset = node.raft.state.high_watermark
             assert end_offset is not None, "converged nodes know a high watermark"
-            if end_offset < leader.disk.log_start_offset:
-                # Voters hear of a commit a little later than the leader, whose log may begin above it by then.
-                continue
             require(
                 node.disk.history_at(end_offset) == leader.disk.history_at(end_offset),
                 "logs are equal below the high watermark",
