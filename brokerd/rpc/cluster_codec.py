@@ -33,6 +33,8 @@ def topic_message(topic: TopicImage) -> metadata_pb2.Topic:
                 leader_epoch=partition.leader_epoch,
                 replicas=partition.replicas,
                 isr=partition.isr,
+                eligible_leader_replicas=partition.elr,
+                last_known_eligible_leader_replicas=partition.last_known_elr,
             )
             for partition in topic.partitions
         ],

@@ -44,6 +44,8 @@ def to_partition(partition: PartitionImage) -> metadata_pb2.Partition:
         leader_epoch=partition.leader_epoch,
         replicas=partition.replicas,
         isr=partition.isr,
+        eligible_leader_replicas=partition.elr,
+        last_known_eligible_leader_replicas=partition.last_known_elr,
     )
 
 

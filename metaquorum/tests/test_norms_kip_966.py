@@ -25,6 +25,7 @@ from metaquorum.controller.elections import ElectionRules, partition_change
 from metaquorum.controller.isr import changed_isr, needed_in_sync
 from metaquorum.controller.records import ConfigResource, LeaderChange, PartitionChangeRecord
 from metaquorum.controller.state import PartitionImage
+from metaquorum.rpc.codec import to_partition
 from metaquorum.tests.controller_world import World, register, topic_id
 
 TOPIC_ID: Final = b"t" * 16
@@ -221,3 +222,11 @@ def test_min_isr_is_a_matter_of_topics(world: World, resource: ConfigResource, n
     """The controller decides by it, so that it has one place: a broker or the cluster cannot have another value."""
     command = AlterConfigs(resources=(ResourceChanges(resource=resource, name=name, changes=((MIN_ISR, "1"),)),))
     assert world.refusal(command).code is ErrorCode.INVALID_CONFIG
+
+
+def test_descriptions_show_eligible_and_last_known_eligible_replicas() -> None:
+    """What clients are told of a partition has both lists, here and where brokers tell it."""
+    partition = PartitionImage(0, (0, 1, 2), (0,), 0, 4, 9, elr=(2,), last_known_elr=(1,))
+    described = to_partition(partition)
+    assert list(described.eligible_leader_replicas) == [2]
+    assert list(described.last_known_eligible_leader_replicas) == [1]

@@ -69,6 +69,8 @@ def decode_topic(topic: metadata_pb2.Topic) -> TopicState:
                 leader_epoch=part.leader_epoch,
                 replicas=tuple(part.replicas),
                 isr=tuple(part.isr),
+                elr=tuple(part.eligible_leader_replicas),
+                last_known_elr=tuple(part.last_known_eligible_leader_replicas),
             )
             for part in topic.partitions
         ),
@@ -137,6 +139,8 @@ def describe_topic(state: TopicState, configs: dict[str, str], overridden: froze
                 leader_epoch=part.leader_epoch,
                 replicas=part.replicas,
                 isr=part.isr,
+                eligible_leader_replicas=part.elr,
+                last_known_eligible_leader_replicas=part.last_known_elr,
             )
             for part in state.partitions
         ),

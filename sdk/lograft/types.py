@@ -288,13 +288,19 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionDescription:
-    """A partition, as clients see it. `leader_id` is None while nobody leads."""
+    """A partition, as clients see it. `leader_id` is None while nobody leads.
+
+    Eligible leader replicas are out of sync, but have everything committed (KIP-966); the last known ones were so before nobody
+    was any more: an unclean election would take one of them first.
+    """
 
     partition: int
     leader_id: int | None
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    eligible_leader_replicas: tuple[int, ...] = ()
+    last_known_eligible_leader_replicas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

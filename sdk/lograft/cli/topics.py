@@ -90,9 +90,17 @@ def describe(
     print_facts({"topic": found.topic, "id": found.topic_id.hex(), "replication factor": found.replication_factor})
     print_table(
         "partitions",
-        ("partition", "leader", "leader epoch", "replicas", "in-sync replicas"),
+        ("partition", "leader", "leader epoch", "replicas", "in-sync replicas", "eligible", "last known eligible"),
         [
-            (part.partition, part.leader_id, part.leader_epoch, _join(part.replicas), _join(part.isr))
+            (
+                part.partition,
+                part.leader_id,
+                part.leader_epoch,
+                _join(part.replicas),
+                _join(part.isr),
+                _join(part.eligible_leader_replicas),
+                _join(part.last_known_eligible_leader_replicas),
+            )
             for part in found.partitions
         ],
     )

@@ -78,6 +78,8 @@ class Partition(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     ISR_FIELD_NUMBER: _builtins.int
+    ELIGIBLE_LEADER_REPLICAS_FIELD_NUMBER: _builtins.int
+    LAST_KNOWN_ELIGIBLE_LEADER_REPLICAS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """Number, from 0."""
     leader_id: _builtins.int
@@ -92,6 +94,14 @@ class Partition(_message.Message):
     def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Node ids of the in-sync replicas."""
 
+    @_builtins.property
+    def eligible_leader_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of the replicas out of sync that have everything committed, and may lead without loss (KIP-966)."""
+
+    @_builtins.property
+    def last_known_eligible_leader_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Node ids of those that were the last to be eligible, while nobody is."""
+
     def __init__(
         self,
         *,
@@ -100,10 +110,12 @@ class Partition(_message.Message):
         leader_epoch: _builtins.int = ...,
         replicas: _abc.Iterable[_builtins.int] | None = ...,
         isr: _abc.Iterable[_builtins.int] | None = ...,
+        eligible_leader_replicas: _abc.Iterable[_builtins.int] | None = ...,
+        last_known_eligible_leader_replicas: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "isr", b"isr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "last_known_eligible_leader_replicas", b"last_known_eligible_leader_replicas", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
     _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
