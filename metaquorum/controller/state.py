@@ -113,6 +113,12 @@ def _image(number: int, entry: tuple[bytes, int, int]) -> PartitionImage:
     )
 
 
+def partitions_of_block(number: int, data: bytes) -> Iterator[PartitionImage]:
+    """Give the partitions of a block, the `number`-th of its topic."""
+    for partition, entry in enumerate(partition_blocks.entries(data), number * BLOCK_PARTITIONS):
+        yield _image(partition, entry)
+
+
 class Partitions(Sequence[PartitionImage]):
     """The partitions of a topic by number, packed; one block at a time is open for changes until `seal`.
 

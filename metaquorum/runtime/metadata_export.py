@@ -20,6 +20,7 @@ from typing import Final, assert_never
 
 from lograft.wire.codes import ErrorCode
 
+from metaquorum.controller.image_rows import PartitionBlock
 from metaquorum.controller.records import (
     BrokerChangeRecord,
     BrokerRecord,
@@ -35,10 +36,11 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from metaquorum.runtime import record_codec
+from metaquorum.controller.state import PartitionImage, partitions_of_block
 from metaquorum.runtime.commit_waiters import RETRY_AFTER_MS, CommandError
 from metaquorum.runtime.image_store import STATE_KEY, ImageState, items, open_read_only
 from metaquorum.runtime.metadata_files import MetadataFiles
+from metaquorum.runtime.row_codec import decode_row
 
 logger = logging.getLogger(__name__)
 
@@ -137,20 +139,23 @@ def _entries(directory: Path, cluster_id: str) -> Iterator[dict[str, object]]:
                 "address": voter.address,
             }
         topics: dict[bytes, str] = {}
-        for key, row in items(database):
-            if key != STATE_KEY:
-                record = record_codec.decode(row)
-                if isinstance(record, TopicRecord):
-                    topics[record.topic_id] = record.topic
-                yield _entry(record, topics)
+        for key, value in items(database):
+            if key == STATE_KEY:
+                continue
+            row = decode_row(key, value)
+            if isinstance(row, PartitionBlock):
+                for partition in partitions_of_block(row.number, row.data):
+                    yield _partition(partition, topics[row.topic_id])
+                continue
+            if isinstance(row, TopicRecord):
+                topics[row.topic_id] = row.topic
+            yield _entry(row, topics)
     finally:
         database.close()
 
 
 def _entry(record: MetadataRecord, topics: dict[bytes, str]) -> dict[str, object]:
     match record:
-        case PartitionRecord():
-            return _partition(record, topics[record.topic_id])
         case TopicRecord():
             return {"type": "topic", "topic": record.topic, "topic_id": record.topic_id.hex()}
         case ConfigRecord():
@@ -172,13 +177,13 @@ def _entry(record: MetadataRecord, topics: dict[bytes, str]) -> dict[str, object
             return {"type": "producer_ids", "next_producer_id": record.next_producer_id}
         case FeatureLevelRecord():
             return {"type": "feature", "name": record.name, "level": record.level}
-        case RemoveBrokerRecord() | RemoveTopicRecord() | PartitionChangeRecord() | NoOpRecord():
+        case RemoveBrokerRecord() | RemoveTopicRecord() | PartitionRecord() | PartitionChangeRecord() | NoOpRecord():
             raise AssertionError(f"no row of an image: {record}")
         case _:
             assert_never(record)
 
 
-def _partition(record: PartitionRecord, topic: str) -> dict[str, object]:
+def _partition(record: PartitionImage, topic: str) -> dict[str, object]:
     return {
         "type": "partition",
         "topic": topic,

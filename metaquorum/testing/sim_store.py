@@ -337,7 +337,11 @@ class StoredDisk(SimDisk):
             except (VoteFileLostError, DamagedLogError, InvalidMessageError, StorageError) as error:
                 raise DamagedDiskError(f"{type(error).__name__}: {error}") from error
         self._is_damage_fresh = False
-        return self._compare()
+        try:
+            return self._compare()
+        except DamagedLogError as error:
+            # A flip in the epoch of the last batch: nobody reads it at the start, but the comparison does.
+            raise DamagedDiskError(f"{type(error).__name__}: {error}") from error
 
     def recover_after(self, how: Crash) -> Recovered:
         """End the process in one way and start it again."""

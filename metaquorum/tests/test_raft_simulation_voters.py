@@ -96,13 +96,19 @@ def test_request_without_an_answer_is_seen_unless_its_process_is_gone() -> None:
 def test_no_disk_is_lost_while_the_voters_disagree_or_are_few() -> None:
     """The fault budget: a set that shrinks at this moment may have no voter to spare."""
     world, leader, operator = settled()
-    lost = operator.disk_to_lose()
+    lost = operator.disk_to_lose(())
     assert lost is not None
     assert lost in world.nodes
     batch = leader.disk.batches[-1]
     fewer = voter_set([voter for voter in leader.initial_voters.voters if voter.key != lost.key])
     leader.disk.batches[-1] = replace(batch, voters=fewer, voters_after=fewer)
-    assert operator.disk_to_lose() is None
+    assert operator.disk_to_lose(()) is None
+
+
+def test_no_disk_is_lost_beside_a_damaged_one() -> None:
+    """The fault budget: with one voter damaged the others are needed."""
+    _, leader, operator = settled()
+    assert operator.disk_to_lose((leader.key,)) is None
 
 
 def log_with(*sets: VoterSet | None) -> SimDisk:
