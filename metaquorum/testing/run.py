@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from metaquorum.testing.coverage import Coverage, SeedResult
 from metaquorum.testing.disk_mutants import DISK_MUTANTS
+from metaquorum.testing.invariants import InvariantViolation
 from metaquorum.testing.mutants import MUTANTS, Mutant, apply
 from metaquorum.testing.sim_quorum import SimulatedQuorum
 
@@ -40,10 +41,16 @@ def run_seed(seed: int, event_count: int) -> SimulatedQuorum:
     quorum = SimulatedQuorum(seed)
     try:
         quorum.run(event_count)
-    except AssertionError as error:
-        error.add_note(quorum.describe())
-        error.add_note(f"repeat: python -m metaquorum.testing.run --first-seed {seed} --seeds 1 --events {event_count}")
-        raise
+    except Exception as error:
+        # Real code of the shell runs in here: whatever it lets through is a fault too.
+        failure = error if isinstance(error, AssertionError) else InvariantViolation(f"{type(error).__name__}: {error}")
+        failure.add_note(quorum.describe())
+        failure.add_note(
+            f"repeat: python -m metaquorum.testing.run --first-seed {seed} --seeds 1 --events {event_count}"
+        )
+        if failure is error:
+            raise
+        raise failure from error
     return quorum
 
 

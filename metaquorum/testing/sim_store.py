@@ -48,7 +48,7 @@ from metaquorum.testing.sim_trouble import (
     Trouble,
 )
 from storage.damage import DamagedRanges
-from storage.errors import StorageError
+from storage.errors import DataLossError, StorageError
 from storage.flush import FlushWork
 from storage.names import LOG_SUFFIX
 from storage.testing.sim_disk import Crash, Refusal, SimCall
@@ -339,8 +339,8 @@ class StoredDisk(SimDisk):
         self._is_damage_fresh = False
         try:
             return self._compare()
-        except DamagedLogError as error:
-            # A flip in the epoch of the last batch: nobody reads it at the start, but the comparison does.
+        except (DamagedLogError, DataLossError) as error:
+            # A flip in the last batch, below the recovery point: nobody reads it at the start, but the comparison does.
             raise DamagedDiskError(f"{type(error).__name__}: {error}") from error
 
     def recover_after(self, how: Crash) -> Recovered:

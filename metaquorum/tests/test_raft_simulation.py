@@ -390,3 +390,15 @@ def test_crash_keeps_what_was_durable() -> None:
         assert [batch.payload for batch in disk.batches] == [str(end) for end in range(1, len(disk.batches) + 1)]
         assert disk.log_end_offset == disk.durable_end_offset >= 2
         assert disk.election in (election_state(0), election_state(3))
+
+
+def test_whatever_the_shell_lets_through_is_a_failure_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real code of the log runs in the simulation: an error of it does not end the run of the other seeds."""
+
+    def fail(_quorum: SimulatedQuorum, _event_count: int) -> None:
+        raise OSError("no such luck")
+
+    monkeypatch.setattr(SimulatedQuorum, "run", fail)
+    with pytest.raises(InvariantViolation, match="OSError: no such luck") as failure:
+        run_seed(5, 100)
+    assert any("--first-seed 5 --seeds 1" in note for note in failure.value.__notes__)
