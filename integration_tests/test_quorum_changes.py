@@ -108,9 +108,11 @@ def test_leader_hands_over_to_the_voter_that_is_named(tmp_path: Path, capsys: py
         target = next(voter.node_id for voter in quorum.voters if voter.node_id != first)
         code, answer = command(capsys, "transfer-leader", str(target), "--bootstrap", cluster.bootstrap)
         assert (code, answer) == (0, {"leader_id": target}), cluster.logs()
+        broker_id = next(iter(cluster.brokers))
+        wait_for(lambda: observed_with_everything(admin, broker_id), timeout_s=TIMEOUT_S, what="the broker")
         with pytest.raises(InvalidRequestError, match="NO_ADDRESS"):
             # A broker follows the log, but nobody could ask it for a vote.
-            admin.add_voter(next(iter(cluster.brokers)))
+            admin.add_voter(broker_id)
 
         def all_caught_up() -> bool:
             found = described(admin)
