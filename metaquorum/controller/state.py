@@ -128,8 +128,6 @@ class Partitions(Sequence[PartitionImage]):
 
     __slots__ = ("_blocks", "_count", "_open", "_open_number")
 
-    __hash__ = None  # type: ignore[assignment]  # mutable
-
     def __init__(self, partitions: Sequence[PartitionImage] = ()) -> None:
         self._blocks: list[bytes] = []
         self._count = 0
