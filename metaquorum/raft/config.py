@@ -17,7 +17,8 @@ class RaftConfig:
             one and a half times this (exclusive), drawn at random.
         fetch_wait_ms: how long a fetch asks the leader to wait for something to send.
         fetch_wait_ms_max: longest time that a leader parks a fetch, whatever was asked.
-        commit_news_ms: a voter with nothing to fetch hears at the latest so long afterwards that the high watermark moved.
+        commit_news_ms: a voter with nothing to fetch hears at the latest so long afterwards that the high watermark moved, and an
+            observer that keeps up hears of commits in a row at most so often.
         crowd_size: a round of so many proposals (or more) shows that many ask at once; the next one then waits for as many.
         crowd_wait_ms: but no longer than this after the commit of the last one.
         request_timeout_ms: a request without an answer for so long has failed.
@@ -44,7 +45,7 @@ class RaftConfig:
     leader_gone_ms: int = 200
     fetch_wait_ms: int = 400
     fetch_wait_ms_max: int = 400
-    commit_news_ms: int = 5
+    commit_news_ms: int = 10
     crowd_size: int = 4
     crowd_wait_ms: int = 5
     request_timeout_ms: int = 1_000

@@ -164,7 +164,9 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
         _refuse(state, token, refusal or Refusal.NOT_LEADER)
         return
     progress = _find_replica(state, role, request, now_ms)
+    had_everything = False
     if progress is not None:
+        had_everything = request.fetch_offset >= (progress.previous_leader_end_offset or state.log.log_end_offset)
         progress.last_fetch_ms = now_ms
         if reads.note_round(state, role, progress, request):
             answer_parked(state, role)
@@ -179,10 +181,10 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
     if progress is not None:
         _note_progress(state, progress, request, now_ms)
     update_high_watermark(state, role, now_ms=now_ms)
-    if _has_answer(role, request) or request.max_wait_ms == 0:
-        _answer(state, role, token, request)
-        return
-    if len(role.parked) >= state.config.max_parked_fetches:
+    is_due = (
+        _has_data(role, request) if _is_voter(role, request) else _lacks_commit(role, request) and not had_everything
+    )
+    if is_due or request.max_wait_ms == 0 or len(role.parked) >= state.config.max_parked_fetches:
         _answer(state, role, token, request)
         return
     wait_ms = min(request.max_wait_ms, state.config.fetch_wait_ms_max)
@@ -259,10 +261,13 @@ def _forget_silent_observers(state: RaftState, role: Leader, now_ms: int) -> Non
         del role.observers[key]
 
 
-def _has_answer(role: Leader, request: FetchRequest) -> bool:
+def _is_voter(role: Leader, request: FetchRequest) -> bool:
     progress = role.voters.get(request.replica.node_id)
-    if progress is None or progress.key != request.replica:
-        return _lacks_commit(role, request)
+    return progress is not None and progress.key == request.replica
+
+
+def _has_data(role: Leader, request: FetchRequest) -> bool:
+    """Whether a voter is to be answered: a commit waits for it."""
     return request.fetch_offset < role.round_end_offset or reads.is_news(role, request)
 
 
@@ -272,8 +277,9 @@ def _lacks_commit(role: Leader, request: FetchRequest) -> bool:
 
 
 def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest) -> None:
-    response = _response(state, role)
-    if request.fetch_offset < state.log.log_end_offset:
+    # While an observer's fetch waited, the log may have been trimmed beyond its offset.
+    response = _response(state, role, snapshot=snapshot_for(state, request))
+    if response.snapshot is None and request.fetch_offset < state.log.log_end_offset:
         max_bytes = min(request.max_bytes, state.config.max_fetch_bytes)
         # The election state of a leader is on disk, so the batches are read in this very step and never later.
         assert state.outbox.is_persisted, "a leader has nothing that waits for its disk"
@@ -285,9 +291,9 @@ def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest) -
 
 
 def answer_parked(state: RaftState, role: Leader) -> None:
-    """Answer every parked fetch that there is something for now."""
+    """Answer every parked fetch of a voter that there is data or a round of reads for."""
     for fetch in role.parked:
-        if _has_answer(role, fetch.request):
+        if _is_voter(role, fetch.request) and _has_data(role, fetch.request):
             role.parked.remove(fetch.request.replica)
             _answer(state, role, fetch.token, fetch.request)
 
@@ -334,5 +340,13 @@ def update_high_watermark(state: RaftState, role: Leader, *, now_ms: int) -> Non
     rounds.on_commit(state, role, now_ms=now_ms)
     answer_parked(state, role)
     for fetch in role.parked:
-        if _lacks_commit(role, fetch.request):
-            role.parked.hasten(fetch, deadline_ms=now_ms + state.config.commit_news_ms)
+        if not _lacks_commit(role, fetch.request):
+            continue
+        observer = None if _is_voter(role, fetch.request) else role.observers.get(fetch.request.replica)
+        # An observer that heard nothing for a while hears at once; what comes right after that is told together.
+        since_ms = now_ms if observer is None else observer.last_fetch_ms or 0
+        if since_ms + state.config.commit_news_ms > now_ms:
+            role.parked.hasten(fetch, deadline_ms=since_ms + state.config.commit_news_ms)
+        else:
+            role.parked.remove(fetch.request.replica)
+            _answer(state, role, fetch.token, fetch.request)

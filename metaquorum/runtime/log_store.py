@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 * 1024 * 1024
 """Segment size of the metadata log: small, so that a trimmed log gives its space back soon."""
 
+RECENT_BYTES = 256 * 1024
+"""Most bytes of the log that are kept in memory to be read again."""
+
 SCAN_BYTES = 1024 * 1024
 """Bytes of one read while the log is opened."""
 
@@ -78,6 +81,15 @@ class LogOptions:
     clock: Callable[[], int] = field(default_factory=lambda: wall_clock_ms)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RecentRead:
+    """What was read last and judged: both followers of a round, and the own image after it, want the same bytes."""
+
+    offset: int
+    end_offset: int
+    data: bytes
+
+
 class LogStore:
     """The open metadata log.
 
@@ -97,6 +109,7 @@ class LogStore:
         self._start: SnapshotId | None = None
         self._flush: FlushWork | None = None
         self._gathered = GatheredProposals()
+        self._recent: _RecentRead | None = None
         self.voters: tuple[tuple[Offset, VoterSet], ...] = ()
         self.committed_offset = base.image_offset
         self.read_bytes = 0
@@ -202,6 +215,7 @@ class LogStore:
 
     def truncate_prefix(self, to: SnapshotId) -> None:
         """Let the log begin at a snapshot's end, durably, and drop whole segments below."""
+        self._recent = None
         self._write_gathered()
         self._log.truncate_prefix(to.end_offset, self._options.clock())
         assert self._log.log_start_offset == to.end_offset, f"log starts at {self._log.log_start_offset}, not at {to}"
@@ -214,6 +228,7 @@ class LogStore:
         does not contain the end of the newest snapshot, so the next `open` does the same again.
         A flush that was under way must have ended in its thread; it is taken back here.
         """
+        self._recent = None
         self._write_gathered()
         if self._flush is not None:
             self.end_flush(self._flush)
@@ -254,11 +269,14 @@ class LogStore:
         """Append fetched batches as they are."""
         self._write_gathered()
         self._log.append_as_follower(effect.batches.data, now_ms=self._options.clock())
-        end_offset = effect.batches.spans[-1].next_offset
+        spans = effect.batches.spans
+        end_offset = spans[-1].next_offset
+        self._remember(spans[0].base_offset, end_offset, effect.batches.data)
         assert self._log.log_end_offset == end_offset, f"log ends at {self._log.log_end_offset}, not at {end_offset}"
 
     def truncate_suffix(self, to_offset: Offset) -> None:
         """Drop everything from to_offset (inclusive) on, durably."""
+        self._recent = None
         self._write_gathered()
         self._log.truncate_suffix(to_offset)
         assert self._log.log_end_offset == to_offset, f"log ends at {self._log.log_end_offset}, not at {to_offset}"
@@ -271,15 +289,28 @@ class LogStore:
             storage.errors.DataLossError: the first batch is damaged.
         """
         self._write_gathered()
-        data = self._log.read(offset, max_bytes).data
-        for _ in self._walk(data):
+        recent = self._recent
+        is_whole = recent is not None and recent.offset == offset and recent.end_offset == self._log.log_end_offset
+        if recent is not None and is_whole and len(recent.data) <= max_bytes:
+            return recent.data
+        read = self._log.read(offset, max_bytes)
+        for _ in self._walk(read.data):
             pass
-        return data
+        self._remember(offset, read.next_offset, read.data)
+        return read.data
+
+    def _remember(self, offset: int, end_offset: int, data: bytes) -> None:
+        small = len(data) <= RECENT_BYTES
+        self._recent = _RecentRead(offset=offset, end_offset=end_offset, data=data) if small else None
 
     def read_committed(self, offset: int, max_bytes: int, *, commit_offset: int) -> list[CommittedBatch]:
         """Read whole batches below commit_offset (exclusive) and decode them."""
-        self._write_gathered()
-        data = self._log.read(offset, max_bytes, end_offset=commit_offset).data
+        recent = self._recent
+        if recent is not None and recent.offset == offset and offset < recent.end_offset <= commit_offset:
+            data = recent.data
+        else:
+            self._write_gathered()
+            data = self._log.read(offset, max_bytes, end_offset=commit_offset).data
         return [_decode(batch) for header, batch in self._walk(data) if header.base_offset >= offset]
 
     def _walk(self, data: bytes) -> Iterator[tuple[BatchHeader, memoryview]]:

@@ -259,10 +259,14 @@ class SimFaults:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a voter has moved and not all voters know it yet: until then it can ask, and nobody can ask it."""
+        """Whether a voter has moved and somebody who runs does not know it yet: until then it can ask, and not be asked.
+
+        A careful operator waits for observers too: one that had missed the moves of all voters would find nobody again.
+        """
         moving = self._moving
         voters = None if moving is None else self._world.operator.agreed_voters()
-        if moving is not None and voters is not None and self.knows_addresses(voters):
+        running = [node.raft.state.voter_set for node in self._world.nodes if node.raft is not None]
+        if moving is not None and voters is not None and all(map(self.knows_addresses, [voters, *running])):
             self._world.counts["address move"] += 1
             self._moving = None
         return self._moving is not None

@@ -202,6 +202,6 @@ def test_fetch_that_knows_more_than_the_leader_stays_parked() -> None:
     node.forget()
     fetch(node, 3, 5, high_watermark=2)
     assert role.high_watermark == 5
-    node.advance(5)
+    node.advance(10)
     assert [fetch.request.replica for fetch in role.parked] == [key(9)]
     assert len(node.of(Reply)) == 2
