@@ -33,6 +33,7 @@ from metaquorum.controller.commands import (
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.image import BrokerImage, MetadataImage
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.runs import runs
 from metaquorum.controller.sessions import BrokerSession
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.commit_waiters import (
@@ -132,10 +133,10 @@ class ControllerHost:
         keys: list[bytes] = []
         voters = control_voters(batch)
         if not batch.is_control:
-            for offset, data in enumerate(batch.records, start=batch.base_offset):
-                record = record_codec.decode(data)
-                keys.extend(image_rows.touched_keys(record, image))
-                image.replay(record, offset)
+            records = [record_codec.decode(data) for data in batch.records]
+            for offset, run in runs(records, batch.base_offset):
+                keys.extend(image_rows.touched_keys(run, image))
+                image.replay(run, offset)
         image.advance(batch.next_offset)
         self._store.apply(image, keys, quorum_epoch=batch.quorum_epoch, voters=voters)
         if self._controller is not None:
@@ -318,8 +319,8 @@ class ControllerHost:
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
         try:
-            for offset, record in enumerate(decision.records, start=base_offset):
-                controller.replay(record, offset)
+            for offset, run in runs(decision.records, base_offset):
+                controller.replay(run, offset)
         except AssertionError:
             # The overlay is wrong from here on. Decide nothing more; the commit of the record stops the node.
             self._stopping = True
