@@ -43,6 +43,7 @@ class HollowBroker:
 
     def __init__(self, broker_id: int, addresses: Sequence[str], port: int) -> None:
         self.broker_id = broker_id
+        self.broker_epoch = 0
         self.unfenced = asyncio.Event()
         self._addresses = addresses
         self._port = port
@@ -73,6 +74,7 @@ class HollowBroker:
             feature_level=controller_pb2.FeatureRange(min_level=1, max_level=1),
         )
         answer = await register(request.SerializeToString(), timeout=CALL_TIMEOUT_S)
+        self.broker_epoch = answer.broker_epoch
         beats = channel.stream_stream(
             _SERVICE + "Heartbeat", response_deserializer=controller_pb2.HeartbeatResponse.FromString
         )
@@ -115,6 +117,16 @@ class HollowBrokers:
     def victim_id(self) -> int:
         """Node id of the broker that `lose` takes away."""
         return self._first_id
+
+    @property
+    def victim_epoch(self) -> int:
+        """Epoch of the victim's registration."""
+        return self._brokers[self.victim_id].broker_epoch
+
+    @property
+    def ids(self) -> range:
+        """Node ids of all."""
+        return range(self._first_id, self._first_id + self._count)
 
     async def start(self) -> None:
         """Start all and wait until all may lead."""

@@ -176,7 +176,7 @@ class Voters:
             quorum = await self.quorum()
             async with grpc.aio.insecure_channel(self.addresses[quorum.leader_id]) as channel:
                 try:
-                    return await _described(channel, topic)
+                    return await described(channel, topic)
                 except grpc.aio.AioRpcError as error:
                     if error.code() not in _REFUSED:
                         raise
@@ -197,7 +197,7 @@ async def _created(channel: grpc.aio.Channel, topic: str, replication_factor: in
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.ALREADY_EXISTS:
             # A try whose answer was lost was carried out.
-            _count(await _described(channel, topic), replicas)
+            _count(await described(channel, topic), replicas)
             return True
         if error.code() not in _REFUSED:
             raise
@@ -205,7 +205,8 @@ async def _created(channel: grpc.aio.Channel, topic: str, replication_factor: in
     return True
 
 
-async def _described(channel: grpc.aio.Channel, topic: str) -> metadata_pb2.Topic:
+async def described(channel: grpc.aio.Channel, topic: str) -> metadata_pb2.Topic:
+    """A topic, read linearizably at the voter of the channel."""
     call = channel.unary_unary(
         _ADMIN + "DescribeTopic", response_deserializer=admin_pb2.DescribeTopicResponse.FromString
     )

@@ -15,13 +15,13 @@ from metaquorum.controller.records import (
     BrokerRecord,
     ConfigRecord,
     ConfigResource,
-    MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RemoveBrokerRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
+from metaquorum.controller.runs import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,11 @@ class ChangeCollector:
         self._broker_ids: set[int] = set()
         self._inherited_configs = False
 
-    def add(self, record: MetadataRecord, image: MetadataImage) -> None:
-        """Note what a record touches; `image` is the state before it."""
+    def add(self, record: Run, image: MetadataImage) -> None:
+        """Note what a record, or a run, touches; `image` is the state before it."""
         match record:
+            case list():
+                self._add_topic_id(record[0].topic_id, image)
             case TopicRecord():
                 self._topics.add(record.topic)
                 self._topic_ids.add(record.topic_id)

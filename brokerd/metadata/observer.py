@@ -18,6 +18,7 @@ from brokerd.limits import WATCH_HISTORY_CHANGES
 from brokerd.metadata.changes import ChangeCollector, ChangeHistory, MetadataChange
 from metaquorum.controller import image_rows
 from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.runs import runs
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.image_store import ImageStore, LoadedImage
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
@@ -102,12 +103,12 @@ class MetadataObserver:
         collector = ChangeCollector()
         keys: list[bytes] = []
         if not batch.is_control:
-            for position, data in enumerate(batch.records):
-                record = record_codec.decode(data)
-                collector.add(record, self.image)
+            records = [record_codec.decode(data) for data in batch.records]
+            for offset, run in runs(records, batch.base_offset):
+                collector.add(run, self.image)
                 if self._store is not None:
-                    keys.extend(image_rows.touched_keys(record, self.image))
-                self.image.replay(record, batch.base_offset + position)
+                    keys.extend(image_rows.touched_keys(run, self.image))
+                self.image.replay(run, offset)
         self.image.advance(batch.next_offset)
         if self._store is not None:
             self._store.apply(self.image, keys, quorum_epoch=batch.quorum_epoch, voters=control_voters(batch))

@@ -19,11 +19,11 @@ from metaquorum.controller.records import (
     ConfigRecord,
     ConfigResource,
     FeatureLevelRecord,
-    MetadataRecord,
     ProducerIdsRecord,
 )
 from metaquorum.controller.replay import apply
-from metaquorum.controller.state import BrokerImage, PartitionCounts, PartitionImage, TopicImage
+from metaquorum.controller.runs import Run, record_count
+from metaquorum.controller.state import BrokerImage, PartitionCounts, TopicImage
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -150,16 +150,17 @@ class AppendedImage:
         """
         return self._left_leadership.get(broker_id, self._base_offset)
 
-    def replay(self, record: MetadataRecord, offset: int) -> None:
-        """Apply the appended record at `offset`.
+    def replay(self, record: Run, offset: int) -> None:
+        """Apply the appended record at `offset`, or the run that begins there.
 
         Raises:
             AssertionError: the offset goes back, or the record contradicts the state; the process must stop.
         """
         assert offset >= self._offset, f"replay of {offset} below {self._offset}"
-        self._offset = offset
+        # A topic is forgotten with the commit of the last record that changed it.
+        self._offset = offset + record_count(record) - 1
         apply(self, record, offset)
-        self._offset = offset + 1
+        self._offset += 1
 
     def forget_committed(self, next_offset: int) -> None:
         """Drop from the overlay what the committed image has replayed, up to `next_offset` (exclusive)."""
@@ -167,7 +168,7 @@ class AppendedImage:
             layer.forget(next_offset)
         self._offset = max(self._offset, next_offset)
 
-    # Tables for `apply`; `self._offset` is the offset of the record at hand.
+    # Tables for `apply`; `self._offset` is the offset of the record at hand, or of the last one of a run.
 
     def put_broker(self, broker: BrokerImage) -> None:
         """Add or replace a broker."""
@@ -201,10 +202,9 @@ class AppendedImage:
         self._ids_by_name.put(topic.topic, None, self._offset)
         del self._names[bisect_left(self._names, topic.topic)]
 
-    def note_leader(self, old: PartitionImage, new: PartitionImage) -> None:
+    def note_left_leadership(self, broker_id: int, offset: int) -> None:
         """Remember when a broker stopped to lead a partition."""
-        if old.leader_id is not None and old.leader_id != new.leader_id:
-            self._left_leadership[old.leader_id] = self._offset + 1
+        self._left_leadership[broker_id] = max(offset + 1, self._left_leadership.get(broker_id, 0))
 
     def put_other_config(self, record: ConfigRecord) -> None:
         """Set or remove a config of a broker or of the cluster, in the overlay's own copy."""

@@ -5,7 +5,7 @@ Owns the dispatch and the state of one leadership: the appended image (committed
 brokers. Rules for the shell:
 
 1. `decide` changes nothing. If its decision has records, append them as one batch in the quorum's log, then call
-   `replay` with every one of them, before the next `decide`.
+   `replay` with every one of them (single or in `runs`), before the next `decide`.
 2. Give the response only when everything that was appended before or with it is committed: a decision without records
    also rests on what was appended before.
 3. When committed records have been replayed on the committed image, call `committed`.
@@ -57,7 +57,8 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
-from metaquorum.controller.records import FeatureLevelRecord, MetadataRecord
+from metaquorum.controller.records import FeatureLevelRecord
+from metaquorum.controller.runs import Run
 from metaquorum.controller.sessions import BrokerSession, Sessions
 from metaquorum.controller.state import BrokerImage
 
@@ -127,8 +128,8 @@ class Controller:
             case _:
                 assert_never(command)
 
-    def replay(self, record: MetadataRecord, offset: int) -> None:
-        """Apply the appended record at `offset` to the overlay."""
+    def replay(self, record: Run, offset: int) -> None:
+        """Apply the appended record at `offset`, or the run that begins there, to the overlay."""
         self._image.replay(record, offset)
 
     def committed(self, next_offset: int) -> None:

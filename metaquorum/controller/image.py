@@ -15,10 +15,10 @@ from metaquorum.controller.records import (
     ConfigRecord,
     ConfigResource,
     FeatureLevelRecord,
-    MetadataRecord,
     ProducerIdsRecord,
 )
 from metaquorum.controller.replay import apply
+from metaquorum.controller.runs import Run, record_count
 from metaquorum.controller.state import BrokerImage, PartitionCounts, PartitionImage, TopicImage
 
 __all__ = ["FIRST_PRODUCER_ID", "BrokerImage", "MetadataImage", "PartitionImage", "TopicImage"]
@@ -108,15 +108,15 @@ class MetadataImage:
         """Return what is set for a broker or for the cluster; to be read only."""
         return self._other_configs.get((resource, name), NO_CONFIGS)
 
-    def replay(self, record: MetadataRecord, offset: int) -> None:
-        """Apply the committed record at `offset`.
+    def replay(self, record: Run, offset: int) -> None:
+        """Apply the committed record at `offset`, or the run that begins there.
 
         Raises:
             AssertionError: the offset goes back, or the record contradicts the image; the process must stop.
         """
         assert offset >= self._metadata_offset, f"replay of {offset} below {self._metadata_offset}"
         apply(self, record, offset)
-        self._metadata_offset = offset + 1
+        self._metadata_offset = offset + record_count(record)
 
     def advance(self, next_offset: int) -> None:
         """Move the offset to the end of a batch: over records that change nothing , and pack what it changed."""
@@ -176,7 +176,7 @@ class MetadataImage:
         del self._ids_by_name[topic.topic]
         del self._names[bisect_left(self._names, topic.topic)]
 
-    def note_leader(self, old: PartitionImage, new: PartitionImage) -> None:
+    def note_left_leadership(self, broker_id: int, offset: int) -> None:
         """Do nothing: only decisions ask when a leadership ended."""
 
     def put_other_config(self, record: ConfigRecord) -> None:

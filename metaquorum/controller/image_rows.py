@@ -45,6 +45,7 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
+from metaquorum.controller.runs import Run
 from metaquorum.controller.state import BrokerImage, TopicImage
 
 _FEATURE: Final = 1
@@ -117,14 +118,17 @@ def config_key(resource: ConfigResource, resource_name: str, name: str) -> bytes
     return bytes([_OTHER_CONFIG, resource]) + resource_name.encode() + b"\x00" + name.encode()
 
 
-def touched_keys(record: MetadataRecord, before: MetadataImage) -> list[bytes]:
+def touched_keys(record: Run, before: MetadataImage) -> list[bytes]:
     """Return the keys of the rows that `record` adds, changes or removes.
 
     Args:
-        record: a record that is about to be replayed.
+        record: a record, or a run, that is about to be replayed.
         before: the image without it.
     """
     match record:
+        case list():
+            numbers = dict.fromkeys(change.partition // BLOCK_PARTITIONS for change in record)
+            return [block_key(record[0].topic_id, number) for number in numbers]
         case PartitionRecord() | PartitionChangeRecord():
             return [block_key(record.topic_id, record.partition // BLOCK_PARTITIONS)]
         case TopicRecord():

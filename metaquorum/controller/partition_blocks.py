@@ -36,6 +36,9 @@ BLOCK_PARTITIONS: Final = 128
 CACHED_MEMBERS: Final = 16_384
 """Members kept decoded, and encoded: some 500 bytes each. Most clusters have fewer different ones; others decode again."""
 
+CACHED_CHANGES: Final = 4_096
+"""Changes of members kept: some 500 bytes each. Those of a lost broker's partitions are few; others are worked out again."""
+
 _LISTS: Final = 6
 _NO_LEADER: Final = -1
 _COUNTS: Final = struct.Struct(">HH")
@@ -107,6 +110,55 @@ def decode_members(data: bytes) -> Members:
     assert is_possible(leader_id, replicas, isr, elr, adding, removing), f"impossible members {leader_id}, {lists}"
     assert encode_members(leader_id, *lists) == data, f"members {leader_id}, {lists} in other bytes than theirs"
     return Members(leader_id, replicas, replicas if isr == replicas else isr, elr, last_known_elr, adding, removing)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MembersChange:
+    """What a change makes of members, told apart by identity: there is one object for equal changes of equal members.
+
+    Attributes:
+        before: members before it.
+        after: members after it.
+        data: the latter as bytes.
+    """
+
+    before: Members
+    after: Members
+    data: bytes
+
+
+@lru_cache(maxsize=CACHED_CHANGES)
+def change_members(
+    data: bytes,
+    changes_leader: bool,
+    leader_id: int | None,
+    isr: NodeIds | None,
+    replicas: NodeIds | None,
+    elr: NodeIds | None,
+    last_known_elr: NodeIds | None,
+    adding: NodeIds | None,
+    removing: NodeIds | None,
+) -> MembersChange:
+    """Change the members behind the bytes; a list that is None stays, and so does the leader unless told otherwise.
+
+    Raises:
+        AssertionError: the result is impossible.
+    """
+    before = decode_members(data)
+    leader = leader_id if changes_leader else before.leader_id
+    lists = (
+        before.replicas if replicas is None else replicas,
+        before.isr if isr is None else isr,
+        before.elr if elr is None else elr,
+        before.last_known_elr if last_known_elr is None else last_known_elr,
+        before.adding if adding is None else adding,
+        before.removing if removing is None else removing,
+    )
+    new_replicas, new_isr, new_elr, _, new_adding, new_removing = lists
+    possible = is_possible(leader, new_replicas, new_isr, new_elr, new_adding, new_removing)
+    assert possible, f"impossible members {leader}, {lists}"
+    changed = encode_members(leader, *lists)
+    return MembersChange(before, decode_members(changed), changed)
 
 
 @dataclass(slots=True)

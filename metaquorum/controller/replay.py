@@ -9,17 +9,18 @@ Source: `docs/controller.md` section "Records".
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, assert_never
 
-from metaquorum.controller.partition_blocks import is_possible
+from metaquorum.controller.partition_blocks import BLOCK_PARTITIONS, MembersChange, change_members, is_possible
 from metaquorum.controller.records import (
     BrokerChangeRecord,
     BrokerRecord,
     ConfigRecord,
     ConfigResource,
     FeatureLevelRecord,
-    MetadataRecord,
     NoOpRecord,
     PartitionChangeRecord,
     PartitionRecord,
@@ -28,6 +29,7 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
+from metaquorum.controller.runs import Run
 from metaquorum.controller.state import BrokerImage, PartitionCounts, PartitionImage, TopicImage
 
 
@@ -63,8 +65,8 @@ class ImageTables(Protocol):
         """Remove a topic that is present."""
         ...
 
-    def note_leader(self, old: PartitionImage, new: PartitionImage) -> None:
-        """Learn that a partition changed from `old` to `new`."""
+    def note_left_leadership(self, broker_id: int, offset: int) -> None:
+        """Learn that the record at `offset` took a partition from a leader."""
         ...
 
     def put_other_config(self, record: ConfigRecord) -> None:
@@ -80,13 +82,15 @@ class ImageTables(Protocol):
         ...
 
 
-def apply(tables: ImageTables, record: MetadataRecord, offset: int) -> None:
-    """Change `tables` by the record at `offset`."""
+def apply(tables: ImageTables, record: Run, offset: int) -> None:
+    """Change `tables` by the record at `offset`, or by the run that begins there."""
     match record:
         case PartitionRecord():
             _create_partition(tables, record)
+        case list():
+            _change_partitions(tables, record, offset)
         case PartitionChangeRecord():
-            _change_partition(tables, record)
+            _change_partitions(tables, (record,), offset)
         case TopicRecord():
             tables.put_topic(TopicImage(record.topic, record.topic_id))
         case RemoveTopicRecord():
@@ -136,29 +140,42 @@ def _create_partition(tables: ImageTables, record: PartitionRecord) -> None:
     tables.counts.add(partition)
 
 
-def _change_partition(tables: ImageTables, record: PartitionChangeRecord) -> None:
-    topic = tables.topic_for_change(record.topic_id)
-    assert topic is not None, f"change of partition {record.partition} of unknown topic {record.topic_id.hex()}"
-    assert record.partition < len(topic.partitions), f"{topic.topic}: change of unknown partition {record.partition}"
-    old = topic.partitions[record.partition]
-    replicas = old.replicas if record.replicas is None else record.replicas
-    isr = old.isr if record.isr is None else record.isr
-    new = PartitionImage(
-        old.partition,
-        replicas,
-        isr,
-        old.leader_id if record.leader is None else record.leader.leader_id,
-        old.leader_epoch + (record.leader is not None),
-        old.partition_epoch + 1,
-        old.elr if record.elr is None else record.elr,
-        old.last_known_elr if record.last_known_elr is None else record.last_known_elr,
-        old.adding if record.adding is None else record.adding,
-        old.removing if record.removing is None else record.removing,
+def _change_partitions(tables: ImageTables, records: Sequence[PartitionChangeRecord], offset: int) -> None:
+    """Change partitions of one topic, in ascending order and each once; the first record is at `offset`.
+
+    One pass over the blocks: what equal partitions have in common is worked out and counted once.
+    """
+    topic = tables.topic_for_change(records[0].topic_id)
+    assert topic is not None, f"change of partition {records[0].partition} of unknown topic {records[0].topic_id.hex()}"
+    changes = [_change_partition(topic, record) for record in records]
+    for change, count in Counter(changes).items():
+        tables.counts.replace(change.before, change.after, count)
+    for change, last_offset in dict(zip(changes, range(offset, offset + len(changes)), strict=True)).items():
+        leader_id = change.before.leader_id
+        if leader_id is not None and leader_id != change.after.leader_id:
+            tables.note_left_leadership(leader_id, last_offset)
+
+
+def _change_partition(topic: TopicImage, record: PartitionChangeRecord) -> MembersChange:
+    number, leader, partitions = record.partition, record.leader, topic.partitions
+    assert 0 <= number < len(partitions), f"{topic.topic}: change of unknown partition {number}"
+    block = partitions.open(number // BLOCK_PARTITIONS)
+    place = number % BLOCK_PARTITIONS
+    change = change_members(
+        block.members[place],
+        leader is not None,
+        None if leader is None else leader.leader_id,
+        record.isr,
+        record.replicas,
+        record.elr,
+        record.last_known_elr,
+        record.adding,
+        record.removing,
     )
-    _check_partition(topic, new)
-    topic.partitions[record.partition] = new
-    tables.counts.replace(old, new)
-    tables.note_leader(old, new)
+    block.members[place] = change.data
+    block.leader_epochs[place] += leader is not None
+    block.partition_epochs[place] += 1
+    return change
 
 
 def _check_partition(topic: TopicImage, partition: PartitionImage) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import TypeVar, overload
 
 from metaquorum.controller import partition_blocks
 from metaquorum.controller.partition_blocks import BLOCK_PARTITIONS, Members, OpenBlock
+
+Choice = TypeVar("Choice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,11 @@ def _image(number: int, entry: tuple[bytes, int, int]) -> PartitionImage:
     )
 
 
+def example(members: bytes) -> PartitionImage:
+    """Return a partition with these members, the first one of its topic and new."""
+    return _image(0, (members, 0, 0))
+
+
 def partitions_of_block(number: int, data: bytes) -> Iterator[PartitionImage]:
     """Give the partitions of a block, the `number`-th of its topic."""
     for partition, entry in enumerate(partition_blocks.entries(data), number * BLOCK_PARTITIONS):
@@ -156,15 +163,6 @@ class Partitions(Sequence[PartitionImage]):
             return _image(number, (opened.members[place], opened.leader_epochs[place], opened.partition_epochs[place]))
         return _image(number, partition_blocks.entry(self._blocks[block], place))
 
-    def __setitem__(self, number: int, partition: PartitionImage) -> None:
-        number = self._checked(number)
-        assert partition.partition == number, f"partition {partition.partition} at {number}"
-        block, place = divmod(number, BLOCK_PARTITIONS)
-        opened = self._opened(block)
-        opened.members[place] = _members(partition)
-        opened.leader_epochs[place] = partition.leader_epoch
-        opened.partition_epochs[place] = partition.partition_epoch
-
     def __iter__(self) -> Iterator[PartitionImage]:
         number = 0
         for data in self.blocks():
@@ -184,30 +182,30 @@ class Partitions(Sequence[PartitionImage]):
         """Add the next partition."""
         assert partition.partition == self._count, f"partition {partition.partition} after {self._count}"
         block = self._count // BLOCK_PARTITIONS
-        opened = self._opened(block)
+        opened = self.open(block)
         opened.members.append(_members(partition))
         opened.leader_epochs.append(partition.leader_epoch)
         opened.partition_epochs.append(partition.partition_epoch)
         self._count += 1
 
-    def unsettled(self, first: int, end: int, is_settled: Callable[[Members], bool]) -> Iterator[PartitionImage]:
-        """Iterate over those partitions whose members are not settled; the others cost next to nothing.
+    def chosen(self, first: int, end: int, choose: Callable[[bytes], Choice | None]) -> Iterator[tuple[int, Choice]]:
+        """Iterate over those partitions for whose members something is chosen, by number, with that.
 
         Args:
             first: number of the first one.
             end: number of the last one, exclusive.
-            is_settled: asked once for each distinct members of a block.
+            choose: asked once for each distinct members of a block; None: nothing.
         """
         blocks = self.blocks()
         for block in range(first // BLOCK_PARTITIONS, -(-end // BLOCK_PARTITIONS)):
             data = blocks[block]
-            kinds = map(partition_blocks.decode_members, partition_blocks.distinct_members(data))
-            wanted = {kind for kind, members in enumerate(kinds) if not is_settled(members)}
-            if not wanted:
+            choices = [choose(members) for members in partition_blocks.distinct_members(data)]
+            if all(choice is None for choice in choices):
                 continue
             for number, kind in enumerate(partition_blocks.index_of(data), start=block * BLOCK_PARTITIONS):
-                if kind in wanted and first <= number < end:
-                    yield _image(number, partition_blocks.entry(data, number % BLOCK_PARTITIONS))
+                choice = choices[kind]
+                if choice is not None and first <= number < end:
+                    yield number, choice
 
     def tally(self) -> Iterator[tuple[Members, int]]:
         """Members that occur, and how many partitions have them; the same ones may come more than once."""
@@ -230,6 +228,18 @@ class Partitions(Sequence[PartitionImage]):
         self._count += partition_blocks.partition_count(data)
         return partition_blocks.tally((data,))
 
+    def open(self, block: int) -> OpenBlock:
+        """Return a block for changes, which hold until another one is opened; the number after the last begins a new one."""
+        if self._open is None or block != self._open_number:
+            self.seal()
+            if block == len(self._blocks):
+                self._blocks.append(b"")
+                self._open = OpenBlock()
+            else:
+                self._open = partition_blocks.open_block(self._blocks[block])
+            self._open_number = block
+        return self._open
+
     def seal(self) -> None:
         """Pack the block that is open, if there is one."""
         if self._open is not None:
@@ -247,17 +257,6 @@ class Partitions(Sequence[PartitionImage]):
         if not -self._count <= number < self._count:
             raise IndexError(f"partition {number} of {self._count}")
         return number % self._count
-
-    def _opened(self, block: int) -> OpenBlock:
-        if self._open is None or block != self._open_number:
-            self.seal()
-            if block == len(self._blocks):
-                self._blocks.append(b"")
-                self._open = OpenBlock()
-            else:
-                self._open = partition_blocks.open_block(self._blocks[block])
-            self._open_number = block
-        return self._open
 
 
 @dataclass(slots=True)
@@ -302,11 +301,11 @@ class PartitionCounts:
         """Count one partition."""
         self.move(partition, 1)
 
-    def replace(self, old: PartitionImage, new: PartitionImage) -> None:
-        """Count a changed partition; cheap when only in-sync replicas or epochs differ."""
+    def replace(self, old: Members, new: Members, count: int) -> None:
+        """Count `count` partitions that changed alike; cheap when only in-sync replicas differ."""
         if old.leader_id != new.leader_id or old.replicas != new.replicas:
-            self.move(old, -1)
-            self.move(new, 1)
+            self.move(old, -count)
+            self.move(new, count)
 
     def copy(self) -> PartitionCounts:
         """Return counts that can be changed without changing these."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -28,11 +27,11 @@ from metaquorum.controller.commands import (
     ExpireSessions,
     Heartbeat,
     Refusal,
-    SweepPartitions,
 )
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.image import BrokerImage, MetadataImage
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.runs import runs
 from metaquorum.controller.sessions import BrokerSession
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.commit_waiters import (
@@ -44,12 +43,10 @@ from metaquorum.runtime.commit_waiters import (
 )
 from metaquorum.runtime.image_store import ImageStore, LoadedImage
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
+from metaquorum.runtime.long_work import LongWork
 from metaquorum.runtime.quorum_node import BusyError, NotLeaderError
 
 logger = logging.getLogger(__name__)
-
-MAX_WORK_ITEMS: Final = 1_000
-"""Internal commands that wait for their turn; sweeps are merged, so that few are ever there."""
 
 MIN_TICK_MS: Final = 20
 """Shortest time between two looks for expired sessions."""
@@ -94,9 +91,7 @@ class ControllerHost:
         self._quorum_epoch = 0
         self._parked = ParkedAnswers()
         self._readers = OffsetWaiters()
-        self._work: deque[Command] = deque()
-        self._work_handle: asyncio.Handle | None = None
-        self._work_commit: asyncio.Future[Outcome] | None = None
+        self._work = LongWork(self._run_own)
         self._tick_handle: asyncio.TimerHandle | None = None
         self._stopping = False
 
@@ -132,10 +127,10 @@ class ControllerHost:
         keys: list[bytes] = []
         voters = control_voters(batch)
         if not batch.is_control:
-            for offset, data in enumerate(batch.records, start=batch.base_offset):
-                record = record_codec.decode(data)
-                keys.extend(image_rows.touched_keys(record, image))
-                image.replay(record, offset)
+            records = [record_codec.decode(data) for data in batch.records]
+            for offset, run in runs(records, batch.base_offset):
+                keys.extend(image_rows.touched_keys(run, image))
+                image.replay(run, offset)
         image.advance(batch.next_offset)
         self._store.apply(image, keys, quorum_epoch=batch.quorum_epoch, voters=voters)
         if self._controller is not None:
@@ -164,7 +159,7 @@ class ControllerHost:
             len(self._image.brokers),
             len(self._image.topic_names),
         )
-        self._enqueue(Bootstrap())
+        self._work.add(Bootstrap())
         self._arm()
 
     def on_deactivate(self) -> None:
@@ -172,10 +167,9 @@ class ControllerHost:
         logger.info("event=controller_inactive quorum_epoch=%d unanswered=%d", self._quorum_epoch, len(self._parked))
         self._controller = None
         self._work.clear()
-        for handle in (self._work_handle, self._tick_handle):
-            if handle is not None:
-                handle.cancel()
-        self._work_handle = self._tick_handle = self._work_commit = None
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+            self._tick_handle = None
         self._parked.fail_all(self._quorum().leader())
 
     def stop(self) -> None:
@@ -292,7 +286,7 @@ class ControllerHost:
         base_offset = self._append(controller, decision) if decision.records else None
         self._report(command, decision, base_offset)
         if decision.then is not None:
-            self._enqueue(decision.then)
+            self._work.add(decision.then)
         if self._tick_handle is None:
             self._arm()
         future = self._parked.park(
@@ -318,8 +312,8 @@ class ControllerHost:
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
         try:
-            for offset, record in enumerate(decision.records, start=base_offset):
-                controller.replay(record, offset)
+            for offset, run in runs(decision.records, base_offset):
+                controller.replay(run, offset)
         except AssertionError:
             # The overlay is wrong from here on. Decide nothing more; the commit of the record stops the node.
             self._stopping = True
@@ -340,32 +334,6 @@ class ControllerHost:
             )
 
     # Own commands: take-over, long work in slices, expired sessions.
-
-    def _enqueue(self, command: Command) -> None:
-        if isinstance(command, SweepPartitions) and command in self._work:
-            return
-        assert len(self._work) < MAX_WORK_ITEMS, f"{len(self._work)} internal commands wait"
-        self._work.append(command)
-        self._schedule_work()
-
-    def _schedule_work(self) -> None:
-        if self._work and self._work_handle is None and self._work_commit is None:
-            self._work_handle = asyncio.get_running_loop().call_soon(self._run_work)
-
-    def _run_work(self) -> None:
-        """Run one internal command; the next one when this is committed: slices in a row would keep followers waiting."""
-        future = self._run_own(self._work[0]) if self._work and self.is_active else None
-        self._work_handle, self._work_commit = None, future
-        if future is not None:
-            self._work.popleft()
-            future.add_done_callback(self._work_committed)
-        elif self._work and self.is_active:
-            self._work_handle = asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._run_work)
-
-    def _work_committed(self, future: asyncio.Future[Outcome]) -> None:
-        if self._work_commit is future:
-            self._work_commit = None
-            self._schedule_work()
 
     def _run_own(self, command: Command) -> asyncio.Future[Outcome] | None:
         try:

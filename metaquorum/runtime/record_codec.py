@@ -21,7 +21,6 @@ from metaquorum.controller.records import (
     ConfigRecord,
     ConfigResource,
     FeatureLevelRecord,
-    LeaderChange,
     MetadataRecord,
     NoOpRecord,
     PartitionChangeRecord,
@@ -31,6 +30,21 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
+from metaquorum.runtime import partition_change_codec
+
+OtherRecord = (
+    BrokerRecord
+    | BrokerChangeRecord
+    | RemoveBrokerRecord
+    | TopicRecord
+    | RemoveTopicRecord
+    | PartitionRecord
+    | ConfigRecord
+    | ProducerIdsRecord
+    | FeatureLevelRecord
+    | NoOpRecord
+)
+"""Every kind but that of `partition_change_codec`."""
 
 
 class RecordDecodeError(Exception):
@@ -39,6 +53,8 @@ class RecordDecodeError(Exception):
 
 def encode(record: MetadataRecord) -> bytes:
     """Serialize a record."""
+    if isinstance(record, PartitionChangeRecord):
+        return partition_change_codec.encode(record)
     return _to_message(record).SerializeToString()
 
 
@@ -48,6 +64,9 @@ def decode(data: bytes) -> MetadataRecord:
     Raises:
         RecordDecodeError: the bytes are no record, or one of a kind that this version does not know.
     """
+    change = partition_change_codec.decode(data)
+    if change is not None:
+        return change
     try:
         message = pb.MetadataRecord.FromString(data)
     except DecodeError as error:
@@ -62,7 +81,7 @@ def decode(data: bytes) -> MetadataRecord:
         raise RecordDecodeError(f"metadata record {kind}: {error}") from error
 
 
-def _to_message(record: MetadataRecord) -> pb.MetadataRecord:
+def _to_message(record: OtherRecord) -> pb.MetadataRecord:
     match record:
         case PartitionRecord():
             return pb.MetadataRecord(
@@ -80,8 +99,6 @@ def _to_message(record: MetadataRecord) -> pb.MetadataRecord:
                     removing=record.removing,
                 )
             )
-        case PartitionChangeRecord():
-            return pb.MetadataRecord(partition_change=_partition_change_message(record))
         case TopicRecord():
             return pb.MetadataRecord(topic=pb.TopicRecord(topic=record.topic, topic_id=record.topic_id))
         case RemoveTopicRecord():
@@ -149,20 +166,6 @@ def _broker_change_message(record: BrokerChangeRecord) -> pb.BrokerChangeRecord:
     )
 
 
-def _partition_change_message(record: PartitionChangeRecord) -> pb.PartitionChangeRecord:
-    return pb.PartitionChangeRecord(
-        topic_id=record.topic_id,
-        partition=record.partition,
-        leader=None if record.leader is None else pb.LeaderChange(leader_id=record.leader.leader_id),
-        isr=None if record.isr is None else pb.ReplicaList(node_ids=record.isr),
-        replicas=None if record.replicas is None else pb.ReplicaList(node_ids=record.replicas),
-        elr=None if record.elr is None else pb.ReplicaList(node_ids=record.elr),
-        last_known_elr=None if record.last_known_elr is None else pb.ReplicaList(node_ids=record.last_known_elr),
-        adding=None if record.adding is None else pb.ReplicaList(node_ids=record.adding),
-        removing=None if record.removing is None else pb.ReplicaList(node_ids=record.removing),
-    )
-
-
 def _read_broker(message: pb.BrokerRecord) -> BrokerRecord:
     return BrokerRecord(
         broker_id=message.broker_id,
@@ -222,23 +225,6 @@ def _read_partition(message: pb.PartitionRecord) -> PartitionRecord:
     )
 
 
-def _read_partition_change(message: pb.PartitionChangeRecord) -> PartitionChangeRecord:
-    leader = None
-    if message.HasField("leader"):
-        leader = LeaderChange(leader_id=message.leader.leader_id if message.leader.HasField("leader_id") else None)
-    return PartitionChangeRecord(
-        topic_id=message.topic_id,
-        partition=message.partition,
-        leader=leader,
-        isr=tuple(message.isr.node_ids) if message.HasField("isr") else None,
-        replicas=tuple(message.replicas.node_ids) if message.HasField("replicas") else None,
-        elr=tuple(message.elr.node_ids) if message.HasField("elr") else None,
-        last_known_elr=tuple(message.last_known_elr.node_ids) if message.HasField("last_known_elr") else None,
-        adding=tuple(message.adding.node_ids) if message.HasField("adding") else None,
-        removing=tuple(message.removing.node_ids) if message.HasField("removing") else None,
-    )
-
-
 def _read_config(message: pb.ConfigRecord) -> ConfigRecord:
     return ConfigRecord(
         resource=ConfigResource(message.resource),
@@ -271,7 +257,7 @@ _READERS: Final[dict[str, Callable[[Any], MetadataRecord]]] = {
     "topic": _read_topic,
     "remove_topic": _read_remove_topic,
     "partition": _read_partition,
-    "partition_change": _read_partition_change,
+    "partition_change": partition_change_codec.read,
     "config": _read_config,
     "producer_ids": _read_producer_ids,
     "feature_level": _read_feature_level,

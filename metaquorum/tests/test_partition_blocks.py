@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from metaquorum.controller import partition_blocks
 from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.partition_blocks import BLOCK_PARTITIONS, Members
+from metaquorum.controller.partition_blocks import BLOCK_PARTITIONS
 from metaquorum.controller.records import TopicRecord
-from metaquorum.controller.state import PartitionCounts, PartitionImage, Partitions, TopicImage
+from metaquorum.controller.state import PartitionCounts, PartitionImage, Partitions, TopicImage, example
 
 TOPIC = b"t" * 16
 
@@ -22,6 +22,22 @@ TOPIC = b"t" * 16
 def image(number: int, *replicas: int, leader_epoch: int = 0, partition_epoch: int = 0) -> PartitionImage:
     """A partition that its first replica leads, all in sync."""
     return PartitionImage(number, replicas, replicas, replicas[0], leader_epoch, partition_epoch)
+
+
+def put(table: Partitions, state: PartitionImage) -> None:
+    """Change a partition, as the replay of a record does."""
+    block, place = table.open(state.partition // BLOCK_PARTITIONS), state.partition % BLOCK_PARTITIONS
+    block.members[place] = partition_blocks.encode_members(
+        state.leader_id,
+        state.replicas,
+        state.isr,
+        state.elr,
+        state.last_known_elr,
+        state.adding,
+        state.removing,
+    )
+    block.leader_epochs[place] = state.leader_epoch
+    block.partition_epochs[place] = state.partition_epoch
 
 
 @st.composite
@@ -60,13 +76,17 @@ def test_table_equals_the_plain_list_whatever_its_history(
             table.append(plain[-1])
         else:
             number %= len(plain)
-            plain[number] = table[number] = replace(state, partition=number)
+            plain[number] = replace(state, partition=number)
+            put(table, plain[number])
             assert table[number] == plain[number]
     assert len(table) == len(plain)
     assert list(table) == plain
     assert [table[number] for number in range(len(plain))] == plain
     assert table[5:200] == plain[5:200]
-    assert list(table.unsettled(start, len(plain), lambda _: False)) == plain[start:]
+    chosen = table.chosen(start, len(plain), partition_blocks.decode_members)
+    assert [(number, members.isr) for number, members in chosen] == [
+        (each.partition, each.isr) for each in plain[start:]
+    ]
     again = Partitions(plain)
     assert again.blocks() == table.blocks()
     assert again == table
@@ -96,28 +116,34 @@ def test_partition_costs_few_bytes() -> None:
     assert sum(map(len, table.blocks())) / 1_000 < 60
 
 
-def test_settled_partitions_are_passed_over() -> None:
-    """The question is asked once for each distinct members of a block; the others come as they are."""
+def test_partitions_for_which_nothing_is_chosen_are_passed_over() -> None:
+    """The question is asked once for each distinct members of a block; the others come by number, with the choice."""
     table = Partitions([image(number, number % 3) for number in range(BLOCK_PARTITIONS + 10)])
-    table[0] = image(0, 2)
-    asked: list[Members] = []
+    put(table, image(0, 2))
+    asked: list[int | None] = []
 
-    def is_settled(members: Members) -> bool:
-        asked.append(members)
-        return members.leader_id != 1
+    def choose(members: bytes) -> str | None:
+        asked.append(partition_blocks.decode_members(members).leader_id)
+        return "" if asked[-1] == 1 else None
 
     end = BLOCK_PARTITIONS + 9
-    found = list(table.unsettled(2, end, is_settled))
-    assert found == [image(number, 1) for number in range(4, end, 3)]
-    assert len(asked) == 6
-    assert list(table.unsettled(0, end, lambda _: True)) == []
+    assert list(table.chosen(2, end, choose)) == [(number, "") for number in range(4, end, 3)]
+    assert sorted(each for each in asked if each is not None) == [0, 0, 1, 1, 2, 2]
+    assert list(table.chosen(0, end, lambda _: None)) == []
+
+
+def test_example_has_the_members_and_nothing_else() -> None:
+    """What a partition is asked about for all that are like it."""
+    table = Partitions([image(0, 7, 8, leader_epoch=3, partition_epoch=4)])
+    (members,) = partition_blocks.distinct_members(table.blocks()[0])
+    assert example(members) == image(0, 7, 8)
 
 
 def test_copy_and_original_change_apart() -> None:
     """Blocks are shared, changes are not; nor does a walk that began see them."""
     table = Partitions([image(0, 1), image(1, 1)])
     other = table.copy()
-    other[0] = image(0, 2)
+    put(other, image(0, 2))
     table.append(image(2, 3))
     assert [each.leader_id for each in other] == [2, 1]
     assert [each.leader_id for each in table] == [1, 1, 3]
@@ -128,15 +154,13 @@ def test_copy_and_original_change_apart() -> None:
 
 
 def test_number_of_another_partition_is_refused() -> None:
-    """Out of range, out of turn, or under another number."""
+    """Out of range, or out of turn."""
     table = Partitions([image(0, 1)])
     for number in (1, -2):
         with pytest.raises(IndexError):
             table[number]
     with pytest.raises(AssertionError, match="partition 5 after 1"):
         table.append(image(5, 1))
-    with pytest.raises(AssertionError, match="partition 5 at 0"):
-        table[0] = image(5, 1)
     with pytest.raises(AssertionError, match="block 1 after 0"):
         Partitions().add_block(1, table.blocks()[0])
     with pytest.raises(AssertionError, match="block 1 after 1"):
@@ -210,7 +234,7 @@ def test_image_takes_blocks_for_topics_that_it_has() -> None:
 def test_open_block_is_a_copy_of_its_own() -> None:
     """What is read of a block while it is open is what was put there last."""
     table = Partitions([image(0, 1)])
-    table[0] = image(0, 1, partition_epoch=1)
+    put(table, image(0, 1, partition_epoch=1))
     walk = iter(table)
     table.seal()
     assert next(walk).partition_epoch == 1
