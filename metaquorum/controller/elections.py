@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import Decision, Done, ElectPreferredLeaders, SweepCursor, SweepPartitions
+from metaquorum.controller.commands import Decision, Done
 from metaquorum.controller.configs import settings_of
 from metaquorum.controller.isr import IsrState, change_record, changed_isr, min_insync_replicas
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
@@ -29,6 +29,7 @@ from metaquorum.controller.records import (
 )
 from metaquorum.controller.state import PartitionImage, TopicImage
 from metaquorum.controller.topic_configs import TOPIC_CONFIGS, TRUE, UNCLEAN_ELECTION, FlushPolicy
+from metaquorum.controller.walk_commands import SweepCursor, SweepPartitions
 
 CanLead = Callable[[int], bool]
 
@@ -203,16 +204,3 @@ def _lossy_for(image: AppendedImage, topic: TopicImage, lossy: Sequence[int]) ->
         for broker_id in lossy
         if settings_of(image, topic.configs, broker_id).flush_policy is not FlushPolicy.ACK
     ]
-
-
-def elect_preferred(image: AppendedImage, command: ElectPreferredLeaders) -> Decision:
-    """Decide one slice of the way back to the preferred leaders; `then` of the decision is the next slice, or None."""
-    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
-
-    def changes(topic: TopicImage, first: int, end: int) -> Iterator[tuple[int, PartitionChangeRecord | None]]:
-        partitions = topic.partitions.unsettled(first, end, _never)
-        return ((each.partition, preferred_change(topic.topic_id, each, fit.__contains__)) for each in partitions)
-
-    records, cursor = _slice(image, command.cursor, changes)
-    then = None if cursor is None else ElectPreferredLeaders(cursor=cursor)
-    return Decision(response=Done(), records=tuple(records), then=then)

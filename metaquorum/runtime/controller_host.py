@@ -34,6 +34,7 @@ from metaquorum.controller.controller import Controller
 from metaquorum.controller.image import BrokerImage, MetadataImage
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.sessions import BrokerSession
+from metaquorum.controller.walk_commands import PERIODIC_COMMANDS
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.commit_waiters import (
     RETRY_AFTER_MS,
@@ -41,6 +42,8 @@ from metaquorum.runtime.commit_waiters import (
     OffsetWaiters,
     Outcome,
     ParkedAnswers,
+    give_up,
+    unconfirmed,
 )
 from metaquorum.runtime.image_store import ImageStore, LoadedImage
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
@@ -52,7 +55,7 @@ MAX_WORK_ITEMS: Final = 1_000
 """Internal commands that wait for their turn; sweeps are merged, so that few are ever there."""
 
 MIN_TICK_MS: Final = 20
-"""Shortest time between two looks for expired sessions."""
+"""Shortest time between two looks for expired sessions and for periodic work."""
 
 
 class QuorumLog(Protocol):
@@ -199,7 +202,7 @@ class ControllerHost:
         if future.done():
             return future.result()
         # A timer and the future itself: asyncio.wait() costs twice as much, for every command.
-        timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, _give_up, future, appended, timeout_ms)
+        timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, give_up, future, appended, timeout_ms)
         try:
             return await future
         finally:
@@ -265,14 +268,14 @@ class ControllerHost:
                 read_offset = await self._quorum().read_offset()
         except NotLeaderError as error:
             if error.leader.leader_id is None:
-                raise _unconfirmed(timeout_ms) from None
+                raise unconfirmed(timeout_ms) from None
             raise CommandError(
                 ErrorCode.NOT_CONTROLLER, "this node has just lost the leadership", leader=error.leader
             ) from error
         except BusyError as error:
             raise CommandError(ErrorCode.OVERLOADED, str(error), retry_after_ms=RETRY_AFTER_MS) from error
         except TimeoutError:
-            raise _unconfirmed(timeout_ms) from None
+            raise unconfirmed(timeout_ms) from None
         await self.wait_for_offset(read_offset, timeout_ms=int((deadline - loop.time()) * 1000))
 
     def _quorum(self) -> QuorumLog:
@@ -339,7 +342,7 @@ class ControllerHost:
                 "event=command command=%s %s base_offset=%d last_offset=%d", name, subject, base_offset, last_offset
             )
 
-    # Own commands: take-over, long work in slices, expired sessions.
+    # Own commands: take-over, long work in slices, expired sessions, periodic work.
 
     def _enqueue(self, command: Command) -> None:
         if isinstance(command, SweepPartitions) and command in self._work:
@@ -354,10 +357,13 @@ class ControllerHost:
 
     def _run_work(self) -> None:
         """Run one internal command; the next one when this is committed: slices in a row would keep followers waiting."""
-        future = self._run_own(self._work[0]) if self._work and self.is_active else None
+        # What is done now and then waits for everything else: a sweep gives partitions leaders.
+        waiting = (each for each in self._work if not isinstance(each, PERIODIC_COMMANDS))
+        command = next(waiting, self._work[0] if self._work else None)
+        future = self._run_own(command) if command is not None and self.is_active else None
         self._work_handle, self._work_commit = None, future
-        if future is not None:
-            self._work.popleft()
+        if command is not None and future is not None:
+            self._work.remove(command)
             future.add_done_callback(self._work_committed)
         elif self._work and self.is_active:
             self._work_handle = asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._run_work)
@@ -378,12 +384,13 @@ class ControllerHost:
         return future
 
     def _arm(self) -> None:
-        deadline_ms = None if self._controller is None else self._controller.deadline_ms()
-        if deadline_ms is None:
-            self._tick_handle = None
+        self._tick_handle = None
+        if self._controller is None:
             return
-        delay_ms = max(MIN_TICK_MS, deadline_ms - self._now_ms())
-        planned_ms = self._now_ms() + delay_ms
+        now_ms = self._now_ms()
+        # Not longer than a session: a broker that comes meanwhile, or a shorter interval, brings the deadline forward.
+        delay_ms = max(MIN_TICK_MS, min(self._controller.deadline_ms() - now_ms, self._settings.session_timeout_ms))
+        planned_ms = now_ms + delay_ms
         self._tick_handle = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick, planned_ms)
 
     def _tick(self, planned_ms: int) -> None:
@@ -398,20 +405,15 @@ class ControllerHost:
             controller.grace(self._now_ms())
         else:
             self._run_own(ExpireSessions())
+        for work in controller.due(self._now_ms()):
+            if not any(isinstance(each, type(work)) for each in self._work):
+                self._enqueue(work)
         if self._tick_handle is None:
             self._arm()
 
     @staticmethod
     def _now_ms() -> int:
         return int(asyncio.get_running_loop().time() * 1000)
-
-
-def _unconfirmed(timeout_ms: int) -> CommandError:
-    return CommandError(
-        ErrorCode.QUORUM_UNAVAILABLE,
-        f"no majority of the voters confirmed within {timeout_ms} ms that this node still leads; try again",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
 
 
 def _subject(command: Command) -> str:
@@ -423,24 +425,6 @@ def _subject(command: Command) -> str:
         wanted = " want_shutdown=true" if isinstance(command, Heartbeat) and command.want_shutdown else ""
         return f"broker_id={broker_id}{wanted}"
     return "subject=cluster"
-
-
-def _give_up(future: asyncio.Future[Outcome], appended: bool, timeout_ms: int) -> None:
-    """End the wait for a commit."""
-    if future.done():
-        return
-    if appended:
-        error = CommandError(
-            ErrorCode.OUTCOME_UNKNOWN,
-            f"the change was not confirmed by the quorum within {timeout_ms} ms; look before you repeat it",
-        )
-    else:
-        error = CommandError(
-            ErrorCode.TIMED_OUT,
-            f"the quorum confirmed nothing for {timeout_ms} ms; nothing was changed",
-            retry_after_ms=RETRY_AFTER_MS,
-        )
-    future.set_exception(error)
 
 
 def _retrieve(future: asyncio.Future[Outcome]) -> None:
