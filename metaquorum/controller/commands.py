@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be asked of the controller, and its answers.
 
-Owns the shapes of commands, responses, refusals and decisions. A decision is a proposal: it becomes true when its
-records are committed, and its response may be given only then.
+Owns the shapes of commands, responses, refusals and decisions; `walk_commands.py` has the commands that go over all partitions.
+A decision is a proposal: it becomes true when its records are committed, and its response may be given only then.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.records import ConfigResource, MetadataRecord
 from metaquorum.controller.state import PartitionImage
+from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders, SweepPartitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,42 +90,6 @@ class RemoveBroker:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireSessions:
     """Fences the brokers that have missed their heartbeats."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepCursor:
-    """Where a walk over all partitions goes on.
-
-    Attributes:
-        after_topic: name of the last topic that was looked at wholly; None: none yet.
-        cut_topic_id: id of the topic that was cut, if any.
-        next_partition: its first partition that was not looked at.
-    """
-
-    after_topic: str | None = None
-    cut_topic_id: bytes | None = None
-    next_partition: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepPartitions:
-    """Elects leaders where the leader may not lead any more, or where there is none and one could.
-
-    Attributes:
-        cursor: where it goes on; the default starts over.
-        unclean: epochs of the brokers, ascending, that were unclean when the sweep started over: at its end they have left
-            all in-sync replicas where they may lack records. Set by the first slice.
-    """
-
-    cursor: SweepCursor = SweepCursor()
-    unclean: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElectPreferredLeaders:
-    """Makes first replicas leaders again where they can. `cursor` is where it goes on; the default starts over."""
-
-    cursor: SweepCursor = SweepCursor()
 
 
 class ElectionKind(Enum):
@@ -293,6 +258,7 @@ Command = (
     | ExpireSessions
     | SweepPartitions
     | ElectPreferredLeaders
+    | ElectUncleanLeaders
     | ElectLeaders
     | AlterPartition
     | ReassignPartitions

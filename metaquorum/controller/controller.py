@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controller core of one leadership: commands in, decisions out.
 
-Owns the dispatch and the state of one leadership: the appended image (committed image plus overlay) and the sessions of
-brokers. Rules for the shell:
+Owns the dispatch and the state of one leadership: the appended image (committed image plus overlay), the sessions of
+brokers, and the times of periodic work. Rules for the shell:
 
 1. `decide` changes nothing. If its decision has records, append them as one batch in the quorum's log, then call
    `replay` with every one of them (single or in `runs`), before the next `decide`.
@@ -10,7 +10,8 @@ brokers. Rules for the shell:
    also rests on what was appended before.
 3. When committed records have been replayed on the committed image, call `committed`.
 4. Call `hear` with the sign of life that a decision carries, appended or not.
-5. With the end of leadership, drop the object.
+5. From `deadline_ms` on, decide about `ExpireSessions`, and about what `due` returns unless such a work is still under way.
+6. With the end of leadership, drop the object.
 
 Must not read a clock, draw random numbers, wait or log.
 Source: `docs/controller.md`.
@@ -29,7 +30,9 @@ from metaquorum.controller import (
     elections,
     features,
     reassignment,
+    rebalance,
     topics,
+    unclean,
 )
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
@@ -44,7 +47,6 @@ from metaquorum.controller.commands import (
     DeleteTopic,
     Done,
     ElectLeaders,
-    ElectPreferredLeaders,
     ExpireSessions,
     FenceBroker,
     Heard,
@@ -52,15 +54,16 @@ from metaquorum.controller.commands import (
     ReassignPartitions,
     RegisterBroker,
     RemoveBroker,
-    SweepPartitions,
     UpdateFeatureLevel,
 )
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
+from metaquorum.controller.periodic import PeriodicWork
 from metaquorum.controller.records import FeatureLevelRecord
 from metaquorum.controller.runs import Run
 from metaquorum.controller.sessions import BrokerSession, Sessions
 from metaquorum.controller.state import BrokerImage
+from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders, SweepPartitions
 
 
 class Controller:
@@ -77,6 +80,7 @@ class Controller:
         self._image = AppendedImage(committed)
         self._sessions = Sessions(settings.session_timeout_ms)
         self._sessions.grace(self._image.brokers(), now_ms)
+        self._periodic = PeriodicWork(now_ms)
 
     @property
     def image(self) -> AppendedImage:
@@ -118,7 +122,9 @@ class Controller:
             case UpdateFeatureLevel():
                 return features.update(self._image, self._settings, command)
             case ElectPreferredLeaders():
-                return elections.elect_preferred(self._image, command)
+                return rebalance.elect_preferred(self._image, command)
+            case ElectUncleanLeaders():
+                return unclean.elect_unclean(self._image, command)
             case RemoveBroker():
                 return broker_states.remove(self._image, self._sessions, command, now_ms)
             case ElectLeaders():
@@ -148,9 +154,15 @@ class Controller:
         """Start all sessions anew, because this process was held up and may have missed heartbeats."""
         self._sessions.grace(self._image.brokers(), now_ms)
 
-    def deadline_ms(self) -> int | None:
-        """Time at which `ExpireSessions` has something to do if nothing is heard until then; None: never."""
-        return brokers.next_expiry_ms(self._image, self._sessions)
+    def deadline_ms(self) -> int:
+        """Time at which `ExpireSessions` has something to do if nothing is heard until then, or `due` something to say."""
+        periodic_ms = self._periodic.deadline_ms(self._image)
+        expiry_ms = brokers.next_expiry_ms(self._image, self._sessions)
+        return periodic_ms if expiry_ms is None else min(periodic_ms, expiry_ms)
+
+    def due(self, now_ms: int) -> tuple[Command, ...]:
+        """Return the works that begin now because their interval is over; each is returned once."""
+        return self._periodic.due(self._image, now_ms)
 
     def _bootstrap(self) -> Decision:
         known = self._image.feature_level(FEATURE_NAME) is not None

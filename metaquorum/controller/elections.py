@@ -16,7 +16,7 @@ from functools import cache
 from typing import Final
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import Decision, Done, ElectPreferredLeaders, SweepCursor, SweepPartitions
+from metaquorum.controller.commands import Decision, Done
 from metaquorum.controller.configs import settings_of
 from metaquorum.controller.isr import IsrState, change_record, changed_isr, min_insync_replicas
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
@@ -29,6 +29,7 @@ from metaquorum.controller.records import (
 )
 from metaquorum.controller.state import PartitionImage, TopicImage, example
 from metaquorum.controller.topic_configs import TOPIC_CONFIGS, TRUE, UNCLEAN_ELECTION, FlushPolicy
+from metaquorum.controller.walk_commands import SweepCursor, SweepPartitions
 
 CanLead = Callable[[int], bool]
 
@@ -135,7 +136,10 @@ Choose = Callable[[bytes], PartitionChangeRecord | None]
 is worked out once for all of a slice, and what is kept ends with it."""
 
 
-def _chosen(topic: TopicImage, first: int, end: int, choose: Choose) -> Iterator[tuple[int, PartitionChangeRecord]]:
+def chosen_changes(
+    topic: TopicImage, first: int, end: int, choose: Choose
+) -> Iterator[tuple[int, PartitionChangeRecord]]:
+    """Go over the partitions of a topic from one number to another (exclusive): those that need a change, with it."""
     for number, change in topic.partitions.chosen(first, end, choose):
         yield number, _addressed(change, topic.topic_id, number)
 
@@ -200,7 +204,7 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
         return choose
 
     def changes(topic: TopicImage, first: int, end: int) -> Iterator[tuple[int, PartitionChangeRecord]]:
-        return _chosen(topic, first, end, needed(rules_of(image, topic), _lossy_for(image, topic, lossy)))
+        return chosen_changes(topic, first, end, needed(rules_of(image, topic), _lossy_for(image, topic, lossy)))
 
     records, cursor = _slice(image, command.cursor, changes)
     if cursor is not None:
@@ -221,19 +225,3 @@ def _lossy_for(image: AppendedImage, topic: TopicImage, lossy: Sequence[int]) ->
         for broker_id in lossy
         if settings_of(image, topic.configs, broker_id).flush_policy is not FlushPolicy.ACK
     )
-
-
-def elect_preferred(image: AppendedImage, command: ElectPreferredLeaders) -> Decision:
-    """Decide one slice of the way back to the preferred leaders; `then` of the decision is the next slice, or None."""
-    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
-
-    @cache
-    def choose(members: bytes) -> PartitionChangeRecord | None:
-        return preferred_change(b"", example(members), fit.__contains__)
-
-    def changes(topic: TopicImage, first: int, end: int) -> Iterator[tuple[int, PartitionChangeRecord]]:
-        return _chosen(topic, first, end, choose)
-
-    records, cursor = _slice(image, command.cursor, changes)
-    then = None if cursor is None else ElectPreferredLeaders(cursor=cursor)
-    return Decision(response=Done(), records=tuple(records), then=then)

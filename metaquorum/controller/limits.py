@@ -34,6 +34,15 @@ MAX_SWEEP_RECORDS: Final = 500
 MAX_SWEEP_PARTITIONS: Final = 10_000
 """Partitions looked at in one slice of a long work; about 10 ms."""
 
+MAX_WALK_RECORDS: Final = 250
+"""Records of one slice of a periodic work, such as leaders that move back. Half of `MAX_SWEEP_RECORDS`: nobody waits for it."""
+
+MAX_WALK_PARTITIONS: Final = 10_000
+"""Partitions looked at in one slice of a periodic work."""
+
+MAX_WALK_TOPICS: Final = 1_000
+"""Topics looked at in one slice of a periodic work; less than 10 ms."""
+
 MAX_ALTERED_PARTITIONS: Final = 2_000
 """Partitions of one request that proposes in-sync replicas."""
 

@@ -4,12 +4,14 @@
 Owns begin, completion and cancelling. While one runs, the partition has the replicas of both sides; `adding` and `removing` say
 which. Law: a reassignment completes only when all new replicas are in sync, enough are in sync without those that go, and one of
 them can lead; so nothing that is committed is only on a replica that goes. The leader epoch goes up at the end, so that
-nobody follows or is followed from before.
+nobody follows or is followed from before. The limit of a broker counts what the earlier partitions of the same request give it
+and take from it.
 Source: KIP-455; `docs/controller.md` section "Reassignment".
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -47,8 +49,9 @@ def reassign(image: AppendedImage, settings: ControllerSettings, command: Reassi
     records: list[MetadataRecord] = []
     results: list[PartitionImage | Refusal] = []
     earlier: list[PartitionImage | None] = []
+    replicas = Counter(image.counts.replicas)
     for each in command.reassignments:
-        result = _one(image, settings, each)
+        result = _one(image, settings, replicas, each)
         results.append(result)
         topic = image.topic_by_name(each.topic)
         known = topic is not None and 0 <= each.partition < len(topic.partitions)
@@ -56,6 +59,8 @@ def reassign(image: AppendedImage, settings: ControllerSettings, command: Reassi
         earlier.append(before)
         if topic is not None and before is not None and isinstance(result, PartitionImage) and result != before:
             records.append(record_of(topic.topic_id, before, result))
+            replicas.update(result.replicas)
+            replicas.subtract(before.replicas)
     return Decision(
         response=PartitionsAltered(results=tuple(results), before=tuple(earlier)),
         records=() if command.validate_only else tuple(records),
@@ -77,7 +82,10 @@ def record_of(topic_id: bytes, before: PartitionImage, after: PartitionImage) ->
     )
 
 
-def _one(image: AppendedImage, settings: ControllerSettings, wanted: Reassignment) -> PartitionImage | Refusal:
+def _one(
+    image: AppendedImage, settings: ControllerSettings, replicas: Counter[int], wanted: Reassignment
+) -> PartitionImage | Refusal:
+    """Decide about one; `replicas` counts those of each broker, as the earlier ones of the request leave them."""
     topic = image.topic_by_name(wanted.topic)
     if topic is None:
         return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic {wanted.topic[:250]!r}")
@@ -90,7 +98,7 @@ def _one(image: AppendedImage, settings: ControllerSettings, wanted: Reassignmen
     if wanted.replicas is None:
         return _cancel(topic, partition, fit.__contains__)
     original = settled_replicas(partition)
-    refusal = _target_problem(image, settings, partition, wanted.replicas)
+    refusal = _target_problem(image, settings, replicas, partition, wanted.replicas)
     if refusal is not None:
         return refusal
     begun = replace(
@@ -120,7 +128,11 @@ def settled_replicas(partition: PartitionImage) -> tuple[int, ...]:
 
 
 def _target_problem(
-    image: AppendedImage, settings: ControllerSettings, partition: PartitionImage, target: tuple[int, ...]
+    image: AppendedImage,
+    settings: ControllerSettings,
+    replicas: Counter[int],
+    partition: PartitionImage,
+    target: tuple[int, ...],
 ) -> Refusal | None:
     unknown = [node_id for node_id in target if image.broker(node_id) is None]
     rules = (
@@ -132,7 +144,7 @@ def _target_problem(
         if not holds:
             return Refusal(code=ErrorCode.INVALID_REQUEST, message=f"replicas {list(target[:20])}: {message}")
     for node_id in target:
-        full = image.counts.replicas.get(node_id, 0) >= settings.max_broker_replicas
+        full = replicas[node_id] >= settings.max_broker_replicas
         if full and node_id not in partition.replicas:
             return Refusal(
                 code=ErrorCode.LIMIT_EXCEEDED,

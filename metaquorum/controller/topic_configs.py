@@ -18,9 +18,12 @@ from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, MAX_BATCH_BYTES, MAX_
 
 from metaquorum.controller.records import ConfigResource
 
+LEADER_REBALANCE: Final = "auto.leader.rebalance.enable"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 MOVE_RATE: Final = "replication.move.max.bytes.per.second"
+REBALANCE_INTERVAL: Final = "leader.imbalance.check.interval.seconds"
 UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+UNCLEAN_ELECTION_INTERVAL: Final = "unclean.leader.election.interval.ms"
 TRUE: Final = "true"
 
 ANYWHERE: Final = tuple(ConfigResource)
@@ -209,6 +212,30 @@ _DEFINITIONS: Final = (
         meaning="bytes a second that a broker sends, and as many that it receives, for replicas that reassignments add; -1: no limit",
     ),
     ConfigDefinition(
+        name=LEADER_REBALANCE,
+        default=TRUE,
+        choices=(TRUE, "false"),
+        scopes=(ConfigResource.CLUSTER,),
+        meaning="whether first replicas lead again by themselves once they are in sync and active",
+    ),
+    ConfigDefinition(
+        name=REBALANCE_INTERVAL,
+        default="300",
+        minimum=1,
+        maximum=_MAX_INT32,
+        scopes=(ConfigResource.CLUSTER,),
+        meaning="time between two looks for partitions that their first replica could lead, in seconds",
+    ),
+    ConfigDefinition(
+        name=UNCLEAN_ELECTION_INTERVAL,
+        default="300000",
+        # A look goes over all partitions: more often than this would be a load of its own.
+        minimum=1_000,
+        maximum=_MAX_INT64,
+        scopes=(ConfigResource.CLUSTER,),
+        meaning="time between two looks for partitions without a leader where an unclean one is allowed, in milliseconds",
+    ),
+    ConfigDefinition(
         name="description",
         default="",
         text_bytes=MAX_DESCRIPTION_BYTES,
@@ -362,7 +389,8 @@ def name_problem(resource: ConfigResource, name: str) -> str | None:
     """Say why a resource of this kind has no such config, or None when it has."""
     definition = TOPIC_CONFIGS.get(name)
     if definition is None:
-        return f"unknown config {name[:100]!r}; known are {', '.join(TOPIC_CONFIGS)}"
+        known = ", ".join(each.name for each in TOPIC_CONFIGS.values() if resource in each.scopes)
+        return f"unknown config {name[:100]!r}; known are {known}"
     if resource not in definition.scopes:
         kinds = " or a ".join(kind.name.lower() for kind in definition.scopes)
         return f"{name} can be set for a {kinds} only, not for a {resource.name.lower()}"

@@ -153,6 +153,33 @@ def _complete(parked: _Parked, committed_offset: int) -> None:
     )
 
 
+def give_up(future: asyncio.Future[Outcome], appended: bool, timeout_ms: int) -> None:
+    """End the wait for a commit."""
+    if future.done():
+        return
+    if appended:
+        error = CommandError(
+            ErrorCode.OUTCOME_UNKNOWN,
+            f"the change was not confirmed by the quorum within {timeout_ms} ms; look before you repeat it",
+        )
+    else:
+        error = CommandError(
+            ErrorCode.TIMED_OUT,
+            f"the quorum confirmed nothing for {timeout_ms} ms; nothing was changed",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+    future.set_exception(error)
+
+
+def unconfirmed(timeout_ms: int) -> CommandError:
+    """Return the error of a reader to whom nobody could show that this node still leads."""
+    return CommandError(
+        ErrorCode.QUORUM_UNAVAILABLE,
+        f"no majority of the voters confirmed within {timeout_ms} ms that this node still leads; try again",
+        retry_after_ms=RETRY_AFTER_MS,
+    )
+
+
 class OffsetWaiters:
     """Readers that wait until the committed image has reached an offset."""
 

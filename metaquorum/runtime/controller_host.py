@@ -40,6 +40,8 @@ from metaquorum.runtime.commit_waiters import (
     OffsetWaiters,
     Outcome,
     ParkedAnswers,
+    give_up,
+    unconfirmed,
 )
 from metaquorum.runtime.image_store import ImageStore, LoadedImage
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
@@ -49,7 +51,7 @@ from metaquorum.runtime.quorum_node import BusyError, NotLeaderError
 logger = logging.getLogger(__name__)
 
 MIN_TICK_MS: Final = 20
-"""Shortest time between two looks for expired sessions."""
+"""Shortest time between two looks for expired sessions and for periodic work."""
 
 
 class QuorumLog(Protocol):
@@ -193,7 +195,7 @@ class ControllerHost:
         if future.done():
             return future.result()
         # A timer and the future itself: asyncio.wait() costs twice as much, for every command.
-        timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, _give_up, future, appended, timeout_ms)
+        timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, give_up, future, appended, timeout_ms)
         try:
             return await future
         finally:
@@ -259,14 +261,14 @@ class ControllerHost:
                 read_offset = await self._quorum().read_offset()
         except NotLeaderError as error:
             if error.leader.leader_id is None:
-                raise _unconfirmed(timeout_ms) from None
+                raise unconfirmed(timeout_ms) from None
             raise CommandError(
                 ErrorCode.NOT_CONTROLLER, "this node has just lost the leadership", leader=error.leader
             ) from error
         except BusyError as error:
             raise CommandError(ErrorCode.OVERLOADED, str(error), retry_after_ms=RETRY_AFTER_MS) from error
         except TimeoutError:
-            raise _unconfirmed(timeout_ms) from None
+            raise unconfirmed(timeout_ms) from None
         await self.wait_for_offset(read_offset, timeout_ms=int((deadline - loop.time()) * 1000))
 
     def _quorum(self) -> QuorumLog:
@@ -333,7 +335,7 @@ class ControllerHost:
                 "event=command command=%s %s base_offset=%d last_offset=%d", name, subject, base_offset, last_offset
             )
 
-    # Own commands: take-over, long work in slices, expired sessions.
+    # Own commands: take-over, long work in slices, expired sessions, periodic work.
 
     def _run_own(self, command: Command) -> asyncio.Future[Outcome] | None:
         try:
@@ -346,12 +348,13 @@ class ControllerHost:
         return future
 
     def _arm(self) -> None:
-        deadline_ms = None if self._controller is None else self._controller.deadline_ms()
-        if deadline_ms is None:
-            self._tick_handle = None
+        self._tick_handle = None
+        if self._controller is None:
             return
-        delay_ms = max(MIN_TICK_MS, deadline_ms - self._now_ms())
-        planned_ms = self._now_ms() + delay_ms
+        now_ms = self._now_ms()
+        # Not longer than a session: a broker that comes meanwhile, or a shorter interval, brings the deadline forward.
+        delay_ms = max(MIN_TICK_MS, min(self._controller.deadline_ms() - now_ms, self._settings.session_timeout_ms))
+        planned_ms = now_ms + delay_ms
         self._tick_handle = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick, planned_ms)
 
     def _tick(self, planned_ms: int) -> None:
@@ -366,20 +369,15 @@ class ControllerHost:
             controller.grace(self._now_ms())
         else:
             self._run_own(ExpireSessions())
+        for work in controller.due(self._now_ms()):
+            if not self._work.has(type(work)):
+                self._work.add(work)
         if self._tick_handle is None:
             self._arm()
 
     @staticmethod
     def _now_ms() -> int:
         return int(asyncio.get_running_loop().time() * 1000)
-
-
-def _unconfirmed(timeout_ms: int) -> CommandError:
-    return CommandError(
-        ErrorCode.QUORUM_UNAVAILABLE,
-        f"no majority of the voters confirmed within {timeout_ms} ms that this node still leads; try again",
-        retry_after_ms=RETRY_AFTER_MS,
-    )
 
 
 def _subject(command: Command) -> str:
@@ -391,24 +389,6 @@ def _subject(command: Command) -> str:
         wanted = " want_shutdown=true" if isinstance(command, Heartbeat) and command.want_shutdown else ""
         return f"broker_id={broker_id}{wanted}"
     return "subject=cluster"
-
-
-def _give_up(future: asyncio.Future[Outcome], appended: bool, timeout_ms: int) -> None:
-    """End the wait for a commit."""
-    if future.done():
-        return
-    if appended:
-        error = CommandError(
-            ErrorCode.OUTCOME_UNKNOWN,
-            f"the change was not confirmed by the quorum within {timeout_ms} ms; look before you repeat it",
-        )
-    else:
-        error = CommandError(
-            ErrorCode.TIMED_OUT,
-            f"the quorum confirmed nothing for {timeout_ms} ms; nothing was changed",
-            retry_after_ms=RETRY_AFTER_MS,
-        )
-    future.set_exception(error)
 
 
 def _retrieve(future: asyncio.Future[Outcome]) -> None:

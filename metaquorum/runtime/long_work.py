@@ -3,7 +3,8 @@
 
 Owns their queue, and how many of them wait for their commit at once. Decides nothing, and knows neither the core nor the quorum.
 While followers write a slice the next one is decided, so that neither waits for the other; one more would only make those who
-ask for something wait longer behind them. Between two slices the event loop takes its turn.
+ask for something wait longer behind them. Between two slices the event loop takes its turn. What is done now and then waits for
+everything else: a sweep gives partitions leaders.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from metaquorum.controller.commands import Command, SweepPartitions
+from metaquorum.controller.commands import Command
+from metaquorum.controller.walk_commands import PERIODIC_COMMANDS, SweepPartitions
 from metaquorum.runtime.commit_waiters import RETRY_AFTER_MS, Outcome
 
 MAX_WORK_ITEMS: Final = 1_000
@@ -44,6 +46,10 @@ class LongWork:
         self._commands.append(command)
         self._schedule()
 
+    def has(self, kind: type[Command]) -> bool:
+        """Whether a command of this kind waits for its turn."""
+        return any(isinstance(each, kind) for each in self._commands)
+
     def clear(self) -> None:
         """Forget everything: the leadership has ended."""
         self._commands.clear()
@@ -58,12 +64,14 @@ class LongWork:
 
     def _run_next(self) -> None:
         # What this command adds waits for its own turn of the event loop: the handle is held until it is decided.
-        future = self._run(self._commands[0])
+        urgent = (each for each in self._commands if not isinstance(each, PERIODIC_COMMANDS))
+        command = next(urgent, self._commands[0])
+        future = self._run(command)
         if future is None:
             self._handle = asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._run_next)
             return
         self._handle = None
-        self._commands.popleft()
+        self._commands.remove(command)
         self._uncommitted.append(future)
         future.add_done_callback(self._committed)
         self._schedule()

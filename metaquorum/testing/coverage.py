@@ -29,6 +29,8 @@ SHOWN: Final = (
     "cut, one way",
     "linearizable read",
     "address move",
+    "preferred leader returned",
+    "unclean leader elected",
 )
 """What is shown first, whether it occurred or not."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutants of the Raft core: known mistakes that the simulator must find, or its silence proves nothing.
 
-Those of the files below it are in `disk_mutants`.
+Those of the files below it are in `disk_mutants`, those of the controller above it in `controller_mutants`.
 
 A mutant replaces one piece of text in the source of one function and puts the recompiled function wherever the original is bound.
 Owns the list and the patching; nothing here runs outside of tests and `metaquorum.testing.run --mutants`.
@@ -65,7 +65,7 @@ class Mutant:
     options: Callable[[int], SimOptions] = election_storm
 
 
-_MUTATED = ("metaquorum.raft", "metaquorum.runtime", "storage.")
+_MUTATED = ("metaquorum.raft", "metaquorum.controller", "metaquorum.runtime", "storage.")
 """Modules that may have imported a function by name."""
 
 _LEAD_AGAIN = """

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 REAL_FILES_SHARE = 0.5
 """Share of the seeds whose disks have the real log and vote files on them; the others are quicker."""
 
+CONTROLLER_SHARE = 0.3
+"""Share of the seeds in which a controller runs on each leader."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimOptions:
@@ -42,6 +45,7 @@ class SimOptions:
         refusal: chance that the disk refuses a truncation, a trim or an install; a hundredth of it for any other write.
         damage_every_ms: mean time between bit flips on a disk; None for none.
         move_every_ms: mean time between moves of a voter to another address; None for none.
+        controller_every_ms: mean time between turns of the controllers on leaders; None for none.
     """
 
     voter_count: int
@@ -67,6 +71,7 @@ class SimOptions:
     refusal: float = 0.0
     damage_every_ms: int | None = None
     move_every_ms: int | None = None
+    controller_every_ms: int | None = None
 
 
 def draw_options(rng: random.Random) -> SimOptions:
@@ -100,6 +105,7 @@ def draw_options(rng: random.Random) -> SimOptions:
         refusal=rng.choice([0.0, 0.02, 0.1]),
         damage_every_ms=sometimes(500, 5_000),
         move_every_ms=sometimes(500, 5_000, 0.4),
+        controller_every_ms=sometimes(40, 200, CONTROLLER_SHARE),
     )
 
 
@@ -198,3 +204,15 @@ def rot_storm(seed: int) -> SimOptions:
 def move_storm(seed: int) -> SimOptions:
     """Options under which voters move all the time."""
     return replace(election_storm(seed), crash_every_ms=1_000, move_every_ms=300, down_ms_max=300)
+
+
+def controller_storm(seed: int) -> SimOptions:
+    """Options under which controllers have much to do, and take over from each other now and then."""
+    return replace(
+        election_storm(seed),
+        crash_every_ms=1_500,
+        cut_every_ms=3_000,
+        down_ms_max=300,
+        snapshot_every=50 if seed % 3 == 0 else None,
+        controller_every_ms=60,
+    )

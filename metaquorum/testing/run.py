@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from metaquorum.testing.controller_mutants import CONTROLLER_MUTANTS
 from metaquorum.testing.coverage import Coverage, SeedResult
 from metaquorum.testing.disk_mutants import DISK_MUTANTS
 from metaquorum.testing.invariants import InvariantViolation
@@ -26,7 +27,7 @@ from metaquorum.testing.sim_quorum import SimulatedQuorum
 
 DEFAULT_EVENTS = 20_000
 
-ALL_MUTANTS = (*MUTANTS, *DISK_MUTANTS)
+ALL_MUTANTS = (*MUTANTS, *DISK_MUTANTS, *CONTROLLER_MUTANTS)
 """Every known mistake."""
 
 T = TypeVar("T")

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import (
+    Activate,
     AdvanceCommit,
     AnswerTransfer,
     AnswerVoterChange,
@@ -83,6 +84,14 @@ class World(Protocol):
 
     def on_commit(self, node: SimNode, commit_offset: Offset) -> None:
         """A node delivers up to this offset."""
+        ...
+
+    def on_activate(self, node: SimNode, effect: Activate) -> None:
+        """A node leads."""
+        ...
+
+    def on_deactivate(self, node: SimNode) -> None:
+        """A node leads no more."""
         ...
 
     def on_answer(self, node: SimNode, effect: AnswerVoterChange | AnswerTransfer) -> None:
@@ -290,7 +299,10 @@ class SimNode:
                 world.reads.end(read_id, read_offset, world.checker.committed_end_offset)
             case RejectRead(read_id=read_id):
                 world.reads.reject(read_id)
+            case Activate():
+                world.on_activate(self, effect)
             case Deactivate():
+                world.on_deactivate(self)
                 world.counts["leader deposed or resigned"] += 1
             case FinishShutdown():
                 world.counts["orderly shutdown"] += 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from metaquorum.raft.config import RaftConfig
-from metaquorum.raft.effects import AnswerTransfer, AnswerVoterChange, DownloadSnapshot, Effect, Send
+from metaquorum.raft.effects import Activate, AnswerTransfer, AnswerVoterChange, DownloadSnapshot, Effect, Send
 from metaquorum.raft.events import (
     Event,
     Failure,
@@ -25,11 +25,12 @@ from metaquorum.raft.events import (
     SnapshotFailed,
 )
 from metaquorum.raft.messages import Response
-from metaquorum.raft.types import NodeId, Offset, ReplicaKey
+from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.testing.invariants import Checker, InvariantViolation, require
 from metaquorum.testing.options import SimOptions, draw_options
 from metaquorum.testing.scheduler import Scheduler
+from metaquorum.testing.sim_controller import SimControllers
 from metaquorum.testing.sim_downloads import SimDownloads
 from metaquorum.testing.sim_faults import SimFaults
 from metaquorum.testing.sim_log import DamagedDiskError, SimDisk
@@ -79,6 +80,7 @@ class SimulatedQuorum:
         self.faults = SimFaults(self, self._network)
         self.nodes = self._build_nodes()
         self.operator = SimOperator(self)
+        self.controllers = SimControllers(self)
         self.disks: dict[ReplicaKey, SimDisk] = {node.key: node.disk for node in self.nodes}
 
     def _build_nodes(self) -> list[SimNode]:
@@ -112,6 +114,7 @@ class SimulatedQuorum:
             self.scheduler.after(self.faults.rng.randint(0, 500), lambda node=node: self.start(node))
         self.faults.schedule()
         self._schedule_proposal()
+        self.controllers.schedule()
         while self.scheduler.event_count < event_count and self.scheduler.run_next():
             pass
         self._heal()
@@ -174,6 +177,15 @@ class SimulatedQuorum:
                 self._acknowledged[base_offset] = (next_offset, payload)
                 self.reads.promise(next_offset)
                 self.counts["acknowledged"] += 1
+        self.controllers.on_commit(node, commit_offset)
+
+    def on_activate(self, node: SimNode, effect: Activate) -> None:
+        """A controller begins on a node."""
+        self.controllers.on_activate(node, effect)
+
+    def on_deactivate(self, node: SimNode) -> None:
+        """A controller ends on a node."""
+        self.controllers.on_deactivate(node)
 
     def on_answer(self, node: SimNode, effect: AnswerVoterChange | AnswerTransfer) -> None:
         """Take an answer to the operator."""
@@ -183,8 +195,9 @@ class SimulatedQuorum:
             self.operator.on_transfer_answer(node, effect)
 
     def on_stop(self, node: SimNode) -> None:
-        """Tell the operator that a process is gone."""
+        """Tell the operator and the controllers that a process is gone."""
         self.operator.on_stop(node)
+        self.controllers.on_deactivate(node)
 
     def on_damaged_disk(self, node: SimNode, error: DamagedDiskError) -> None:
         """Replace a machine whose disk is damaged; nothing else may keep one from starting and going on."""
@@ -256,22 +269,24 @@ class SimulatedQuorum:
             return False
         node = self._workload.choice(leaders)
         assert node.raft is not None, "leaders are up"
+        return self.propose_at(node, node.raft.state.quorum_epoch, self._workload.randint(1, 3)) is not None
+
+    def propose_at(self, node: SimNode, quorum_epoch: QuorumEpoch, record_count: int) -> tuple[Offset, str] | None:
+        """Propose a batch at a leader; return its offset and its payload, or None when it is refused."""
         self._proposal_count += 1
         payload = f"value-{self._proposal_count}"
-        record_count = self._workload.randint(1, 3)
         base_offset = node.disk.log_end_offset
         event = ProposalReceived(
             proposal_id=self._proposal_count,
-            quorum_epoch=node.raft.state.quorum_epoch,
+            quorum_epoch=quorum_epoch,
             record_count=record_count,
             size_bytes=self._workload.randint(100, 10_000),
         )
         self._waiting.setdefault(node.name, deque())
         if not node.propose(payload, event):
-            return False
-        next_offset = Offset(base_offset + record_count)
-        self._waiting[node.name].append((base_offset, next_offset, payload))
-        return True
+            return None
+        self._waiting[node.name].append((base_offset, Offset(base_offset + record_count), payload))
+        return base_offset, payload
 
     def _read(self) -> None:
         """Ask everybody who believes to lead, or else anybody, what is committed."""
@@ -324,7 +339,7 @@ class SimulatedQuorum:
             and node.raft.state.quorum_epoch == leaders[0].raft.state.quorum_epoch
             and node.raft.state.commit_offset >= end - 10
             for node in self.nodes
-        )
+        ) and self.controllers.has_settled(leaders[0])
 
     def _compare(self) -> None:
         """Below its high watermark every log is the same, and every acknowledged record is in it."""

@@ -276,12 +276,15 @@ def test_expire_sessions_fences_exactly_those_whose_time_is_over() -> None:
     assert world.controller.deadline_ms() == world.now_ms + 1_000
 
 
-def test_expire_sessions_without_brokers_has_no_deadline() -> None:
-    """Without an unfenced broker nothing can expire."""
+def test_sessions_without_unfenced_brokers_have_no_deadline() -> None:
+    """Without an unfenced broker nothing can expire: what is due next is the periodic work."""
     world = World()
-    assert world.controller.deadline_ms() is None
+    periodic_ms = world.controller.deadline_ms()
+    assert periodic_ms == world.now_ms + 300_000
     world.run(register(1))
-    assert world.controller.deadline_ms() is None
+    assert world.controller.deadline_ms() == periodic_ms
+    world.beat(1)
+    assert world.controller.deadline_ms() == world.now_ms + SETTINGS.session_timeout_ms
 
 
 def test_expire_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

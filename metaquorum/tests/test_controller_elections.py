@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from metaquorum.controller.commands import Bootstrap, ExpireSessions, Heard, SweepCursor, SweepPartitions
+from metaquorum.controller.commands import Bootstrap, ExpireSessions, Heard, SweepPartitions
 from metaquorum.controller.elections import elect, partition_change
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME
 from metaquorum.controller.records import (
@@ -23,6 +23,7 @@ from metaquorum.controller.records import (
 )
 from metaquorum.controller.sessions import Sessions
 from metaquorum.controller.state import PartitionImage
+from metaquorum.controller.walk_commands import SweepCursor
 from metaquorum.tests.controller_world import SETTINGS, World, create_topic, topic_id
 
 TOPIC = topic_id("t")

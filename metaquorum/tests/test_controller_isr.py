@@ -195,7 +195,7 @@ def test_preferred_leaders_come_back_in_slices(world: World, monkeypatch: pytest
         for each in range(3)
     )
     world.run(AlterPartition(broker_id=1, broker_epoch=world.epoch(1), proposals=proposals))
-    monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_RECORDS", 2)
+    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_RECORDS", 2)
     first = world.append(ElectPreferredLeaders())
     assert len(first.records) == 2
     assert first.then is not None

@@ -45,6 +45,8 @@ class Model:
 
     def __init__(self, seed: int, policy: str) -> None:
         self.random = random.Random(seed)
+        # Of its own, so that it takes no turn from the others.
+        self.time_random = random.Random(seed)
         self.policy = policy
         self.world = World()
         for broker_id in REPLICAS:
@@ -59,6 +61,7 @@ class Model:
         self.leader_id: int | None = 0
         self.commands = 0
         self.moves = 0
+        self.returns = 0
 
     @property
     def partition(self) -> PartitionImage:
@@ -91,6 +94,8 @@ class Model:
         kind = self.random.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
         self.trace.append(kind.__name__)
         kind()
+        if self.time_random.random() < 0.3:
+            self.let_time_pass()
         self.follow_leader()
         self.commit()
 
@@ -213,6 +218,18 @@ class Model:
         changes = ResourceChanges(resource=ConfigResource.TOPIC, name="t", changes=(("min.insync.replicas", value),))
         self.world.run(AlterConfigs(resources=(changes,)))
 
+    def let_time_pass(self) -> None:
+        """All intervals are over: the first replica leads again where it can. An unclean leader is allowed nowhere."""
+        before = self.partition
+        due_ms = self.world.controller.deadline_ms() + 600_000
+        for work in self.world.controller.due(due_ms):
+            self.world.run(work)
+        after = self.partition
+        self.returns += before.leader_id != after.leader_id
+        assert after.isr == before.isr
+        assert after.leader_id in {before.leader_id, before.replicas[0]}
+        assert (after.leader_id is None) == (before.leader_id is None)
+
     def take_over(self) -> None:
         """Another controller goes on."""
         self.world.take_over()
@@ -242,7 +259,7 @@ class Model:
 @pytest.mark.parametrize("policy", ["ack", "none"])
 def test_lists_are_valid_and_candidates_complete(policy: str) -> None:
     """Both invariants hold after every command of many random sequences, with stops of every kind."""
-    commands = elected_from_elr = moves = 0
+    commands = elected_from_elr = moves = returns = 0
     for seed in range(150):
         model = Model(seed, policy)
         for _ in range(STEPS):
@@ -253,10 +270,12 @@ def test_lists_are_valid_and_candidates_complete(policy: str) -> None:
             elected_from_elr += leader_id is not None and leader_id in before.elr
         commands += model.commands
         moves += model.moves
+        returns += model.returns
     # The sequences reach what they are about.
     assert commands > 1_000
     assert elected_from_elr > 20
     assert moves > 100
+    assert returns > 10
 
 
 def test_model_finds_an_eligible_replica_that_is_kept_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

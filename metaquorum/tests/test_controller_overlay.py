@@ -22,6 +22,7 @@ from metaquorum.controller.commands import (
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_NAME
 from metaquorum.controller.records import ConfigRecord, ConfigResource, MetadataRecord
+from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders
 from metaquorum.tests.controller_world import World, create_topic, register, topic_id, view
 
 BROKERS = (1, 2, 3)
@@ -40,6 +41,8 @@ STEPS = st.lists(
                 "delete",
                 "ids",
                 "bootstrap",
+                "rebalance",
+                "unclean",
                 "commit",
                 "take_over",
                 "wait",
@@ -81,6 +84,10 @@ def command_for(world: World, kind: str, which: int, number: int, switch: bool) 
             return create_topic(name, topic_id=fresh, partition_count=number, configs=configs)
         case "delete":
             return DeleteTopic(topic=TOPICS[which])
+        case "rebalance":
+            return ElectPreferredLeaders()
+        case "unclean":
+            return ElectUncleanLeaders()
         case "ids":
             return AllocateProducerIds(broker_id=broker_id, broker_epoch=epoch)
         case _:

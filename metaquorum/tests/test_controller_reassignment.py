@@ -247,3 +247,50 @@ def test_check_only_tells_what_would_be_and_changes_nothing(world: World) -> Non
     assert isinstance(decision.response, PartitionsAltered)
     assert decision.response.before == (world.partition("t"), None)
     assert len(done.records) == 1
+
+
+def outcomes(world: World, command: ReassignPartitions) -> list[str]:
+    """Run a command and return, for each partition, "done" or the message of its refusal."""
+    response = world.run(command).response
+    assert isinstance(response, PartitionsAltered), response
+    return [one.message if isinstance(one, Refusal) else "done" for one in response.results]
+
+
+def test_limit_of_a_broker_counts_what_the_request_itself_adds(world: World) -> None:
+    """Broker 4 may have three replicas: of five partitions that one request gives it, three get there, checked or done."""
+    world.write_topic("u", (0,), partition_count=5)
+    command = ReassignPartitions(
+        reassignments=tuple(Reassignment(topic="u", partition=number, replicas=(0, 4)) for number in range(5))
+    )
+    checked = world.decide(replace(command, validate_only=True)).response
+    done = outcomes(world, command)
+    assert done[:3] == ["done"] * 3
+    assert all("broker 4 has 3 replicas" in message for message in done[3:])
+    assert isinstance(checked, PartitionsAltered)
+    assert [isinstance(one, Refusal) for one in checked.results] == [False] * 3 + [True] * 2
+    assert world.image.counts.replicas[4] == 3
+
+
+def test_limit_of_a_broker_counts_what_the_request_takes_from_it_before(world: World) -> None:
+    """A replica that goes at once makes room for a later partition of the same request, and for no earlier one."""
+    world.write_topic("u", (3, 4), partition_count=3)
+    world.write_topic("v", (3,), partition_count=2)
+    shrink = Reassignment(topic="u", partition=0, replicas=(3,))
+    early = Reassignment(topic="v", partition=0, replicas=(3, 4))
+    late = Reassignment(topic="v", partition=1, replicas=(3, 4))
+    results = outcomes(world, ReassignPartitions(reassignments=(early, shrink, late)))
+    assert [result == "done" for result in results] == [False, True, True]
+    assert world.image.counts.replicas[4] == 3
+
+
+def test_cancelled_reassignment_makes_room_in_the_same_request(world: World) -> None:
+    """What was being added goes with the cancel, and what is refused takes nothing."""
+    world.write_topic("u", (0,), partition_count=5)
+    begin = tuple(Reassignment(topic="u", partition=number, replicas=(0, 4)) for number in range(3))
+    assert outcomes(world, ReassignPartitions(reassignments=begin)) == ["done"] * 3
+    cancel = Reassignment(topic="u", partition=1, replicas=None)
+    unknown = Reassignment(topic="u", partition=3, replicas=(0, 4, 99))
+    later = Reassignment(topic="u", partition=4, replicas=(0, 4))
+    results = outcomes(world, ReassignPartitions(reassignments=(cancel, unknown, later)))
+    assert [result == "done" for result in results] == [True, False, True]
+    assert world.image.counts.replicas[4] == 3

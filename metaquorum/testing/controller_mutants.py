@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of the controller: mistakes about who leads a partition, found by `sim_controller` under `controller_storm`.
+
+Owns the list; `mutants` says what a mutant is and makes the mistake.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from metaquorum.controller import elections, rebalance
+from metaquorum.testing.mutants import Mutant
+from metaquorum.testing.options import controller_storm
+
+_ControllerMutant = partial(Mutant, options=controller_storm)
+
+CONTROLLER_MUTANTS: Final = (
+    _ControllerMutant(
+        name="first replicas never lead again by themselves",
+        owner=rebalance,
+        function="elect_preferred",
+        old="return members.leader_id in (None, preferred) or",
+        new="return True or",
+    ),
+    _ControllerMutant(
+        name="the last replica is taken for the preferred leader",
+        owner=elections,
+        function="preferred_change",
+        old="preferred = partition.replicas[0]",
+        new="preferred = partition.replicas[-1]",
+    ),
+    _ControllerMutant(
+        name="a replica that may lack records leads where that is not allowed",
+        owner=elections,
+        function="rules_of",
+        old="unclean=unclean == TRUE",
+        new="unclean=True",
+    ),
+)
+"""Every mutant of the controller."""

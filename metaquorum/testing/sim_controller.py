@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controllers of the simulated quorum: the real core on each node that leads, and brokers and an operator to keep it busy.
+
+Owns what a shell does for the core (`docs/controller.md` section "Shell"), without callers, and the committed images. Laws, checked
+with each committed record on the state before it, whichever leadership wrote it:
+
+* only a broker that may lead is elected;
+* one that may lack records is elected only where that is allowed;
+* a leader that may lead gives way only to the first replica, in sync.
+
+And once all is healed, with intervals of a second: every partition has a leader, its first replica where that one is in sync.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from metaquorum.controller.commands import (
+    AlterConfigs,
+    AlterPartition,
+    Bootstrap,
+    Command,
+    ExpireSessions,
+    FenceBroker,
+    Heartbeat,
+    IsrProposal,
+    RegisterBroker,
+    ResourceChanges,
+)
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.image import MetadataImage
+from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.records import (
+    ConfigResource,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    TopicRecord,
+)
+from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.controller.topic_configs import (
+    LEADER_REBALANCE,
+    MIN_INSYNC_REPLICAS,
+    REBALANCE_INTERVAL,
+    UNCLEAN_ELECTION,
+    UNCLEAN_ELECTION_INTERVAL,
+)
+from metaquorum.controller.walk_commands import PERIODIC_COMMANDS
+from metaquorum.raft.effects import Activate
+from metaquorum.raft.types import Offset, QuorumEpoch, ReplicaKey
+from metaquorum.runtime import record_codec
+from metaquorum.testing.invariants import require
+from metaquorum.testing.options import SimOptions
+from metaquorum.testing.scheduler import Scheduler
+from metaquorum.testing.sim_log import SimBatch
+from metaquorum.testing.sim_node import SimNode
+
+BROKERS: Final = (1, 2, 3, 4)
+TOPICS: Final = ("orders", "payments")
+PARTITIONS: Final = 4
+REPLICAS: Final = 3
+
+QUICK_SHARE: Final = 0.7
+"""Share of the runs with a controller in which its intervals are a second from the beginning."""
+
+SETTINGS: Final = ControllerSettings()
+
+_QUICK: Final[tuple[tuple[str, str | None], ...]] = ((REBALANCE_INTERVAL, "1"), (UNCLEAN_ELECTION_INTERVAL, "1000"))
+_HEALED: Final = (*_QUICK, (LEADER_REBALANCE, "true"))
+"""Configs of the cluster under which everything comes right in seconds."""
+
+
+class ControlledWorld(Protocol):
+    """What controllers need of the world."""
+
+    scheduler: Scheduler
+    options: SimOptions
+    counts: Counter[str]
+    is_healed: bool
+
+    def propose_at(self, node: SimNode, quorum_epoch: QuorumEpoch, record_count: int) -> tuple[Offset, str] | None:
+        """Append a batch at a leader; where, and its payload, or None when it is refused."""
+        ...
+
+
+@dataclass(slots=True)
+class _Leadership:
+    """One leadership; `controller` is None until the node has everything from before it."""
+
+    node: SimNode
+    quorum_epoch: QuorumEpoch
+    start_offset: Offset
+    controller: Controller | None = None
+    work: deque[Command] = field(default_factory=deque[Command])
+    waiting_offset: int = 0
+    driven_ms: int = 0
+
+
+class SimControllers:
+    """All controllers of one run; none does anything in a run without `controller_every_ms`."""
+
+    def __init__(self, world: ControlledWorld) -> None:
+        self._world = world
+        self._rng: random.Random = world.scheduler.rng("controller")
+        self._leaderships: dict[ReplicaKey, _Leadership] = {}
+        self._images: dict[ReplicaKey, MetadataImage] = {}
+        self._records: dict[str, tuple[MetadataRecord, ...]] = {}
+        self._processes = dict.fromkeys(BROKERS, 0)
+        self._silent: set[int] = set()
+        self._checked_offset = 0
+        # In the others the intervals are the default ones, longer than a run, until an operator or the end shortens them.
+        self._is_quick = self._rng.random() < QUICK_SHARE
+
+    # What nodes tell.
+
+    def on_activate(self, node: SimNode, effect: Activate) -> None:
+        """A node leads."""
+        if self._world.options.controller_every_ms is not None:
+            self._leaderships[node.key] = _Leadership(node, effect.quorum_epoch, effect.start_offset)
+            self.on_commit(node, node.disk.applied_offset)
+
+    def on_deactivate(self, node: SimNode) -> None:
+        """A node leads no more, or its process is gone: the core is dropped, the committed image stays."""
+        self._leaderships.pop(node.key, None)
+
+    def on_commit(self, node: SimNode, commit_offset: Offset) -> None:
+        """A node delivers up to an offset."""
+        leadership = self._leaderships.get(node.key)
+        if leadership is None or commit_offset < leadership.start_offset:
+            return
+        image = self._images.setdefault(node.key, MetadataImage())
+        self._replay(node, image, commit_offset)
+        if leadership.controller is not None:
+            leadership.controller.committed(commit_offset)
+            return
+        now_ms = node.local_now_ms()
+        leadership.controller = Controller(image, settings=SETTINGS, now_ms=now_ms)
+        leadership.work.append(Bootstrap())
+        leadership.driven_ms = now_ms
+        self._world.counts["controller active"] += 1
+
+    def _replay(self, node: SimNode, image: MetadataImage, commit_offset: Offset) -> None:
+        missing: list[SimBatch] = []
+        batch = node.disk.batch_before(commit_offset)
+        while batch is not None and batch.next_offset > image.metadata_offset:
+            missing.append(batch)
+            batch = batch.before
+        for batch in reversed(missing):
+            for offset, record in enumerate(self._records.get(batch.payload, ()), start=batch.base_offset):
+                if isinstance(record, PartitionChangeRecord):
+                    self._check(image, record, is_first=offset >= self._checked_offset)
+                image.replay(record, offset)
+            image.advance(batch.next_offset)
+            self._checked_offset = max(self._checked_offset, batch.next_offset)
+
+    def _check(self, image: MetadataImage, record: PartitionChangeRecord, *, is_first: bool) -> None:
+        """The laws of elections, for a record on the state before it."""
+        topic = image.topic_by_id(record.topic_id)
+        assert topic is not None, "replay refuses it"
+        before = topic.partitions[record.partition]
+        leader_id = None if record.leader is None else record.leader.leader_id
+        if leader_id is None:
+            return
+        require(_can_lead(image, leader_id), "only a broker that may lead is elected", (before, record))
+        name = "leader elected"
+        if before.leader_id is not None and _can_lead(image, before.leader_id):
+            is_return = leader_id == before.replicas[0] and leader_id in before.isr
+            require(is_return, "a leader gives way only to the first replica, in sync", (before, record))
+            name = "preferred leader returned"
+        elif leader_id not in (*before.isr, *before.elr):
+            allowed = _allows_unclean(image, topic)
+            require(allowed, "one that may lack records is elected only where that is allowed", (before, record))
+            name = "unclean leader elected"
+        self._world.counts[name] += is_first
+
+    # What the shell does.
+
+    def schedule(self) -> None:
+        """Begin."""
+        mean_ms = self._world.options.controller_every_ms
+        if mean_ms is None:
+            return
+
+        def strike() -> None:
+            for leadership in list(self._leaderships.values()):
+                awake = leadership.node.paused_until_ms <= self._world.scheduler.now_ms
+                if awake and leadership.controller is not None:
+                    self._drive(leadership, leadership.controller)
+            self._world.scheduler.after(self._rng.randint(1, 2 * mean_ms), strike)
+
+        self._world.scheduler.after(self._rng.randint(1, 2 * mean_ms), strike)
+
+    def _drive(self, leadership: _Leadership, controller: Controller) -> None:
+        now_ms = leadership.node.local_now_ms()
+        if now_ms - leadership.driven_ms > SETTINGS.session_timeout_ms // 2:
+            controller.grace(now_ms)
+        leadership.driven_ms = now_ms
+        for command in (ExpireSessions(), *self._of_brokers(controller), *self._of_leaders(controller)):
+            self._execute(leadership, controller, command)
+        self._operate(leadership, controller)
+        for work in controller.due(now_ms):
+            if not any(isinstance(each, type(work)) for each in leadership.work):
+                leadership.work.append(work)
+        if leadership.work and leadership.waiting_offset <= self._images[leadership.node.key].metadata_offset:
+            waiting = (each for each in leadership.work if not isinstance(each, PERIODIC_COMMANDS))
+            command = next(waiting, leadership.work[0])
+            if self._execute(leadership, controller, command):
+                leadership.work.remove(command)
+                leadership.waiting_offset = controller.image.next_offset
+                self._world.counts[f"controller: {type(command).__name__}"] += 1
+
+    def _execute(self, leadership: _Leadership, controller: Controller, command: Command) -> bool:
+        """Decide and append, as the shell does; whether that was done."""
+        if self._leaderships.get(leadership.node.key) is not leadership:
+            return False
+        now_ms = leadership.node.local_now_ms()
+        decision = controller.decide(command, now_ms)
+        if decision.heard is not None:
+            controller.hear(decision.heard, now_ms)
+        if decision.records and not self._append(leadership, controller, decision.records):
+            return False
+        if decision.then is not None and decision.then not in leadership.work:
+            leadership.work.append(decision.then)
+        return True
+
+    def _append(self, leadership: _Leadership, controller: Controller, records: Sequence[MetadataRecord]) -> bool:
+        appended = self._world.propose_at(leadership.node, leadership.quorum_epoch, len(records))
+        if appended is None:
+            return False
+        base_offset, payload = appended
+        # Through bytes, so that what is replayed is what a log would hold.
+        self._records[payload] = tuple(record_codec.decode(record_codec.encode(record)) for record in records)
+        for offset, record in enumerate(self._records[payload], start=base_offset):
+            controller.replay(record, offset)
+        return True
+
+    # Who keeps it busy.
+
+    def _of_brokers(self, controller: Controller) -> list[Command]:
+        """Registrations and heartbeats of the brokers that are not silent; some fall silent, some are restarted."""
+        for broker_id in BROKERS:
+            if self._world.is_healed:
+                self._silent.discard(broker_id)
+            elif broker_id in self._silent:
+                if self._rng.random() < 0.08:
+                    self._silent.discard(broker_id)
+                    self._processes[broker_id] += self._rng.random() < 0.5
+            elif self._rng.random() < 0.05:
+                self._silent.add(broker_id)
+        commands: list[Command] = []
+        for broker_id in BROKERS:
+            broker = controller.image.broker(broker_id)
+            incarnation = bytes([broker_id, *self._processes[broker_id].to_bytes(15, "big")])
+            if broker_id in self._silent:
+                # Its port refuses: known at once, now and then.
+                if broker is not None and self._rng.random() < 0.3:
+                    commands.append(FenceBroker(broker_id=broker_id, broker_epoch=broker.broker_epoch))
+            elif broker is None or broker.incarnation_id != incarnation:
+                commands.append(
+                    RegisterBroker(broker_id=broker_id, incarnation_id=incarnation, host=f"b{broker_id}", port=9640)
+                )
+            elif self._rng.random() < 0.5:
+                offset = controller.image.next_offset
+                commands.append(
+                    Heartbeat(broker_id=broker_id, broker_epoch=broker.broker_epoch, metadata_offset=offset)
+                )
+        return commands
+
+    def _of_leaders(self, controller: Controller) -> list[Command]:
+        """Leaders take back into the in-sync replicas who lives, or leave some of them out."""
+        if self._rng.random() < (0.5 if self._world.is_healed else 0.75):
+            return []
+        image = controller.image
+        fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
+        commands: list[Command] = []
+        for broker_id in sorted(fit - self._silent):
+            proposals = tuple(
+                self._proposal(topic, partition, fit)
+                for topic in image.topics()
+                for partition in topic.partitions
+                if partition.leader_id == broker_id
+            )
+            broker = image.broker(broker_id)
+            if proposals and broker is not None:
+                commands.append(
+                    AlterPartition(broker_id=broker_id, broker_epoch=broker.broker_epoch, proposals=proposals)
+                )
+        return commands
+
+    def _proposal(self, topic: TopicImage, partition: PartitionImage, fit: set[int]) -> IsrProposal:
+        share = 1.0 if self._world.is_healed else 0.8
+        isr = [
+            (node_id, None)
+            for node_id in partition.replicas
+            if node_id == partition.leader_id or (node_id in fit and self._rng.random() < share)
+        ]
+        return IsrProposal(
+            topic_id=topic.topic_id,
+            partition=partition.partition,
+            leader_epoch=partition.leader_epoch,
+            partition_epoch=partition.partition_epoch,
+            isr=tuple(isr),
+        )
+
+    def _operate(self, leadership: _Leadership, controller: Controller) -> None:
+        """Create the topics that there are not, and change configs."""
+        missing = next((topic for topic in TOPICS if controller.image.topic_by_name(topic) is None), None)
+        fit = [broker.broker_id for broker in controller.image.brokers() if broker.can_lead]
+        if missing is not None:
+            if len(fit) >= REPLICAS and self._leaderships.get(leadership.node.key) is leadership:
+                self._append(leadership, controller, self._topic(missing, fit))
+            return
+        wanted = _HEALED if self._world.is_healed else _QUICK if self._is_quick else ()
+        of_cluster = controller.image.configs_of(ConfigResource.CLUSTER, "")
+        changes = tuple((name, value) for name, value in wanted if of_cluster.get(name) != value)
+        if changes:
+            self._execute(leadership, controller, _change(ConfigResource.CLUSTER, "", *changes))
+        elif not self._world.is_healed and self._rng.random() < 0.15:
+            self._execute(leadership, controller, self._some_change())
+
+    def _topic(self, topic: str, fit: list[int]) -> list[MetadataRecord]:
+        """Records of a topic with several replicas, which no command creates yet."""
+        topic_id = topic.encode().rjust(16, b"\0")
+        records: list[MetadataRecord] = [TopicRecord(topic=topic, topic_id=topic_id)]
+        for number in range(PARTITIONS):
+            replicas = tuple(self._rng.sample(fit, REPLICAS))
+            records.append(
+                PartitionRecord(
+                    topic_id=topic_id,
+                    partition=number,
+                    replicas=replicas,
+                    isr=replicas,
+                    leader_id=replicas[0],
+                    leader_epoch=0,
+                    partition_epoch=0,
+                )
+            )
+        return records
+
+    def _some_change(self) -> AlterConfigs:
+        of_topic = self._rng.random() < 0.6
+        if of_topic:
+            change = self._rng.choice(
+                [(UNCLEAN_ELECTION, "true"), (UNCLEAN_ELECTION, None), (MIN_INSYNC_REPLICAS, "2")]
+            )
+            return _change(ConfigResource.TOPIC, self._rng.choice(TOPICS), change)
+        changes = [*_HEALED, (LEADER_REBALANCE, "false"), (UNCLEAN_ELECTION, "true"), (UNCLEAN_ELECTION, None)]
+        change = self._rng.choice(changes)
+        return _change(ConfigResource.CLUSTER, "", change)
+
+    # The end.
+
+    def has_settled(self, node: SimNode) -> bool:
+        """Whether the leader's committed image is as it must be when nothing is wrong any more."""
+        if self._world.options.controller_every_ms is None:
+            return True
+        image = self._images.get(node.key)
+        if image is None or len(image.topic_names) < len(TOPICS):
+            return False
+        partitions = [partition for topic in image.topics() for partition in topic.partitions]
+        live = all(_can_lead(image, broker_id) for broker_id in BROKERS)
+        # With all brokers live, some in-sync replica leads; leaders take all others in, then the first one leads again.
+        return live and all(each.leader_id == each.replicas[0] and each.isr == each.replicas for each in partitions)
+
+
+def _change(resource: ConfigResource, name: str, *changes: tuple[str, str | None]) -> AlterConfigs:
+    return AlterConfigs(resources=(ResourceChanges(resource=resource, name=name, changes=changes),))
+
+
+def _can_lead(image: MetadataImage, broker_id: int) -> bool:
+    broker = image.brokers.get(broker_id)
+    return broker is not None and broker.can_lead
+
+
+def _allows_unclean(image: MetadataImage, topic: TopicImage) -> bool:
+    inherited = image.configs_of(ConfigResource.CLUSTER, "").get(UNCLEAN_ELECTION)
+    return (topic.configs.get(UNCLEAN_ELECTION) or inherited) == "true"
