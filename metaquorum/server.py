@@ -24,6 +24,7 @@ from lograft.v1 import admin_pb2, admin_pb2_grpc
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from metaquorum.controller.image import MetadataImage
+from metaquorum.raft.types import LevelRange
 from metaquorum.rpc.admin_service import AdminServicer
 from metaquorum.rpc.controller_service import ControllerServicer
 from metaquorum.rpc.quorum_service import QuorumServicer
@@ -166,6 +167,7 @@ class QuorumServer:
                 advertised_address=str(advertised),
                 timers=settings.timers,
                 snapshots=settings.snapshots,
+                levels=LevelRange(min_level=1, max_level=settings.controller.max_feature_level),
             ),
             self._directory,
             listeners=(host, *self._listeners),

@@ -166,6 +166,7 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
     progress = _find_replica(state, role, request, now_ms)
     if progress is not None:
         progress.last_fetch_ms = now_ms
+        progress.levels = request.levels
         if reads.note_round(state, role, progress, request):
             answer_parked(state, role)
     snapshot = snapshot_for(state, request)

@@ -149,6 +149,7 @@ class QuorumNode:
                 address=settings.advertised_address or settings.voters.get(settings.node_id),
                 addresses={NodeId(number): address for number, address in settings.voters.items()},
                 bootstrap_addresses=settings.bootstrap_addresses,
+                levels=settings.levels,
             ),
             config=raft_config(settings),
             rng=random.Random(),
