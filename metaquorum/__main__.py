@@ -108,6 +108,16 @@ KeptSnapshots = Annotated[
 ]
 
 
+MetricsListen = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-listen",
+        envvar="LOGRAFT_METRICS_LISTEN",
+        help="host:port at which metrics are served over HTTP, at /metrics; else nowhere.",
+    ),
+]
+
+
 @app.command("format")
 def format_command(
     data_dir: DataDir,
@@ -176,6 +186,7 @@ def run_command(
         str, typer.Option("--listen", envvar="LOGRAFT_LISTEN", help="host:port of the quorum listener.")
     ] = "127.0.0.1:9641",
     *,
+    metrics_listen: MetricsListen = None,
     advertise: Annotated[
         str | None,
         typer.Option("--advertise", envvar="LOGRAFT_ADVERTISE", help="host:port that peers use; else --listen."),
@@ -217,6 +228,7 @@ def run_command(
             cluster_id=cluster_id,
             listen=parse_address(listen),
             advertise=parse_address(advertise) if advertise else None,
+            metrics_listen=parse_address(metrics_listen) if metrics_listen else None,
             voters=parse_voters(voters),
             first_start=first_start,
             auto_join=auto_join,
