@@ -27,6 +27,7 @@ from metaquorum.runtime.first_start import (
     format_standalone,
     format_with_voters,
 )
+from metaquorum.runtime.log_store import DamagedLogError
 from metaquorum.runtime.quorum_node import QuorumError, SnapshotSettings
 from metaquorum.server import QuorumServer, ServerError
 from metaquorum.settings import (
@@ -55,6 +56,7 @@ EXPECTED_FAILURES: Final = (
     QuorumError,
     FirstStartRefusedError,
     VoteFileLostError,
+    DamagedLogError,
     OSError,
 )
 """Failures of settings and environment: one clear line instead of a traceback."""

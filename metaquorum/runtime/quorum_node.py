@@ -408,5 +408,8 @@ def _log_base(metadata: MetadataFiles | None) -> LogBase | None:
         return None
     loaded = metadata.loaded
     return LogBase(
-        image_offset=Offset(loaded.image.metadata_offset), voters=loaded.voters, snapshots=metadata.snapshots.ids
+        image_offset=Offset(loaded.image.metadata_offset),
+        voters=loaded.voters,
+        snapshots=metadata.snapshots.ids,
+        damaged=metadata.snapshots.damaged,
     )
