@@ -51,6 +51,16 @@ ProducerExpiration = Annotated[
 """How long an idle producer is remembered."""
 
 
+MetricsListen = Annotated[
+    str,
+    typer.Option(
+        envvar="LOGRAFT_METRICS_LISTEN",
+        help="host:port at which metrics of the quorum node are served over HTTP, at /metrics; empty: nowhere.",
+    ),
+]
+"""Where metrics are served."""
+
+
 @app.command()
 def run(
     data_dir: DataDirs,
@@ -59,6 +69,7 @@ def run(
     advertise: Annotated[
         str, typer.Option(envvar="LOGRAFT_ADVERTISE", help="host:port that clients use; default: as listened on.")
     ] = "",
+    metrics_listen: MetricsListen = "",
     cluster_id: Annotated[
         str,
         typer.Option(envvar="LOGRAFT_CLUSTER_ID", help="Id of the cluster; formats an empty directory."),
@@ -102,6 +113,7 @@ def run(
             node_id=node_id,
             listen=parse_address(listen),
             advertise=parse_address(advertise) if advertise else None,
+            metrics_listen=parse_address(metrics_listen) if metrics_listen else None,
             cluster_id=cluster_id or None,
             quorum_addresses=tuple(address.strip() for address in quorum.split(",") if address.strip()),
             rack=rack,

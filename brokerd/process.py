@@ -19,6 +19,7 @@ from brokerd.event_loop import new_event_loop
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from metaquorum.runtime.collector import freeze_started
+from metaquorum.runtime.log_store import DamagedLogError
 from metaquorum.runtime.quorum_node import QuorumError
 from metaquorum.server import ServerError
 from metaquorum.settings import SettingsError
@@ -26,7 +27,7 @@ from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-START_ERRORS = (BrokerError, SettingsError, ServerError, QuorumError, StorageError, OSError)
+START_ERRORS = (BrokerError, SettingsError, ServerError, QuorumError, DamagedLogError, StorageError, OSError)
 """What a person who starts a broker can do something about: told in one line, without a trace."""
 
 SERVING_WAIT_MS = 60_000

@@ -43,6 +43,11 @@ class QuorumMember(Protocol):
         """Node id and quorum address of the voter in this process, or None."""
         ...
 
+    @property
+    def quorum_node(self) -> QuorumNode:
+        """The node itself."""
+        ...
+
     async def wait_stopped(self) -> None:
         """Wait until the node has stopped; raises what stopped it when that was a failure."""
         ...
@@ -124,6 +129,10 @@ class _Observer:
             raise
         return member
 
+    @property
+    def quorum_node(self) -> QuorumNode:
+        return self._node
+
     async def wait_stopped(self) -> None:
         await self._node.wait_stopped()
 
@@ -172,6 +181,10 @@ class _Voter:
                 opened.close()
             raise
         return cls(server, opened, settings, combined)
+
+    @property
+    def quorum_node(self) -> QuorumNode:
+        return self._server.node
 
     async def wait_stopped(self) -> None:
         await self._server.wait_stopped()

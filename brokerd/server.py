@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc.aio
 
@@ -36,6 +36,7 @@ from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerSt
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
+from brokerd.metrics import open_metrics
 from brokerd.quorum import QuorumMember, open_quorum_member
 from brokerd.replication.locator import Locator
 from brokerd.replication.replica_host import ReplicaHost
@@ -50,6 +51,9 @@ from metaquorum.settings import Address
 from storage.clean_stop import last_clean_stop, mark_clean_stop
 from storage.errors import StorageError
 from storage.space import SpaceLimits
+
+if TYPE_CHECKING:
+    from metaquorum.rpc.metrics_listener import MetricsListener
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +84,7 @@ class BrokerServer:
             StreamRegister("watch", MAX_WATCH_STREAMS),
         )
         self._quorum: QuorumMember | None = None
+        self._metrics: MetricsListener | None = None
         self._host: ReplicaHost | None = None
         self._directories: OpenedDirectories | None = None
         self._lifecycle: BrokerLifecycle | None = None
@@ -135,6 +140,8 @@ class BrokerServer:
     async def _start(self) -> None:
         settings = self._settings
         self._quorum = await open_quorum_member(settings, self._observer)
+        if settings.metrics_listen is not None:
+            self._metrics = open_metrics(self._quorum.quorum_node, settings.metrics_listen)
         node_id, cluster_id = settings.node_id, self._quorum.data_directory.cluster_id
         self._directories = await asyncio.to_thread(
             open_log_directories,
@@ -250,6 +257,8 @@ class BrokerServer:
         await self._peers.close()
         if self._quorum is not None:
             await self._quorum.stop()
+            if self._metrics is not None:
+                await self._metrics.close()
             logger.info("stopped: node_id=%d", self._settings.node_id)
 
     async def _mark_clean_stop(self, directories: OpenedDirectories) -> None:

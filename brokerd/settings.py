@@ -12,7 +12,7 @@ from pathlib import Path
 
 from brokerd.limits import PRODUCER_ID_EXPIRATION_MS
 from metaquorum.controller.limits import MAX_NODE_ID
-from metaquorum.settings import Address, SettingsError, parse_address
+from metaquorum.settings import Address, SettingsError, check_metrics_listen, parse_address
 from storage.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
 
 MAX_EXPIRATION_MS = 2**31 - 1
@@ -41,6 +41,7 @@ class BrokerSettings:
         cluster_id: id of the cluster; None: the one in the data directory. An empty directory is formatted only
         when it is given.
         listen: public listener.
+        metrics_listen: address at which the metrics of the quorum node are served over HTTP; None: nowhere.
         advertise: what clients are told; None: the address listened on.
         quorum_addresses: quorum listeners to find the quorum at; empty in combined mode.
         rack: rack; empty: none.
@@ -54,6 +55,7 @@ class BrokerSettings:
     listen: Address
     cluster_id: str | None = None
     advertise: Address | None = None
+    metrics_listen: Address | None = None
     quorum_addresses: tuple[str, ...] = ()
     rack: str = ""
     insecure_plaintext: bool = False
@@ -85,6 +87,7 @@ class BrokerSettings:
                     f"{option} {place} is not a loopback address and this build speaks plaintext only: "
                     "listen on 127.0.0.1, or pass --insecure-plaintext if the network is trusted"
                 )
+        check_metrics_listen(self.metrics_listen, insecure_plaintext=self.insecure_plaintext)
         if self.advertise is not None and (self.advertise.is_wildcard or self.advertise.port == 0):
             raise SettingsError(f"nobody can connect to {self.advertise}: advertise a real address and port")
         if self.listen.is_wildcard and self.advertise is None:

@@ -27,6 +27,7 @@ from metaquorum.runtime.first_start import (
     format_standalone,
     format_with_voters,
 )
+from metaquorum.runtime.log_store import DamagedLogError
 from metaquorum.runtime.quorum_node import QuorumError, SnapshotSettings
 from metaquorum.server import QuorumServer, ServerError
 from metaquorum.settings import (
@@ -55,6 +56,7 @@ EXPECTED_FAILURES: Final = (
     QuorumError,
     FirstStartRefusedError,
     VoteFileLostError,
+    DamagedLogError,
     OSError,
 )
 """Failures of settings and environment: one clear line instead of a traceback."""
@@ -104,6 +106,16 @@ KeptSnapshots = Annotated[
         envvar="LOGRAFT_KEPT_SNAPSHOTS",
         min=1,
         help="Newest snapshots that are kept; the log begins at the oldest of so many.",
+    ),
+]
+
+
+MetricsListen = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-listen",
+        envvar="LOGRAFT_METRICS_LISTEN",
+        help="host:port at which metrics are served over HTTP, at /metrics; else nowhere.",
     ),
 ]
 
@@ -176,6 +188,7 @@ def run_command(
         str, typer.Option("--listen", envvar="LOGRAFT_LISTEN", help="host:port of the quorum listener.")
     ] = "127.0.0.1:9641",
     *,
+    metrics_listen: MetricsListen = None,
     advertise: Annotated[
         str | None,
         typer.Option("--advertise", envvar="LOGRAFT_ADVERTISE", help="host:port that peers use; else --listen."),
@@ -217,6 +230,7 @@ def run_command(
             cluster_id=cluster_id,
             listen=parse_address(listen),
             advertise=parse_address(advertise) if advertise else None,
+            metrics_listen=parse_address(metrics_listen) if metrics_listen else None,
             voters=parse_voters(voters),
             first_start=first_start,
             auto_join=auto_join,

@@ -24,6 +24,7 @@ from lograft.v1 import admin_pb2, admin_pb2_grpc
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from metaquorum.controller.image import MetadataImage
+from metaquorum.raft.types import LevelRange
 from metaquorum.rpc.admin_service import AdminServicer
 from metaquorum.rpc.controller_service import ControllerServicer
 from metaquorum.rpc.quorum_service import QuorumServicer
@@ -92,12 +93,18 @@ class QuorumServer:
         self._host: ControllerHost | None = None
         self._node: QuorumNode | None = None
         self._started = False
+        self._metrics_address: Address | None = None
 
     @property
     def address(self) -> Address:
         """Where it listens, with the real port; after `start`."""
         assert self._address is not None, "the server was not started"
         return self._address
+
+    @property
+    def metrics_address(self) -> Address | None:
+        """Where metrics are served, with the real port; None: nowhere."""
+        return self._metrics_address
 
     @property
     def data_directory(self) -> DataDirectory:
@@ -166,6 +173,7 @@ class QuorumServer:
                 advertised_address=str(advertised),
                 timers=settings.timers,
                 snapshots=settings.snapshots,
+                levels=LevelRange(min_level=1, max_level=settings.controller.max_feature_level),
             ),
             self._directory,
             listeners=(host, *self._listeners),
@@ -182,6 +190,8 @@ class QuorumServer:
         await server.start()
         self._stack.push_async_callback(server.stop, STOP_GRACE_S)
         self._stack.push_async_callback(controller.stop)
+        if settings.metrics_listen is not None:
+            self._metrics_address = self._serve_metrics(node, settings.metrics_listen)
         quorum.attach(node)
         self._stack.callback(quorum.detach)
         await node.start()
@@ -195,6 +205,18 @@ class QuorumServer:
         logger.info(
             "event=server_started node_id=%d address=%s advertised=%s", settings.node_id, self._address, advertised
         )
+
+    def _serve_metrics(self, node: QuorumNode, listen: Address) -> Address:
+        # Loaded where it is used: a server without metrics need not know the library.
+        from metaquorum.rpc.metrics_listener import MetricsAddressError, MetricsListener
+
+        metrics = MetricsListener(node.sample)
+        try:
+            address = metrics.open(listen)
+        except MetricsAddressError as error:
+            raise PortInUseError(str(error)) from error
+        self._stack.push_async_callback(metrics.close)
+        return address
 
     async def _first_start(self, data_directory: Path) -> Address:
         """Serve Probe alone until the voters agree and the directory is formatted; return the address for later."""

@@ -131,6 +131,19 @@ def parse_voters(text: str) -> dict[int, str]:
     return voters
 
 
+def check_metrics_listen(listen: Address | None, *, insecure_plaintext: bool) -> None:
+    """Return when metrics may be served at an address; None: nowhere.
+
+    Raises:
+        SettingsError: other machines can reach it, and nobody said that this is meant.
+    """
+    if listen is not None and not listen.is_loopback and not insecure_plaintext:
+        raise SettingsError(
+            f"--metrics-listen {listen} can be reached by other machines and metrics are plain HTTP: "
+            "listen on 127.0.0.1, or accept that with --insecure-plaintext"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumServerSettings:
     """Settings of one quorum server.
@@ -139,6 +152,7 @@ class QuorumServerSettings:
         node_id: id of this node.
         cluster_id: id of the cluster.
         listen: address of the quorum listener.
+        metrics_listen: address at which metrics are served over HTTP; None: nowhere.
         advertise: address at which peers and brokers reach it; None: the one it listens on.
         voters: `host:port` of the quorum listeners by node id, this node's own included; may be empty for a quorum of
             one.
@@ -154,6 +168,7 @@ class QuorumServerSettings:
     cluster_id: str
     listen: Address
     advertise: Address | None = None
+    metrics_listen: Address | None = None
     voters: Mapping[int, str] = field(default_factory=dict[int, str])
     first_start: bool = False
     auto_join: bool = False
@@ -175,6 +190,7 @@ class QuorumServerSettings:
                 f"{self.listen} can be reached by other machines and this listener speaks plaintext: "
                 "listen on 127.0.0.1, or accept that with --insecure-plaintext"
             )
+        check_metrics_listen(self.metrics_listen, insecure_plaintext=self.insecure_plaintext)
         if self.advertise is None and self.listen.is_wildcard:
             raise SettingsError(f"{self.listen} stands for all addresses: say with --advertise which one peers use")
         if self.advertise is not None and (self.advertise.is_wildcard or self.advertise.port == 0):

@@ -15,6 +15,7 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.records import ConfigResource, MetadataRecord
 from metaquorum.controller.state import PartitionImage
+from metaquorum.controller.voter_levels import VoterLevels
 from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders, SweepPartitions
 
 
@@ -235,10 +236,11 @@ class AlterConfigs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateFeatureLevel:
-    """Raises the feature level of the cluster. `validate_only` True: check and change nothing."""
+    """Raises the feature level of the cluster. `validate_only` True: check and change nothing. `voters`: of the quorum, as of now."""
 
     level: int
     validate_only: bool = False
+    voters: tuple[VoterLevels, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The feature level of the cluster: which records and messages it may use.
 
-Owns the rules of a change. Law: the level goes up only, and only to one at which this version and every registered broker can
-run; what is in the log at a level can be read at every higher one, and need not be at a lower one.
+Owns the rules of a change. Law: the level goes up only, and only to one at which this version, every registered broker and every
+voter of the quorum can run (a voter that has not said what it can is taken for one that cannot); what is in the log at a level
+can be read at every higher one, and need not be at a lower one.
 Source: KIP-584; `docs/controller.md` section "Feature level".
 """
 
@@ -14,6 +15,7 @@ from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import Decision, Done, UpdateFeatureLevel, refuse
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
 from metaquorum.controller.records import FeatureLevelRecord
+from metaquorum.controller.voter_levels import VoterLevels
 
 _SHOWN_BROKERS = 20
 
@@ -50,5 +52,19 @@ def update(image: AppendedImage, settings: ControllerSettings, command: UpdateFe
             ErrorCode.INVALID_REQUEST,
             f"brokers {unable[:_SHOWN_BROKERS]} cannot run at feature level {command.level}; upgrade them first",
         )
+    voters = [voter for voter in command.voters if not voter.has(command.level)]
+    if voters:
+        return refuse(ErrorCode.INVALID_REQUEST, _about_voters(voters, command.level))
     record = FeatureLevelRecord(name=FEATURE_NAME, level=command.level)
     return Decision(response=Done(), records=() if command.validate_only else (record,))
+
+
+def _about_voters(voters: list[VoterLevels], level: int) -> str:
+    unable = [voter.node_id for voter in voters if voter.is_known]
+    if unable:
+        return f"voters {unable} of the quorum cannot run at feature level {level}; upgrade them first"
+    silent = [voter.node_id for voter in voters]
+    return (
+        f"voters {silent} of the quorum have not said yet at which feature levels they can run; start them, or remove them "
+        "from the voters, and try again (`lograft quorum describe` shows who fetches)"
+    )

@@ -94,6 +94,7 @@ def _fetch_request(state: RaftState, *, max_wait_ms: int) -> FetchRequest:
         max_wait_ms=max_wait_ms,
         replica_address=state.identity.address,
         read_round=state.role.read_round if isinstance(state.role, Follower) else 0,
+        levels=state.identity.levels,
     )
 
 

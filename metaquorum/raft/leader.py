@@ -168,6 +168,7 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
     if progress is not None:
         had_everything = request.fetch_offset >= (progress.previous_leader_end_offset or state.log.log_end_offset)
         progress.last_fetch_ms = now_ms
+        progress.levels = request.levels
         if reads.note_round(state, role, progress, request):
             answer_parked(state, role)
     snapshot = snapshot_for(state, request)

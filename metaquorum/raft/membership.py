@@ -5,6 +5,7 @@ Owns what a leader checks before a change, how it counts during one, and how it 
 how a voter tells its leader of its own address. Laws:
 * A change begins only when a record of this epoch is committed and no VotersRecord is uncommitted, so any two sets in
   use at one time differ by one voter and their majorities share one.
+* A voter that is added can run at the feature level that the change names.
 * What a replica fetched before it knew that it votes is not its word: it is counted from its first fetch above the
   record that added it.
 Source: KIP-853; Raft dissertation chapter 4, and its erratum of 2015 (the committed record of the own epoch).
@@ -21,7 +22,7 @@ from metaquorum.raft.peers import observe
 from metaquorum.raft.roles import Follower, Leader, ReplicaProgress
 from metaquorum.raft.state import RaftState
 from metaquorum.raft.transitions import append_as_leader, become_resigned
-from metaquorum.raft.types import Offset, ReplicaKey
+from metaquorum.raft.types import Offset
 from metaquorum.raft.voter_changes import (
     AddVoter,
     ChangeCommitted,
@@ -85,8 +86,8 @@ def _begin(state: RaftState, token: int | None, change: VoterChange, now_ms: int
     match change:
         case AddVoter():
             voters = _with_added(state, role, change, now_ms)
-        case RemoveVoter(key=key):
-            voters = _with_removed(state, role, key, now_ms)
+        case RemoveVoter():
+            voters = _with_removed(state, role, change, now_ms)
         case UpdateVoter():  # pragma: no branch -- all kinds are above
             voters = _with_address(state, change)
     if isinstance(voters, ChangeRefusal):
@@ -115,21 +116,34 @@ def _with_added(state: RaftState, role: Leader, change: AddVoter, now_ms: int) -
         return ChangeRefusal.DUPLICATE_VOTER
     if len(voters.voters) >= state.config.max_voters:
         return ChangeRefusal.TOO_MANY_VOTERS
+    newcomer = _newcomer(state, role, change, now_ms)
+    return newcomer if isinstance(newcomer, ChangeRefusal) else voter_set([*voters.voters, newcomer])
+
+
+def _newcomer(state: RaftState, role: Leader, change: AddVoter, now_ms: int) -> Voter | ChangeRefusal:
+    """The observer as a voter, or what it lacks. What it can run at is its own word, by its last fetch."""
     progress = role.observers.get(change.key)
     if progress is None or not has_caught_up(state, progress, now_ms):
         return ChangeRefusal.NOT_CAUGHT_UP
+    assert progress.levels is not None, "who has caught up has fetched"
+    if not progress.levels.has(change.level):
+        return ChangeRefusal.LEVEL_NOT_SUPPORTED
     address = change.address or progress.address
     if address is None:
         return ChangeRefusal.NO_ADDRESS
-    return voter_set([*voters.voters, Voter(key=change.key, address=address)])
+    return Voter(key=change.key, address=address)
 
 
-def _with_removed(state: RaftState, role: Leader, key: ReplicaKey, now_ms: int) -> VoterSet | ChangeRefusal:
-    if not state.voter_set.contains(key):
+def _with_removed(state: RaftState, role: Leader, change: RemoveVoter, now_ms: int) -> VoterSet | ChangeRefusal:
+    if not state.voter_set.contains(change.key):
         return ChangeRefusal.VOTER_NOT_FOUND
-    remaining = voter_set(state.voter_set.others(key))
+    remaining = voter_set(state.voter_set.others(change.key))
     if not remaining.voters:
         return ChangeRefusal.LAST_VOTER
+    if change.replacement is not None:
+        newcomer = _newcomer(state, role, change.replacement, now_ms)
+        if isinstance(newcomer, ChangeRefusal):
+            return newcomer
     ready_count = sum(
         voter.key == state.key or has_caught_up(state, role.voters[voter.key.node_id], now_ms)
         for voter in remaining.voters

@@ -11,7 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, unique
 
-from metaquorum.raft.types import LOG_BEGIN, EpochEnd, NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
+from metaquorum.raft.types import (
+    FIRST_LEVEL_ONLY,
+    LOG_BEGIN,
+    EpochEnd,
+    LevelRange,
+    NodeId,
+    Offset,
+    QuorumEpoch,
+    ReplicaKey,
+    SnapshotId,
+)
 from metaquorum.raft.voters import VoterSet
 
 
@@ -104,7 +114,10 @@ class EndQuorumEpochResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """A replica asks for what follows its log; `high_watermark` is the one it knows, `read_round` the leader's last one."""
+    """A replica asks for what follows its log; `high_watermark` is the one it knows, `read_round` the leader's last one.
+
+    `levels` are those that the asking process can run at.
+    """
 
     cluster_id: str
     quorum_epoch: QuorumEpoch
@@ -116,6 +129,7 @@ class FetchRequest:
     max_wait_ms: int
     replica_address: str | None
     read_round: int = 0
+    levels: LevelRange = FIRST_LEVEL_ONLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

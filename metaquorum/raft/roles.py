@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.parking import ParkedFetches
-from metaquorum.raft.types import LOG_BEGIN, NodeId, Offset, ReplicaKey
+from metaquorum.raft.types import LOG_BEGIN, LevelRange, NodeId, Offset, ReplicaKey
 from metaquorum.raft.voter_changes import PendingChange, PendingTransfer
 from metaquorum.raft.voters import Voter
 
@@ -87,6 +87,7 @@ class ReplicaProgress:
         read_round: last round of reads that it has repeated in a fetch of this epoch.
         counts_above: offset of the record that made it a voter in this epoch; fetches up to it (inclusive) are those of
             an observer and prove nothing. None: it voted before this leadership.
+        levels: feature levels that it can run at, by its last fetch; None before the first.
     """
 
     key: ReplicaKey
@@ -98,6 +99,7 @@ class ReplicaProgress:
     last_caught_up_ms: int | None = None
     read_round: int = 0
     counts_above: Offset | None = None
+    levels: LevelRange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,17 @@ from metaquorum.raft.log_view import LogView
 from metaquorum.raft.messages import Request, Response
 from metaquorum.raft.outbox import Outbox
 from metaquorum.raft.roles import Follower, Leader, Prospective, Resigned, Role
-from metaquorum.raft.types import LOG_BEGIN, ElectionState, NodeId, Offset, QuorumEpoch, ReplicaKey, Rng
+from metaquorum.raft.types import (
+    FIRST_LEVEL_ONLY,
+    LOG_BEGIN,
+    ElectionState,
+    LevelRange,
+    NodeId,
+    Offset,
+    QuorumEpoch,
+    ReplicaKey,
+    Rng,
+)
 from metaquorum.raft.voters import Voter, VoterHistory, VoterSet
 
 
@@ -33,6 +43,7 @@ class Identity:
         address: `host:port` of its own quorum listener; None for an observer without one.
         addresses: configured `host:port` by node id; they win over those in the voter set.
         bootstrap_addresses: further `host:port` at which a node of the quorum may be found.
+        levels: feature levels that this process can run at; each fetch says them.
     """
 
     key: ReplicaKey
@@ -40,6 +51,7 @@ class Identity:
     address: str | None
     addresses: Mapping[NodeId, str] = field(default_factory=dict[NodeId, str])
     bootstrap_addresses: Sequence[str] = ()
+    levels: LevelRange = FIRST_LEVEL_ONLY
 
 
 class RaftState:

@@ -44,6 +44,26 @@ class ReplicaKey:
     directory_id: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelRange:
+    """Feature levels that a process can run at. One that does not say any is of a version that knows the first level only.
+
+    Attributes:
+        min_level: lowest, at least 1 (inclusive).
+        max_level: highest (inclusive).
+    """
+
+    min_level: int = 1
+    max_level: int = 1
+
+    def has(self, level: int) -> bool:
+        """Whether it can run at this level."""
+        return self.min_level <= level <= self.max_level
+
+
+FIRST_LEVEL_ONLY = LevelRange()
+
+
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class LogPosition:
     """End of a log, compared as Raft compares logs: first by the epoch of the last record, then by length.

@@ -21,17 +21,25 @@ class AddVoter:
     Attributes:
         key: the observer.
         address: `host:port` of its quorum listener; None for the one that it fetches with.
+        level: feature level of the cluster, at which it must be able to run; every version can at the first one.
     """
 
     key: ReplicaKey
     address: str | None = None
+    level: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveVoter:
-    """A voter is to vote no more."""
+    """A voter is to vote no more.
+
+    Attributes:
+        key: the voter.
+        replacement: what is to be asked for next. The removal is refused where that would be refused now.
+    """
 
     key: ReplicaKey
+    replacement: AddVoter | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,7 @@ class ChangeRefusal(Enum):
     TOO_MANY_VOTERS = "no room for another voter"
     NOT_CAUGHT_UP = "no observer that fetches and has caught up"
     NO_ADDRESS = "no address known"
+    LEVEL_NOT_SUPPORTED = "it cannot run at the feature level of the cluster"
     VOTER_NOT_FOUND = "no such voter"
     LAST_VOTER = "no voter would be left"
     QUORUM_AT_RISK = "no majority of the remaining voters has caught up"

@@ -208,7 +208,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Raise the feature level, or check whether it could be raised."""
         async with answering(context):
             self._check(request.cluster_id)
-            command = UpdateFeatureLevel(level=request.level, validate_only=request.validate_only)
+            voters = voter_calls.voter_levels(self._node)
+            command = UpdateFeatureLevel(level=request.level, validate_only=request.validate_only, voters=voters)
             outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
             return admin_pb2.UpdateFeatureLevelResponse(
                 metadata_offset=0 if request.validate_only else outcome.metadata_offset
@@ -234,7 +235,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Make a voter of an observer."""
         async with answering(context):
             self._check(request.cluster_id)
-            return await voter_calls.add_voter(self._node, request, timeout_ms=timeout_ms(context))
+            return await voter_calls.add_voter(
+                self._node, request, level=self._host.appended_level(), timeout_ms=timeout_ms(context)
+            )
 
     async def RemoveVoter(
         self, request: admin_pb2.RemoveVoterRequest, context: ServicerContext
@@ -242,7 +245,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Make an observer of a voter."""
         async with answering(context):
             self._check(request.cluster_id)
-            return await voter_calls.remove_voter(self._node, request, timeout_ms=timeout_ms(context))
+            return await voter_calls.remove_voter(
+                self._node, request, level=self._host.appended_level(), timeout_ms=timeout_ms(context)
+            )
 
     async def TransferLeadership(
         self, request: admin_pb2.TransferLeadershipRequest, context: ServicerContext

@@ -15,6 +15,7 @@ from typing import Final
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
+from metaquorum.controller.voter_levels import VoterLevels
 from metaquorum.raft.types import NodeId, ReplicaKey
 from metaquorum.raft.voter_changes import (
     AddVoter,
@@ -51,6 +52,10 @@ _REFUSALS: Final[Mapping[ChangeRefusal, tuple[ErrorCode, str]]] = {
         "no observer of this node id fetches and has caught up; start it, and look with `lograft quorum describe`",
     ),
     ChangeRefusal.NO_ADDRESS: (ErrorCode.INVALID_REQUEST, "it has no quorum listener, as a broker has none"),
+    ChangeRefusal.LEVEL_NOT_SUPPORTED: (
+        ErrorCode.INVALID_REQUEST,
+        "it cannot run at the feature level of the cluster; install a version on it that can, and try again",
+    ),
     ChangeRefusal.VOTER_NOT_FOUND: (ErrorCode.INVALID_REQUEST, "there is no such voter"),
     ChangeRefusal.LAST_VOTER: (ErrorCode.INVALID_REQUEST, "the last voter cannot be removed"),
     ChangeRefusal.QUORUM_AT_RISK: (
@@ -63,9 +68,15 @@ _REFUSALS: Final[Mapping[ChangeRefusal, tuple[ErrorCode, str]]] = {
 
 
 async def add_voter(
-    node: QuorumNode, request: admin_pb2.AddVoterRequest, *, timeout_ms: int
+    node: QuorumNode, request: admin_pb2.AddVoterRequest, *, level: int, timeout_ms: int
 ) -> admin_pb2.AddVoterResponse:
     """Make a voter of an observer and wait for the commit.
+
+    Args:
+        node: the quorum node of this server.
+        request: whom.
+        level: feature level of the cluster, uncommitted changes included; nothing may have been awaited since it was read.
+        timeout_ms: longest time to wait for the commit.
 
     Raises:
         CommandError: refused, or not known to be committed in time.
@@ -74,22 +85,44 @@ async def add_voter(
     if not request.directory_id and any(voter.node_id == request.node_id for voter in status.voters):
         raise _refused(node, ChangeRefusal.DUPLICATE_VOTER)
     key = _resolve(node, request.node_id, request.directory_id, status.observers, ChangeRefusal.NOT_CAUGHT_UP)
-    offset = await _change(node, AddVoter(key=key), timeout_ms)
+    offset = await _change(node, AddVoter(key=key, level=level), timeout_ms)
     return admin_pb2.AddVoterResponse(metadata_offset=offset, directory_id=key.directory_id)
 
 
 async def remove_voter(
-    node: QuorumNode, request: admin_pb2.RemoveVoterRequest, *, timeout_ms: int
+    node: QuorumNode, request: admin_pb2.RemoveVoterRequest, *, level: int, timeout_ms: int
 ) -> admin_pb2.RemoveVoterResponse:
     """Make an observer of a voter and wait for the commit.
+
+    Args:
+        node: the quorum node of this server.
+        request: whom, and perhaps who is to be added next.
+        level: as for `add_voter`.
+        timeout_ms: longest time to wait for the commit.
 
     Raises:
         CommandError: refused, or not known to be committed in time.
     """
     voters = node.status().voters
     key = _resolve(node, request.node_id, request.directory_id, voters, ChangeRefusal.VOTER_NOT_FOUND)
-    offset = await _change(node, RemoveVoter(key=key), timeout_ms)
+    replacement = None
+    if request.replacement_directory_id:
+        new = _resolve(node, request.node_id, request.replacement_directory_id, (), ChangeRefusal.NOT_CAUGHT_UP)
+        replacement = AddVoter(key=new, level=level)
+    offset = await _change(node, RemoveVoter(key=key, replacement=replacement), timeout_ms)
     return admin_pb2.RemoveVoterResponse(metadata_offset=offset, directory_id=key.directory_id)
+
+
+def voter_levels(node: QuorumNode) -> tuple[VoterLevels, ...]:
+    """Feature levels that each voter in force can run at, as it told this leader."""
+    return tuple(
+        VoterLevels(
+            node_id=voter.node_id,
+            min_level=None if voter.levels is None else voter.levels.min_level,
+            max_level=None if voter.levels is None else voter.levels.max_level,
+        )
+        for voter in node.status().voters
+    )
 
 
 async def transfer_leadership(

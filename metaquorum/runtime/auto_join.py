@@ -85,7 +85,10 @@ class AutoJoin:
             if voter.HasField("last_fetch_age_ms") and voter.last_fetch_age_ms <= STALE_VOTER_MS:
                 return self._wait(f"another replica of node {node_id} votes and is alive")
             request = admin_pb2.RemoveVoterRequest(
-                cluster_id=cluster_id, node_id=node_id, directory_id=voter.directory_id
+                cluster_id=cluster_id,
+                node_id=node_id,
+                directory_id=voter.directory_id,
+                replacement_directory_id=own_id,
             )
             await leader.RemoveVoter(request, timeout=CALL_TIMEOUT_S)
             logger.warning("event=auto_join_removed_old node=%d directory_id=%s", node_id, voter.directory_id.hex())

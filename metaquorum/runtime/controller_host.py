@@ -25,15 +25,16 @@ from metaquorum.controller.commands import (
     Command,
     Decision,
     ExpireSessions,
-    Heartbeat,
     Refusal,
 )
 from metaquorum.controller.controller import Controller
+from metaquorum.controller.features import current_level
 from metaquorum.controller.image import BrokerImage, MetadataImage
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.runs import runs
 from metaquorum.controller.sessions import BrokerSession
 from metaquorum.runtime import record_codec
+from metaquorum.runtime.command_subjects import subject_of
 from metaquorum.runtime.commit_waiters import (
     RETRY_AFTER_MS,
     CommandError,
@@ -236,6 +237,12 @@ class ControllerHost:
         """What the active controller knows of a broker's session; None: nothing, or this node is not the controller."""
         return None if self._controller is None else self._controller.session_of(broker, self._now_ms())
 
+    def appended_level(self) -> int:
+        """Feature level of the cluster when all that this controller has appended is committed; raises as `require_active`."""
+        self.require_active()
+        assert self._controller is not None, "active without a controller"
+        return current_level(self._controller.image)
+
     async def wait_for_offset(self, metadata_offset: int, *, timeout_ms: int) -> None:
         """Wait until the committed image has everything below `metadata_offset` (exclusive).
 
@@ -330,7 +337,7 @@ class ControllerHost:
             logger.debug("event=command_refused command=%s reason=%s", name, decision.response.code.name)
         elif base_offset is not None:
             last_offset = base_offset + len(decision.records) - 1
-            subject = _subject(command)
+            subject = subject_of(command)
             logger.info(
                 "event=command command=%s %s base_offset=%d last_offset=%d", name, subject, base_offset, last_offset
             )
@@ -378,17 +385,6 @@ class ControllerHost:
     @staticmethod
     def _now_ms() -> int:
         return int(asyncio.get_running_loop().time() * 1000)
-
-
-def _subject(command: Command) -> str:
-    topic: str | None = getattr(command, "topic", None)
-    broker_id: int | None = getattr(command, "broker_id", None)
-    if topic is not None:
-        return f"topic={topic}"
-    if broker_id is not None:
-        wanted = " want_shutdown=true" if isinstance(command, Heartbeat) and command.want_shutdown else ""
-        return f"broker_id={broker_id}{wanted}"
-    return "subject=cluster"
 
 
 def _retrieve(future: asyncio.Future[Outcome]) -> None:

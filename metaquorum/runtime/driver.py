@@ -70,6 +70,7 @@ from metaquorum.runtime.listener import QuorumLeader
 from metaquorum.runtime.log_flusher import LogFlusher
 from metaquorum.runtime.log_store import LogStore, encode_control
 from metaquorum.runtime.operator_requests import OperatorRequests
+from metaquorum.runtime.quorum_meter import QuorumMeter
 from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
 
@@ -118,6 +119,7 @@ class Driver:
         self._snapshots = snapshots
         self._feeds: tuple[ListenerFeed, ...] = ()
         self._loop = asyncio.get_running_loop()
+        self.meter = QuorumMeter(self._loop.time, quorum_epoch=node.state.quorum_epoch)
         self._disk = DiskThread("quorum-disk")
         self._flusher = LogFlusher(log, self._disk, on_flushed=self._flushed, on_failure=self.fail)
         self._peer_tasks: set[asyncio.Task[None]] = set()
@@ -206,6 +208,7 @@ class Driver:
         try:
             while self._events and not self._is_closed:
                 for effect in self._node.step(self._events.popleft(), self.now_ms()):
+                    self.meter.note(effect)
                     self._execute(effect)
             self._note_role()
             self._set_timer()
@@ -430,6 +433,7 @@ class Driver:
 
     def _note_role(self) -> None:
         state = self._node.state
+        self.meter.settled(state)
         role = type(state.role).__name__.lower()
         if role != self._last_role:
             self._last_role = role

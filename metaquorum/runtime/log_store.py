@@ -61,11 +61,13 @@ class LogBase:
         image_offset: every record below (exclusive) is in the image, so committed.
         voters: voters in force there; None when no record below names any.
         snapshots: ids of the snapshots on disk, ascending.
+        damaged: ids of snapshots that are needed and cannot be read: the log has to cover them.
     """
 
     image_offset: Offset = LOG_BEGIN
     voters: VoterSet | None = None
     snapshots: tuple[SnapshotId, ...] = ()
+    damaged: tuple[SnapshotId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,7 @@ class LogStore:
     def _take_up(self, base: LogBase) -> None:
         newest = base.snapshots[-1] if base.snapshots else None
         self._start = self._find_start()
+        self._check_damaged(base.damaged)
         if newest is not None and must_restart_log(newest, self.view()):
             logger.warning("event=log_restarted snapshot=%d log_end_offset=%d", newest.end_offset, self.end_offset)
             self.truncate_fully(newest)
@@ -170,6 +173,20 @@ class LogStore:
             if snapshot.end_offset == offset:
                 return snapshot
         raise DamagedLogError(f"the log begins at {offset} and no snapshot ends there. {_ADVICE}")
+
+    def _check_damaged(self, damaged: tuple[SnapshotId, ...]) -> None:
+        """What is in a damaged snapshot must be in the log, which then has been committed so far.
+
+        A log that does not reach it was about to begin at it: it may have been emptied for that, so that it has lost what this
+        voter gave its word for.
+        """
+        view = self.view()
+        for snapshot in damaged:
+            if snapshot.end_offset < view.log_start_offset:
+                continue
+            if not view.contains(snapshot):
+                raise DamagedLogError(f"{snapshot} is damaged, and the log does not have what it holds. {_ADVICE}")
+            self.committed_offset = max(self.committed_offset, snapshot.end_offset)
 
     @property
     def kept_snapshots(self) -> tuple[SnapshotId, ...]:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a node finds of the committed metadata at its start: its image, brought to the newest snapshot if that is newer.
 
-Owns the choice between the two and the repair of what a crash left. Law: after it the image is at or beyond the newest
-snapshot, so that nothing below that is ever asked of the log.
+Owns the choice between the two and the repair of what a crash left. A snapshot that is needed and damaged is set aside, and the
+one before it is tried; whether the log covers what is then missing, the log says (`log_store`). Law: after it the image is at
+or beyond the newest snapshot that is not set aside, so that nothing below that is ever asked of the log.
 Source: `docs/quorum.md` section "Snapshots", the table of crashes.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from dataclasses import dataclass
@@ -48,32 +50,60 @@ def open_metadata(directory: Path) -> MetadataFiles:
     """Open image and snapshots below `<data>/metadata`.
 
     Raises:
-        ImageUnreadableError: neither an image nor a snapshot can be opened.
+        ImageUnreadableError: not even an empty image can be opened.
     """
     image = directory / IMAGE_DIRECTORY
     snapshots = SnapshotFiles(directory / SNAPSHOTS_DIRECTORY)
-    shutil.rmtree(image.with_suffix(PART_SUFFIX), ignore_errors=True)
+    part = image.with_suffix(PART_SUFFIX)
+    shutil.rmtree(part, ignore_errors=True)
     store, loaded = open_image(image)
-    newest = snapshots.newest
-    if newest is None or loaded.image.metadata_offset >= newest.end_offset:
-        return MetadataFiles(store=store, loaded=loaded, snapshots=snapshots)
-    logger.warning(
-        "event=image_from_snapshot image_offset=%d snapshot=%d", loaded.image.metadata_offset, newest.end_offset
-    )
     try:
-        link_tree(snapshots.path(newest), image.with_suffix(PART_SUFFIX))
-        store.replace(image.with_suffix(PART_SUFFIX))
-        loaded = store.load()
-        _require(loaded, newest)
+        while (newest := snapshots.newest) is not None and loaded.image.metadata_offset < newest.end_offset:
+            found = _read_or_set_aside(snapshots, newest, part)
+            if found is not None:
+                offset = loaded.image.metadata_offset
+                logger.warning("event=image_from_snapshot image_offset=%d snapshot=%d", offset, newest.end_offset)
+                store.replace(part)
+                loaded = found
     except BaseException:
         store.close()
         raise
     return MetadataFiles(store=store, loaded=loaded, snapshots=snapshots)
 
 
-def _require(loaded: LoadedImage, snapshot: SnapshotId) -> None:
-    if loaded.snapshot_id != snapshot or loaded.voters is None:
-        raise ImageUnreadableError(
-            f"snapshot {snapshot} holds {loaded.snapshot_id}, voters {loaded.voters}: wipe the data directory and start"
-            " the node again: it then joins as a new replica"
+def _read_or_set_aside(snapshots: SnapshotFiles, snapshot: SnapshotId, part: Path) -> LoadedImage | None:
+    """Make a new image of a snapshot, closed; None: it is damaged, and counts for nothing in this process."""
+    try:
+        return _read(snapshots.path(snapshot), part, snapshot)
+    except ImageUnreadableError as error:
+        logger.warning(
+            "event=snapshot_damaged snapshot=%d epoch=%d action=use_an_older_one reason=%r",
+            snapshot.end_offset,
+            snapshot.epoch,
+            str(error),
         )
+    shutil.rmtree(part, ignore_errors=True)
+    snapshots.set_aside(snapshot)
+    return None
+
+
+def _read(source: Path, part: Path, snapshot: SnapshotId) -> LoadedImage:
+    """Copy a snapshot and read every row of it, so that no good image gives way to a bad one.
+
+    Raises:
+        ImageUnreadableError: it is damaged, or not what its name says.
+    """
+    try:
+        link_tree(source, part)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise ImageUnreadableError(f"{source}: {error}") from error
+    store = ImageStore(part)
+    try:
+        loaded = store.load()
+    finally:
+        store.close()
+    if loaded.snapshot_id != snapshot or loaded.voters is None:
+        raise ImageUnreadableError(f"{source} holds {loaded.snapshot_id}, voters {loaded.voters}")
+    return loaded

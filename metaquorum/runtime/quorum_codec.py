@@ -29,7 +29,7 @@ from metaquorum.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
-from metaquorum.raft.types import EpochEnd, Offset, SnapshotId
+from metaquorum.raft.types import EpochEnd, LevelRange, Offset, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime.control_codec import decode_control_batch
 from metaquorum.runtime.wire_fields import (
@@ -249,6 +249,8 @@ def encode_fetch_request(request: FetchRequest) -> pb.FetchQuorumRequest:
         max_wait_ms=request.max_wait_ms,
         replica_address=request.replica_address or "",
         read_round=request.read_round,
+        min_feature_level=request.levels.min_level,
+        max_feature_level=request.levels.max_level,
     )
 
 
@@ -257,6 +259,8 @@ def decode_fetch_request(message: pb.FetchQuorumRequest) -> FetchRequest:
     check(message.max_bytes >= 0, "max_bytes must not be negative")
     check(message.max_wait_ms >= 0, "max_wait_ms must not be negative")
     check(message.read_round >= 0, "read_round must not be negative")
+    levels = LevelRange(min_level=message.min_feature_level or 1, max_level=message.max_feature_level or 1)
+    check(0 < levels.min_level <= levels.max_level, "max_feature_level must not be below min_feature_level")
     has_high_watermark = message.HasField("high_watermark")
     return FetchRequest(
         cluster_id=message.cluster_id,
@@ -269,6 +273,7 @@ def decode_fetch_request(message: pb.FetchQuorumRequest) -> FetchRequest:
         max_wait_ms=message.max_wait_ms,
         replica_address=message.replica_address or None,
         read_round=message.read_round,
+        levels=levels,
     )
 
 

@@ -33,6 +33,7 @@ from metaquorum.runtime.listener import CommittedBatch, MetadataListener, Quorum
 from metaquorum.runtime.log_store import LogBase, LogStore, encode_records
 from metaquorum.runtime.metadata_files import MetadataFiles
 from metaquorum.runtime.operator_requests import OperatorRequests
+from metaquorum.runtime.quorum_metrics import LoopClock, QuorumSample, take_sample
 from metaquorum.runtime.quorum_settings import QuorumSettings, QuorumTimers, SnapshotSettings, raft_config
 from metaquorum.runtime.quorum_status import QuorumStatus, ReplicaStatus, describe
 from metaquorum.runtime.snapshot_server import SnapshotServer
@@ -110,6 +111,7 @@ class QuorumNode:
         self._raft: RaftNode | None = None
         self._driver: Driver | None = None
         self._log: LogStore | None = None
+        self._loop_clock = LoopClock()
 
     @property
     def node_id(self) -> int:
@@ -149,6 +151,7 @@ class QuorumNode:
                 address=settings.advertised_address or settings.voters.get(settings.node_id),
                 addresses={NodeId(number): address for number, address in settings.voters.items()},
                 bootstrap_addresses=settings.bootstrap_addresses,
+                levels=settings.levels,
             ),
             config=raft_config(settings),
             rng=random.Random(),
@@ -393,11 +396,20 @@ class QuorumNode:
             raise QuorumError(f"node {self._key.node_id} does not run")
         return describe(self._raft.state, self.leader(), now_ms=self._driver.now_ms())
 
+    def sample(self) -> QuorumSample | None:
+        """Everything that metrics show, as of now; None while the node does not run. Called on its event loop."""
+        if self._raft is None or self._driver is None:
+            return None
+        return take_sample(self._raft.state, self._driver.meter.read(), self._loop_clock)
+
 
 def _log_base(metadata: MetadataFiles | None) -> LogBase | None:
     if metadata is None:
         return None
     loaded = metadata.loaded
     return LogBase(
-        image_offset=Offset(loaded.image.metadata_offset), voters=loaded.voters, snapshots=metadata.snapshots.ids
+        image_offset=Offset(loaded.image.metadata_offset),
+        voters=loaded.voters,
+        snapshots=metadata.snapshots.ids,
+        damaged=metadata.snapshots.damaged,
     )

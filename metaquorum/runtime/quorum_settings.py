@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+from metaquorum.controller.limits import FEATURE_LEVEL
 from metaquorum.raft.config import RaftConfig
+from metaquorum.raft.types import LevelRange
+
+LEVELS: Final = LevelRange(min_level=1, max_level=FEATURE_LEVEL)
+"""Feature levels that this version can run at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,7 @@ class QuorumSettings:
         max_uncommitted_bytes: most bytes that a leader appends beyond the high watermark before `append` raises
             BusyError.
         snapshots: when snapshots are made.
+        levels: feature levels that this version can run at; the leader is told them.
     """
 
     node_id: int
@@ -79,6 +86,7 @@ class QuorumSettings:
     max_fetch_bytes: int = 1024 * 1024
     max_uncommitted_bytes: int = 32 * 1024 * 1024
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
+    levels: LevelRange = LEVELS
 
 
 def raft_config(settings: QuorumSettings) -> RaftConfig:

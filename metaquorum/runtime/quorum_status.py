@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from metaquorum.raft.roles import Leader, ReplicaProgress
 from metaquorum.raft.state import RaftState
+from metaquorum.raft.types import LevelRange
 from metaquorum.raft.voters import Voter
 from metaquorum.runtime.listener import QuorumLeader
 
@@ -27,6 +28,8 @@ class ReplicaStatus:
         last_fetch_age_ms: milliseconds since its last fetch, 0 for the leader itself, None before the first.
         last_caught_up_age_ms: milliseconds since it last had everything, 0 for the leader itself, None if never in
             this epoch.
+        levels: feature levels that it can run at, as it says itself; None before its first fetch of this epoch, or where this node does
+            not lead.
     """
 
     node_id: int
@@ -35,6 +38,7 @@ class ReplicaStatus:
     log_end_offset: int | None
     last_fetch_age_ms: int | None
     last_caught_up_age_ms: int | None
+    levels: LevelRange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ def _voter_status(state: RaftState, voter: Voter, leading: Leader | None, now_ms
             log_end_offset=state.log.flushed_offset,
             last_fetch_age_ms=age_ms,
             last_caught_up_age_ms=age_ms,
+            levels=state.identity.levels if leading is not None else None,
         )
     progress = ReplicaProgress(key=voter.key, address=address)
     if leading is not None:
@@ -108,4 +113,5 @@ def _replica_status(progress: ReplicaProgress, address: str | None, now_ms: int)
         log_end_offset=progress.end_offset,
         last_fetch_age_ms=None if fetch_ms is None else now_ms - fetch_ms,
         last_caught_up_age_ms=None if caught_up_ms is None else now_ms - caught_up_ms,
+        levels=progress.levels,
     )

@@ -8,6 +8,8 @@ Owns `<data>/metadata/snapshots/`. One directory for each snapshot, a RocksDB da
   name is too before anybody is told. RocksDB syncs neither the write-ahead log nor copied files of a checkpoint.
 * `*.part` is half made; the next start removes it. Nothing in a named directory is ever changed.
 * A snapshot that is being sent is pinned and stays until it was sent.
+* A damaged one is set aside: it counts for nothing in this process, and nothing of it is removed while the log has not been
+  trimmed beyond it, or another one of its name takes its place.
 
 Decides nothing: the core says what is kept. Source: `docs/quorum.md` section "Snapshots".
 """
@@ -48,6 +50,7 @@ class SnapshotFiles:
         self._pins: Counter[SnapshotId] = Counter()
         self._condemned: set[SnapshotId] = set()
         directory.mkdir(parents=True, exist_ok=True)
+        self._damaged: list[SnapshotId] = []
         self._ids: list[SnapshotId] = []
         for path in sorted(directory.iterdir()):
             snapshot = parse_name(path.name)
@@ -68,6 +71,16 @@ class SnapshotFiles:
         """The newest one, or None."""
         return self._ids[-1] if self._ids else None
 
+    @property
+    def damaged(self) -> tuple[SnapshotId, ...]:
+        """Ids of those that were set aside, ascending."""
+        return tuple(self._damaged)
+
+    def set_aside(self, snapshot: SnapshotId) -> None:
+        """A snapshot is damaged: it is not among the `ids` from here on."""
+        self._ids.remove(snapshot)
+        self._damaged = sorted([*self._damaged, snapshot], key=lambda one: one.end_offset)
+
     def path(self, snapshot: SnapshotId) -> Path:
         """Directory of a snapshot."""
         return self._directory / snapshot_name(snapshot)
@@ -85,13 +98,17 @@ class SnapshotFiles:
         if snapshot in self._ids:
             shutil.rmtree(part)
             return
+        if snapshot in self._damaged:
+            shutil.rmtree(self.path(snapshot))
+            self._damaged.remove(snapshot)
         part.rename(self.path(snapshot))
         sync_directory(self._directory)
         self._ids = sorted([*self._ids, snapshot], key=lambda one: one.end_offset)
 
     def remove_below(self, offset: int) -> list[Path]:
         """Forget the snapshots that end below an offset; returns the directories to remove, the pinned ones left out."""
-        gone = [snapshot for snapshot in self._ids if snapshot.end_offset < offset]
+        gone = [snapshot for snapshot in (*self._damaged, *self._ids) if snapshot.end_offset < offset]
+        self._damaged = [snapshot for snapshot in self._damaged if snapshot.end_offset >= offset]
         self._ids = [snapshot for snapshot in self._ids if snapshot.end_offset >= offset]
         self._condemned.update(snapshot for snapshot in gone if self._pins[snapshot])
         return [self.path(snapshot) for snapshot in gone if not self._pins[snapshot]]

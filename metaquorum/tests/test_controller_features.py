@@ -9,6 +9,7 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.commands import Bootstrap, Done, UpdateFeatureLevel
 from metaquorum.controller.limits import FEATURE_NAME, ControllerSettings
 from metaquorum.controller.records import FeatureLevelRecord
+from metaquorum.controller.voter_levels import VoterLevels
 from metaquorum.tests.controller_world import World, register, view
 
 
@@ -52,3 +53,23 @@ def test_broker_that_was_upgraded_opens_the_way(world: World) -> None:
     world.run(UpdateFeatureLevel(level=3))
     assert world.image.features == {FEATURE_NAME: 3}
     assert world.refusal(register(4, max_feature_level=2)).code is ErrorCode.INVALID_REQUEST
+
+
+def test_voters_that_cannot_follow_hold_the_level_back(world: World) -> None:
+    """All who cannot are named, those that have said nothing when nobody is known to be unable; a check is refused as well."""
+    able = VoterLevels(node_id=1, min_level=1, max_level=2)
+    old = VoterLevels(node_id=2, min_level=1, max_level=1)
+    new = VoterLevels(node_id=3, min_level=3, max_level=4)
+    silent = VoterLevels(node_id=4, min_level=None, max_level=None)
+    for voters, text in (
+        ((able, old, new, silent), "voters [2, 3] of the quorum cannot run at feature level 2; upgrade"),
+        ((able, silent), "voters [4] of the quorum have not said"),
+    ):
+        for validate_only in (False, True):
+            command = UpdateFeatureLevel(level=2, validate_only=validate_only, voters=voters)
+            refusal = world.refusal(command)
+            assert refusal.code is ErrorCode.INVALID_REQUEST
+            assert text in refusal.message
+    world.run(UpdateFeatureLevel(level=2, voters=(able,)))
+    assert world.image.features == {FEATURE_NAME: 2}
+    assert world.decide(UpdateFeatureLevel(level=2, voters=(silent,))).response == Done(), "nothing to change"

@@ -237,3 +237,47 @@ def test_a_log_that_is_shorter_than_its_image_refuses_to_start() -> None:
     store.close(is_clean=True)
     with pytest.raises(DamagedLogError, match="its image at 11"):
         LogStore.open(disk, LOG, base(11))
+
+
+def test_a_damaged_snapshot_is_covered_by_a_log_that_has_its_end() -> None:
+    """From an older snapshot, or from the beginning; what the damaged one held is known to be committed."""
+    for start in (0, 8):
+        disk, store = log_of(30)
+        if start:
+            store.truncate_prefix(snapshot_id(start, 1))
+        store.close(is_clean=False)
+        older = (snapshot_id(start, 1),) if start else ()
+        damaged = (snapshot_id(4, 1), snapshot_id(20, 1))
+        found = LogBase(image_offset=Offset(start), voters=VOTERS, snapshots=older, damaged=damaged)
+        store = LogStore.open(disk, LOG, found)
+        assert (store.committed_offset, store.end_offset, store.kept_snapshots) == (20, 30, older)
+        store.close(is_clean=True)
+
+
+@pytest.mark.parametrize("damaged", [snapshot_id(31, 1), snapshot_id(20, 2)])
+def test_a_damaged_snapshot_that_the_log_does_not_have_keeps_the_node_from_starting(damaged: SnapshotId) -> None:
+    """An install was under way; nobody can tell whether the log still has what this voter gave its word for."""
+    disk, store = log_of(30)
+    store.close(is_clean=True)
+    found = LogBase(image_offset=Offset(0), voters=VOTERS, damaged=(damaged,))
+    with pytest.raises(DamagedLogError, match="Wipe the data directory"):
+        LogStore.open(disk, LOG, found)
+    store = LogStore.open(disk, LOG, base(0))
+    assert store.end_offset == 30, "nothing was cut"
+    store.close(is_clean=True)
+
+
+@pytest.mark.parametrize("count", [9, 30])
+def test_no_crash_point_of_an_install_is_taken_for_a_whole_log_when_the_new_snapshot_is_damaged(count: int) -> None:
+    """Whatever of the install reached the disk: without the snapshot the start refuses, and never votes with an emptied log."""
+    disk, store = log_of(count)
+    store.truncate_prefix(snapshot_id(8, 1))
+    append(store, 1, epoch=2)
+    for number, point in enumerate(crash_points(disk, lambda: store.truncate_fully(snapshot_id(20, 3)))):
+        for how in Crash:
+            crashed = point.fork()
+            crashed.crash(how, random.Random(number))
+            older, new = snapshot_id(8, 1), snapshot_id(20, 3)
+            found = LogBase(image_offset=Offset(8), voters=VOTERS, snapshots=(older,), damaged=(new,))
+            with pytest.raises(DamagedLogError):
+                LogStore.open(crashed, LOG, found)

@@ -287,15 +287,36 @@ def test_an_image_that_is_newer_than_every_snapshot_stays(tmp_path: Path) -> Non
     opened.store.close()
 
 
-def test_a_newest_snapshot_that_cannot_be_read_keeps_the_node_from_starting(tmp_path: Path) -> None:
-    """What it stands for is gone from the log; going on without it would lose it."""
+def test_a_snapshot_that_is_not_what_its_name_says_is_set_aside(tmp_path: Path) -> None:
+    """It counts for nothing, the image that is there stays; the log has to cover what the name says."""
     store, image = filled(tmp_path / "image")
     files = SnapshotFiles(tmp_path / "snapshots")
     made(files, store, image)
     store.close()
     files.path(snapshot_id(image.metadata_offset, EPOCH)).rename(files.path(snapshot_id(9_999, EPOCH)))
-    with pytest.raises(ImageUnreadableError, match="wipe the data directory"):
-        open_metadata(tmp_path)
+    opened = open_metadata(tmp_path)
+    assert opened.loaded.image.metadata_offset == image.metadata_offset
+    assert view(opened.loaded.image) == view(image)
+    assert (opened.snapshots.ids, opened.snapshots.damaged) == ((), (snapshot_id(9_999, EPOCH),))
+    opened.store.close()
+
+
+def test_a_damaged_snapshot_gives_way_to_a_good_one_and_goes_with_the_log(tmp_path: Path) -> None:
+    """The same name again: the new one takes its place. Below the log start it is removed like any other."""
+    for end in (10, 20, 30):
+        (tmp_path / snapshot_name(snapshot_id(end, 1))).mkdir()
+    files = SnapshotFiles(tmp_path)
+    for end in (30, 10):
+        files.set_aside(snapshot_id(end, 1))
+    assert (files.ids, files.damaged) == ((snapshot_id(20, 1),), (snapshot_id(10, 1), snapshot_id(30, 1)))
+    part = files.part()
+    part.mkdir()
+    (part / "new").touch()
+    files.publish(part, snapshot_id(30, 1))
+    assert (files.ids, files.damaged) == ((snapshot_id(20, 1), snapshot_id(30, 1)), (snapshot_id(10, 1),))
+    assert (files.path(snapshot_id(30, 1)) / "new").exists()
+    assert files.remove_below(30) == [files.path(snapshot_id(10, 1)), files.path(snapshot_id(20, 1))]
+    assert (files.ids, files.damaged) == ((snapshot_id(30, 1),), ())
 
 
 def test_other_records_than_voters_in_the_state_row_are_refused(tmp_path: Path) -> None:

@@ -33,10 +33,15 @@ async def add_voter(cluster: Cluster, node_id: int, directory_id: bytes | None, 
     return (await cluster.call(work, timeout_ms=timeout_ms, may_repeat=False)).directory_id
 
 
-async def remove_voter(cluster: Cluster, node_id: int, directory_id: bytes | None, *, timeout_ms: int) -> bytes:
-    """Make an observer of a voter; returns its directory id."""
+async def remove_voter(
+    cluster: Cluster, node_id: int, directory_id: bytes | None, *, timeout_ms: int, replacement_id: bytes | None = None
+) -> bytes:
+    """Make an observer of a voter; returns its directory id. `replacement_id`: only if this replica could be added next."""
     request = admin_pb2.RemoveVoterRequest(
-        cluster_id=cluster.cluster_id, node_id=_node_id(node_id), directory_id=_directory_id(directory_id)
+        cluster_id=cluster.cluster_id,
+        node_id=_node_id(node_id),
+        directory_id=_directory_id(directory_id),
+        replacement_directory_id=_directory_id(replacement_id),
     )
 
     async def work(attempt: Attempt) -> admin_pb2.RemoveVoterResponse:
@@ -61,7 +66,7 @@ async def replace_voter(cluster: Cluster, node_id: int, quorum: QuorumDescriptio
     number = _node_id(node_id)
     replacement = _replacement(quorum, number)
     if any(voter.node_id == number for voter in quorum.voters):
-        await remove_voter(cluster, number, None, timeout_ms=timeout_ms)
+        await remove_voter(cluster, number, None, timeout_ms=timeout_ms, replacement_id=replacement.directory_id)
     return await add_voter(cluster, number, replacement.directory_id, timeout_ms=timeout_ms)
 
 

@@ -1468,22 +1468,28 @@ class RemoveVoterRequest(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     DIRECTORY_ID_FIELD_NUMBER: _builtins.int
+    REPLACEMENT_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     node_id: _builtins.int
     """Node id of the voter."""
     directory_id: _builtins.bytes
     """Id of its metadata directory, 16 bytes; empty: whichever votes under this node id."""
+    replacement_directory_id: _builtins.bytes
+    """Id of the metadata directory, 16 bytes, of the observer of this node id that is to be added next: the removal is refused where adding it would be
+    refused. Empty: none.
+    """
     def __init__(
         self,
         *,
         cluster_id: _builtins.str = ...,
         node_id: _builtins.int = ...,
         directory_id: _builtins.bytes = ...,
+        replacement_directory_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "directory_id", b"directory_id", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "directory_id", b"directory_id", "node_id", b"node_id", "replacement_directory_id", b"replacement_directory_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

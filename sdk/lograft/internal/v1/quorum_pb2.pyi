@@ -413,6 +413,8 @@ class FetchQuorumRequest(_message.Message):
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
     REPLICA_ADDRESS_FIELD_NUMBER: _builtins.int
     READ_ROUND_FIELD_NUMBER: _builtins.int
+    MIN_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    MAX_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     quorum_epoch: _builtins.int
@@ -431,6 +433,10 @@ class FetchQuorumRequest(_message.Message):
     """Address of the fetching node's quorum listener, host:port; empty for an observer without one."""
     read_round: _builtins.int
     """Last round of reads that the leader of this epoch has named in an answer; 0: none. It proves that this fetch was sent after that."""
+    min_feature_level: _builtins.int
+    """Lowest feature level that the fetching process can run at, inclusive; 0: the first one."""
+    max_feature_level: _builtins.int
+    """Highest one, inclusive; 0: the first one, which is all that versions knew that do not say it."""
     @_builtins.property
     def replica(self) -> Global___ReplicaKey:
         """The fetching node."""
@@ -448,10 +454,12 @@ class FetchQuorumRequest(_message.Message):
         max_wait_ms: _builtins.int = ...,
         replica_address: _builtins.str = ...,
         read_round: _builtins.int = ...,
+        min_feature_level: _builtins.int = ...,
+        max_feature_level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "high_watermark", b"high_watermark", "replica", b"replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "cluster_id", b"cluster_id", "fetch_offset", b"fetch_offset", "high_watermark", b"high_watermark", "last_fetched_epoch", b"last_fetched_epoch", "max_bytes", b"max_bytes", "max_wait_ms", b"max_wait_ms", "quorum_epoch", b"quorum_epoch", "read_round", b"read_round", "replica", b"replica", "replica_address", b"replica_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "cluster_id", b"cluster_id", "fetch_offset", b"fetch_offset", "high_watermark", b"high_watermark", "last_fetched_epoch", b"last_fetched_epoch", "max_bytes", b"max_bytes", "max_feature_level", b"max_feature_level", "max_wait_ms", b"max_wait_ms", "min_feature_level", b"min_feature_level", "quorum_epoch", b"quorum_epoch", "read_round", b"read_round", "replica", b"replica", "replica_address", b"replica_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
     _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of broker processes: of a combined node, which votes, and of a broker that observes its quorum."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from brokerd.settings import BrokerSettings
+from brokerd.tests.test_process import started
+from metaquorum.runtime.first_start import format_standalone
+from metaquorum.settings import Address, SettingsError
+from metaquorum.tests.metrics_scrape import role_of, scrape
+from metaquorum.tests.quorum_cluster import HOST, free_ports
+
+START_S = 60.0
+"""Seconds that a process may take to start and to find its quorum."""
+
+
+def scraped(place: str, role: str) -> Mapping[str, float]:
+    """Scrape until the node has a role and knows what is committed."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            found = scrape(place)
+        except OSError:
+            found = {}
+        if "lograft_quorum_high_watermark_offset" in found and role_of(found) == role:
+            return found
+        assert time.monotonic() < deadline, f"no {role} at {place} after {START_S} s: {found}"
+
+
+@pytest.mark.process
+def test_combined_node_and_broker_show_their_quorum_node(tmp_path: Path) -> None:
+    """The one leads a quorum of one; the other follows it, votes nowhere and is counted as an observer."""
+    quorum, first, second, voter_metrics, broker_metrics = (f"{HOST}:{port}" for port in free_ports(5))
+    format_standalone(tmp_path / "1", node_id=1, cluster_id="c", address=quorum)
+    combined = ("run", "--data-dir", str(tmp_path / "1"), "--node-id", "1", "--combined", "--quorum-listen", quorum)
+    broker = ("run", "--data-dir", str(tmp_path / "2"), "--node-id", "2", "--cluster-id", "c", "--quorum", quorum)
+    with started(*combined, "--listen", first, "--metrics-listen", voter_metrics):
+        scraped(voter_metrics, "leader")
+        with started(*broker, "--listen", second, "--metrics-listen", broker_metrics):
+            observer = scraped(broker_metrics, "follower")
+            leader = scraped(voter_metrics, "leader")
+        assert (leader["lograft_quorum_voters"], leader["lograft_quorum_observers"]) == (1, 1)
+        assert (observer["lograft_quorum_is_voter"], leader["lograft_quorum_is_voter"]) == (0, 1)
+        assert observer["lograft_quorum_leader_id"] == leader["lograft_quorum_leader_id"] == 1
+        assert observer["lograft_quorum_fetched_records_total"] > 0
+
+
+def test_metrics_of_a_broker_for_other_machines_are_asked_for(tmp_path: Path) -> None:
+    """The same flag as for the other listeners."""
+    with pytest.raises(SettingsError, match=r"--metrics-listen 0\.0\.0\.0:1"):
+        BrokerSettings(
+            data_directory=tmp_path,
+            node_id=1,
+            listen=Address(host=HOST, port=0),
+            quorum_addresses=("127.0.0.1:1",),
+            metrics_listen=Address(host="0.0.0.0", port=1),
+        )
