@@ -49,10 +49,11 @@ class Leadership:
 
     Attributes:
         isr: the in-sync replicas.
+        followers: what is known of each other replica; to be read only.
         epoch_start_offset: end of the log when the leadership began; what an earlier leader committed lies below.
     """
 
-    __slots__ = ("_brokers", "_followers", "_lag_max_ms", "_log", "_node_id", "epoch_start_offset", "isr")
+    __slots__ = ("_brokers", "_lag_max_ms", "_log", "_node_id", "epoch_start_offset", "followers", "isr")
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Leadership:
         self.epoch_start_offset = log.log_end_offset
         self.isr = IsrState(partition, min_isr=min_isr, proposal_count=proposal_count)
         self._brokers = {broker.node_id: broker for broker in brokers}
-        self._followers: dict[int, FollowerProgress] = {}
+        self.followers: dict[int, FollowerProgress] = {}
         self._follow_replicas(now_ms)
 
     def take_state(
@@ -81,12 +82,12 @@ class Leadership:
         """Take over a newer state of the same leadership."""
         before = self.isr.partition.isr
         self.isr.take_state(partition, min_isr=min_isr)
-        gone = [node_id for node_id in self._followers if node_id not in partition.replicas]
+        gone = [node_id for node_id in self.followers if node_id not in partition.replicas]
         effects: list[Effect] = []
         for node_id in gone:
-            effects += self._end(self._followers.pop(node_id), SubscriptionError.NOT_A_REPLICA)
+            effects += self._end(self.followers.pop(node_id), SubscriptionError.NOT_A_REPLICA)
         self._follow_replicas(now_ms)
-        for follower in self._followers.values():
+        for follower in self.followers.values():
             if follower.node_id in partition.isr and follower.node_id not in before:
                 follower.caught_up_ms = now_ms  # who joined at the high watermark has the whole time from here on
         for broker in brokers:
@@ -100,7 +101,7 @@ class Leadership:
             return []
         self._brokers[broker.node_id] = broker
         self.isr.note_broker_epoch(broker.node_id, broker.broker_epoch)
-        follower = self._followers.get(broker.node_id)
+        follower = self.followers.get(broker.node_id)
         if follower is None or follower.broker_epoch is None or follower.broker_epoch >= broker.broker_epoch:
             return []
         effects = self._end(follower, SubscriptionError.STALE_BROKER_EPOCH)
@@ -110,7 +111,7 @@ class Leadership:
 
     def note_log_growth(self, *, old_end_offset: int, now_ms: int) -> None:
         """Learn that the own log grew."""
-        for follower in self._followers.values():
+        for follower in self.followers.values():
             follower.note_log_growth(
                 self._counted(follower),
                 old_end_offset=old_end_offset,
@@ -120,7 +121,7 @@ class Leadership:
 
     def subscribe(self, event: FollowerSubscribed, now_ms: int) -> list[Effect]:
         """Answer a subscription."""
-        follower = self._followers.get(event.node_id)
+        follower = self.followers.get(event.node_id)
         error = self._fence(event, follower)
         if error is not None or follower is None:
             refusal = error or SubscriptionError.NOT_A_REPLICA
@@ -149,7 +150,7 @@ class Leadership:
 
     def acknowledge(self, event: FollowerAcked, now_ms: int) -> list[Effect]:
         """Count an acknowledgement."""
-        follower = self._followers.get(event.node_id)
+        follower = self.followers.get(event.node_id)
         if follower is None or not follower.is_of(event) or not follower.is_subscribed:
             return []
         if not event.flushed_offset <= event.appended_offset <= self._log.log_end_offset:
@@ -162,7 +163,7 @@ class Leadership:
 
     def lose(self, event: FollowerLost) -> None:
         """Learn that a subscription is over; what the follower holds, it holds."""
-        follower = self._followers.get(event.node_id)
+        follower = self.followers.get(event.node_id)
         if follower is not None and follower.is_of(event):
             follower.is_subscribed = False
 
@@ -180,6 +181,15 @@ class Leadership:
         """Tell whether a follower is among the maximal in-sync replicas; the traffic of others is catch-up traffic."""
         return node_id in self.isr.maximal
 
+    def broker_epoch_of(self, node_id: int) -> int | None:
+        """Return the newest registration of a broker that the metadata or a subscription told of; None: neither did."""
+        follower, broker = self.followers.get(node_id), self._brokers.get(node_id)
+        epochs = (
+            None if follower is None else follower.broker_epoch,
+            None if broker is None else broker.broker_epoch,
+        )
+        return max((epoch for epoch in epochs if epoch is not None), default=None)
+
     def deadline_ms(self) -> int | None:
         """Return when time alone may change who should be in sync."""
         if self.isr.is_proposing:
@@ -189,7 +199,7 @@ class Leadership:
             return due_ms
         lags = [
             follower.caught_up_ms + self._lag_max_ms + 1
-            for follower in self._followers.values()
+            for follower in self.followers.values()
             if follower.caught_up_ms is not None
             and follower.node_id in self.isr.partition.isr
             and self._counted(follower) != self._log.log_end_offset
@@ -202,12 +212,12 @@ class Leadership:
             return []
         committed = self.isr.partition.isr
         since_ms = now_ms - self._lag_max_ms
-        leaving = [follower.node_id for follower in self._followers.values() if self._lags(follower, since_ms)]
-        joining = [follower.node_id for follower in self._followers.values() if self._may_join(follower, since_ms)]
+        leaving = [follower.node_id for follower in self.followers.values() if self._lags(follower, since_ms)]
+        joining = [follower.node_id for follower in self.followers.values() if self._may_join(follower, since_ms)]
         if not leaving and not joining:
             return []
         members = tuple(
-            ProposedMember(node_id=node_id, broker_epoch=self._broker_epoch(node_id))
+            ProposedMember(node_id=node_id, broker_epoch=self.broker_epoch_of(node_id))
             for node_id in self.isr.partition.replicas
             if node_id == self._node_id
             or node_id in joining
@@ -217,13 +227,13 @@ class Leadership:
 
     def end(self, error: SubscriptionError) -> list[Effect]:
         """End all subscriptions: the leadership is over."""
-        return [effect for follower in self._followers.values() for effect in self._end(follower, error)]
+        return [effect for follower in self.followers.values() for effect in self._end(follower, error)]
 
     def _follow_replicas(self, now_ms: int) -> None:
         """Begin to follow the progress of replicas that are new; those in sync have the whole time to show that they are."""
         for node_id in self.isr.partition.replicas:
-            if node_id != self._node_id and node_id not in self._followers:
-                self._followers[node_id] = FollowerProgress(
+            if node_id != self._node_id and node_id not in self.followers:
+                self.followers[node_id] = FollowerProgress(
                     node_id,
                     caught_up_ms=now_ms if node_id in self.isr.partition.isr else None,
                     now_ms=now_ms,
@@ -237,22 +247,13 @@ class Leadership:
             return SubscriptionError.FENCED_LEADER_EPOCH if is_old else SubscriptionError.UNKNOWN_LEADER_EPOCH
         if follower is None:
             return SubscriptionError.NOT_A_REPLICA
-        if event.broker_epoch < (self._broker_epoch(event.node_id) or 0):
+        if event.broker_epoch < (self.broker_epoch_of(event.node_id) or 0):
             return SubscriptionError.STALE_BROKER_EPOCH
         if event.broker_epoch == follower.broker_epoch and event.session <= (follower.session or 0):
             return SubscriptionError.SUPERSEDED
         if not 0 <= event.flushed_offset <= event.log_end_offset:
             return SubscriptionError.INVALID_ACK
         return None
-
-    def _broker_epoch(self, node_id: int) -> int | None:
-        """Return the newest registration of a broker that the metadata or a subscription told of; None: neither did."""
-        follower, broker = self._followers.get(node_id), self._brokers.get(node_id)
-        epochs = (
-            None if follower is None else follower.broker_epoch,
-            None if broker is None else broker.broker_epoch,
-        )
-        return max((epoch for epoch in epochs if epoch is not None), default=None)
 
     def _counted(self, follower: FollowerProgress) -> int | None:
         return follower.counted_offset(is_flush_counted=self._log.is_flush_counted)
@@ -266,7 +267,7 @@ class Leadership:
         for node_id in self.isr.maximal:
             if node_id == self._node_id:
                 continue
-            offset = self._followers[node_id].counted_offset(is_flush_counted=is_flush_counted)
+            offset = self.followers[node_id].counted_offset(is_flush_counted=is_flush_counted)
             if offset is None:
                 return None
             least = min(least, offset)

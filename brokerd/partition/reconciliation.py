@@ -25,6 +25,7 @@ class SubscriptionError(Enum):
     LOG_AHEAD = "the follower's last leader epoch is unknown to the leader's log"
     BELOW_LOG_START = "the leader has no records from the follower's log end on any more"
     INVALID_ACK = "an acknowledgement is beyond what was sent, or contradicts itself"
+    OVERLOADED = "a limit of the leader is reached"
     BAD_BATCHES = "batches do not continue the follower's log, or are damaged"
     STORAGE_FAILED = "the log of one side failed"
     STREAM_LOST = "the stream broke"

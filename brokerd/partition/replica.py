@@ -84,6 +84,9 @@ class PartitionReplica:
         last_epoch: leader epoch of the last record; None without one.
         lag_max_ms: how long an in-sync follower may be behind.
         session_count: at least the number of the last subscription that an earlier replica of the partition made in this process.
+
+    Attributes:
+        roles: the role among several replicas; to be read only.
     """
 
     __slots__ = (
@@ -96,7 +99,7 @@ class PartitionReplica:
         "_leader_id",
         "_log",
         "_node_id",
-        "_roles",
+        "roles",
     )
 
     def __init__(
@@ -127,7 +130,7 @@ class PartitionReplica:
         self._leader_epoch: int | None = None
         self._is_failed = False
         self._is_removed = False
-        self._roles = Roles(
+        self.roles = Roles(
             node_id=node_id,
             log=self._log,
             lag_max_ms=lag_max_ms,
@@ -179,24 +182,24 @@ class PartitionReplica:
     @property
     def is_below_min_isr(self) -> bool:
         """True while a leader has too few in-sync replicas: refuse appends of level ALL before they reach the log."""
-        leadership = self._roles.leadership
+        leadership = self.roles.leadership
         return leadership is not None and leadership.isr.is_below_min
 
     @property
     def is_end_known(self) -> bool:
         """False for a leader whose high watermark may be below that of an earlier one: it cannot tell the latest offset yet."""
-        leadership = self._roles.leadership
+        leadership = self.roles.leadership
         return leadership is None or self._log.high_watermark >= leadership.epoch_start_offset
 
     @property
     def maximal_isr(self) -> tuple[int, ...]:
         """Node ids of the maximal in-sync replicas that a leader of several reckons with, in the order of the replicas."""
-        leadership = self._roles.leadership
+        leadership = self.roles.leadership
         return () if leadership is None else leadership.isr.maximal
 
     def deadline_ms(self) -> int | None:
         """Return the monotonic time at which `Tick` must be given, or None."""
-        role_ms = self._roles.deadline_ms()
+        role_ms = self.roles.deadline_ms()
         if role_ms is None or self._flush_due_ms is None:
             return self._flush_due_ms if role_ms is None else role_ms
         return min(role_ms, self._flush_due_ms)
@@ -220,7 +223,7 @@ class PartitionReplica:
                 return []
             case FollowerSubscribed() | FollowerAcked() | FollowerLost() | ProposalRefused() | ProposalUnanswered():
                 refusal = SubscriptionError.STORAGE_FAILED if self._is_failed else SubscriptionError.NOT_LEADER
-                return self._roles.lead_step(event, now_ms, refusal=refusal) + self._settle(now_ms)
+                return self.roles.lead_step(event, now_ms, refusal=refusal) + self._settle(now_ms)
             case ProposalAccepted():
                 return self._on_accepted(event, now_ms)
             case (
@@ -231,13 +234,13 @@ class PartitionReplica:
                 | LeaderAdvanced()
                 | LogCut()
             ):
-                return self._roles.follow_step(event, now_ms) + self._settle(now_ms)
+                return self.roles.follow_step(event, now_ms) + self._settle(now_ms)
             case LeadershipChanged():
                 return self._on_leadership(event)
             case PartitionChanged():
                 return self._on_partition(event, now_ms)
             case BrokerChanged():
-                return self._roles.note_broker(event.broker, now_ms) + self._settle(now_ms)
+                return self.roles.note_broker(event.broker, now_ms) + self._settle(now_ms)
             case FlushPolicyChanged():
                 return self._on_policy(event, now_ms)
             case StorageFailed():
@@ -261,7 +264,7 @@ class PartitionReplica:
             effects.append(FlushLog())
         elif log.flush_policy is FlushPolicy.INTERVAL and self._flush_due_ms is None:
             self._flush_due_ms = now_ms + self._flush_interval_ms
-        self._roles.note_append(old_end_offset=old_end_offset, leader_epoch=self._leader_epoch, now_ms=now_ms)
+        self.roles.note_append(old_end_offset=old_end_offset, leader_epoch=self._leader_epoch, now_ms=now_ms)
         return effects + self._settle(now_ms)
 
     def _on_flushed(self, flushed_offset: int, now_ms: int) -> list[Effect]:
@@ -280,7 +283,7 @@ class PartitionReplica:
             return [FailAck(token=event.token, reason=reason)]
         if event.level is AckLevel.LEADER or event.next_offset <= log.high_watermark:
             return [CompleteAck(token=event.token, durability=self._durability(event.next_offset))]
-        if self._roles.following is not None:
+        if self.roles.following is not None:
             return [FailAck(token=event.token, reason=LossReason.NOT_LEADER)]
         if self.is_below_min_isr:
             return [FailAck(token=event.token, reason=LossReason.NOT_ENOUGH_REPLICAS)]
@@ -306,7 +309,7 @@ class PartitionReplica:
         return self._end_service(LossReason.NOT_LEADER, f"broker {event.leader_id} leads the partition now")
 
     def _on_partition(self, event: PartitionChanged, now_ms: int) -> list[Effect]:
-        roles, partition = self._roles, event.partition
+        roles, partition = self.roles, event.partition
         if roles.is_stale(partition):
             return []
         before = (self._leader_id, self._leader_epoch, roles.is_alone)
@@ -326,11 +329,11 @@ class PartitionReplica:
 
     def _on_accepted(self, event: ProposalAccepted, now_ms: int) -> list[Effect]:
         # Also without a leadership: the answer is committed, and may be newer than what the metadata has told.
-        changed = PartitionChanged(partition=event.partition, min_isr=self._roles.min_isr, brokers=())
+        changed = PartitionChanged(partition=event.partition, min_isr=self.roles.min_isr, brokers=())
         effects = self._on_partition(changed, now_ms)
-        if self._roles.leadership is not None:
+        if self.roles.leadership is not None:
             # Only an answer that left the partition as it is finds its proposal still under way.
-            self._roles.leadership.isr.note_outcome(event.proposal, is_refused=True, now_ms=now_ms)
+            self.roles.leadership.isr.note_outcome(event.proposal, is_refused=True, now_ms=now_ms)
         return effects
 
     def _on_policy(self, event: FlushPolicyChanged, now_ms: int) -> list[Effect]:
@@ -352,19 +355,19 @@ class PartitionReplica:
             self._flush_due_ms = None
             if self._log.flushed_offset < self._log.log_end_offset:
                 effects.append(FlushLog())
-        return effects + self._roles.tick(now_ms) + self._settle(now_ms)
+        return effects + self.roles.tick(now_ms) + self._settle(now_ms)
 
     def _settle(self, now_ms: int) -> list[Effect]:
         """Draw the conclusions of an event: what is committed, who should be in sync, what to report."""
         if self._is_failed or self._is_removed:
             return []
         effects = self._advance()
-        return effects + self._roles.conclude(now_ms)
+        return effects + self.roles.conclude(now_ms)
 
     def _advance(self) -> list[Effect]:
         """Move the high watermark to what is committed and complete what lies below it; never moves back."""
         log = self._log
-        committed = self._roles.committed_end()
+        committed = self.roles.committed_end()
         if committed is None or committed <= log.high_watermark:
             return []
         assert committed <= log.log_end_offset, f"committed {committed}, log end {log.log_end_offset}"
@@ -375,7 +378,7 @@ class PartitionReplica:
         return effects
 
     def _durability(self, next_offset: int) -> Durability:
-        flushed_offset = self._roles.flushed_end()
+        flushed_offset = self.roles.flushed_end()
         if flushed_offset is not None and next_offset <= flushed_offset:
             return Durability.FLUSHED
         # With one replica the leader's page cache is the page cache of every in-sync replica once the record counts.
@@ -389,4 +392,4 @@ class PartitionReplica:
 
     def _end_all(self, reason: LossReason, error: SubscriptionError, message: str) -> list[Effect]:
         self._flush_due_ms = None
-        return [*self._end_service(reason, message), *self._roles.end(error)]
+        return [*self._end_service(reason, message), *self.roles.end(error)]

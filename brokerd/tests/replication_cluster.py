@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three brokers around the cores of one partition, and the controller's core: what shells do, and the laws.
+"""Three brokers around the cores of one partition, and the controller's core: what shells do.
 
-Laws, after every step
-    committed: what one replica ever had below its high watermark, each has below its own.
-    candidates: each in-sync or eligible replica of the controller holds everything committed, in the way that counts.
-    quorum: what a leader commits, as many hold as must be in sync; what the controller has in sync, the leader reckons with.
-    acknowledged: an acknowledged record is committed, and held by as many, flushed if the receipt says so.
-Source: Vanlightly, kafka-tlaplus, KIP-966: LeaderCandidateCompleteness, ReplicationQuorumSuperset, NoCommittedRecordLost.
+`replication_laws.py` has what is demanded of them.
 """
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from typing import Final
 
 from lograft.wire.codes import ErrorCode
@@ -38,7 +31,6 @@ from brokerd.partition.effects import (
 from brokerd.partition.events import (
     BatchAppended,
     BrokerState,
-    Durability,
     Event,
     LogFlushed,
     PartitionChanged,
@@ -60,8 +52,8 @@ from brokerd.partition.leader_events import (
 )
 from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.partition.replica import PartitionReplica
+from brokerd.tests.replication_laws import MIN_ISR, REPLICAS, Watched
 from brokerd.tests.replication_nodes import (
-    Entry,
     InFlight,
     Node,
     Pushed,
@@ -81,41 +73,16 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.state import PartitionImage
 from metaquorum.controller.topic_configs import FlushPolicy
-from metaquorum.tests.controller_world import World, register, topic_id
+from metaquorum.tests.controller_world import register, topic_id
 
-REPLICAS: Final = (1, 2, 3)
-MIN_ISR: Final = 2
 LAG_MS: Final = 100
 
 
-class Cluster:
-    """Nodes, streams, proposals under way, and the metadata with its history.
-
-    Args:
-        seed: for what happens.
-        policy: the topic's flush policy.
-
-    Attributes:
-        committed: every record that a replica ever had below its high watermark.
-        lossy: nodes that lost records which counted, until the controller knows.
-        unclean: nodes that stopped without being able to prove that they lost nothing, until the controller knows.
-    """
+class Cluster(Watched):
+    """Brokers that run, hear of the metadata, and speak with each other."""
 
     def __init__(self, seed: int, policy: FlushPolicy) -> None:
-        self.random = random.Random(f"{seed}/{policy.value}")
-        self.policy = policy
-        self.now_ms = 1_000
-        self.counts: Counter[str] = Counter()
-        self.quorum = World()
-        self.nodes = {node_id: Node(node_id) for node_id in REPLICAS}
-        self.streams: list[Stream] = []
-        self.proposals: list[InFlight] = []
-        self.versions: list[Version] = []
-        self.committed: list[Entry] = []
-        self.lossy: set[int] = set()
-        self.unclean: set[int] = set()
-        self.processes = 0
-        self.values = 0
+        super().__init__(seed, policy)
         for node in self.nodes.values():
             self._name_process(node)
             node.broker_epoch = self.quorum.start_broker(node.node_id, process=node.process)
@@ -124,20 +91,6 @@ class Cluster:
         self.note_version()
         for node in self.nodes.values():
             self._open(node)
-
-    @property
-    def partition(self) -> PartitionImage:
-        """The committed state of the partition."""
-        return self.quorum.partition("t")
-
-    def check(self) -> None:
-        """Check the laws that hold at any time."""
-        partition, length = self.partition, len(self.committed)
-        for node_id in {*partition.isr, *partition.elr} - self.lossy:
-            log = self.nodes[node_id].log
-            held = log.flushed if self.policy is FlushPolicy.ACK else log.end
-            assert held >= length, f"candidates: {node_id} holds {held} of {length} committed, {partition}"
-            assert log.entries[:length] == self.committed, f"candidates: the log of {node_id} is another one"
 
     # Brokers.
 
@@ -237,7 +190,7 @@ class Cluster:
             case PublishHighWatermark():
                 self._publish(node, core, effect.high_watermark)
             case CompleteAck():
-                self._acknowledge(node, effect)
+                self.acknowledge(node, effect)
             case FailAck():
                 node.tokens.pop(effect.token, None)
                 self.counts[f"failed ack: {effect.reason.name}"] += 1
@@ -293,33 +246,11 @@ class Cluster:
         )
         if high_watermark > known:
             self.committed.extend(below[known:])
-            self._check_quorum(high_watermark)
+            self.check_quorum(high_watermark)
         node.high_watermark = high_watermark
         if core.is_leader:
             for subscription in node.subscriptions.values():
                 subscription.stream.down.append(Told(subscription.session, high_watermark))
-
-    def _check_quorum(self, high_watermark: int) -> None:
-        holders = [
-            node
-            for node in self.nodes.values()
-            if (node.log.flushed if self.policy is FlushPolicy.ACK else node.log.end) >= high_watermark
-            and node.log.entries[:high_watermark] == self.committed
-        ]
-        # Who lost its page cache meanwhile did hold it when it said so.
-        count = len({node.node_id for node in holders} | self.lossy)
-        assert count >= MIN_ISR, f"quorum: {count} hold {high_watermark}"
-
-    def _acknowledge(self, node: Node, effect: CompleteAck) -> None:
-        offset = node.tokens.pop(effect.token, None)
-        if offset is None:
-            return
-        assert offset < len(self.committed), f"acknowledged: {offset} of {len(self.committed)}"
-        assert self.committed[offset] == node.log.entries[offset], f"acknowledged: {offset} is another record"
-        if effect.durability is Durability.FLUSHED:
-            flushed = sum(n.log.flushed > offset for n in self.nodes.values())
-            assert flushed >= MIN_ISR, f"acknowledged: {offset} is called flushed on {flushed}"
-        self.counts[f"ack: {effect.durability.name}"] += 1
 
     # Streams.
 

@@ -9,7 +9,7 @@ the leadership.
 Fault budget: under `none` a process is killed, or its machine, only while another in-sync or eligible replica was not since
 the controller last saw it start; under `ack` all of them may be at once.
 
-`replication_cluster.py` has the laws.
+`replication_laws.py` has what is demanded.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import TypeVar
 
 from brokerd.partition.events import AckLevel, AckWanted, BatchAppended, Tick
 from brokerd.partition.leader_events import ProposalUnanswered
-from brokerd.tests.replication_cluster import LAG_MS, REPLICAS, Cluster
+from brokerd.tests.replication_cluster import LAG_MS, Cluster
+from brokerd.tests.replication_laws import REPLICAS
 from brokerd.tests.replication_nodes import Entry
 from metaquorum.controller.commands import ElectionKind, ElectionTarget, ElectLeaders
 from metaquorum.controller.topic_configs import FlushPolicy
 
-LATE_SHARE = 0.02
-"""Share of the messages that arrive from a stream that is broken."""
+LATE_SHARES = (0.02, 0.1, 0.3)
+"""Share of the messages that arrive from a stream that is broken, by seed."""
 
 _Thing = TypeVar("_Thing")
 
@@ -39,7 +40,7 @@ class Model(Cluster):
             (self.append, 14),
             (self.push, 30),
             (self.deliver, 80),
-            (self.flush, 40),
+            (self.flush, 40 if self.policy is FlushPolicy.ACK else 4),
             (self.pass_time, 8),
             (self.hear, 24 * faults),
             (self.control, 16 * faults),
@@ -50,6 +51,7 @@ class Model(Cluster):
             (self.cut_stream, faults),
             (self.elect, faults),
         )
+        self.late_share = self.random.choice(LATE_SHARES)
         names, weights = [kind for kind, _ in kinds], [weight for _, weight in kinds]
         for kind in self.random.choices(names, weights, k=steps):
             kind()
@@ -116,7 +118,7 @@ class Model(Cluster):
 
     def deliver(self) -> None:
         """A message arrives, in the order of its stream."""
-        is_late = self.random.random() < LATE_SHARE
+        is_late = self.random.random() < self.late_share
         stream = self._some(s for s in self.streams if s.is_open is not is_late and (s.up or s.down))
         if stream is not None:
             self.counts["late message"] += is_late
@@ -191,6 +193,7 @@ class Model(Cluster):
             node.log.truncate(self.random.randint(node.log.flushed, node.log.end))
             if not is_flush_counted:
                 self.lossy.add(node.node_id)
+                self.ever_lossy.add(node.node_id)
 
     def restart(self) -> None:
         """A process starts where one ended."""

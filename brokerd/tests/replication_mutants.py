@@ -38,7 +38,7 @@ MUTANTS: Final = (
         name="a proposal does not say which process it means",
         owner=Leadership,
         function="propose",
-        old="broker_epoch=self._broker_epoch(node_id)",
+        old="broker_epoch=self.broker_epoch_of(node_id)",
         new="broker_epoch=None",
         policy=FlushPolicy.NONE,
     ),
@@ -46,7 +46,7 @@ MUTANTS: Final = (
         name="a process with an old broker epoch may subscribe",
         owner=Leadership,
         function="_fence",
-        old="if event.broker_epoch < (self._broker_epoch(event.node_id) or 0):",
+        old="if event.broker_epoch < (self.broker_epoch_of(event.node_id) or 0):",
         new="if False:",
     ),
     ReplicationMutant(
@@ -88,8 +88,8 @@ MUTANTS: Final = (
         name="a log that diverges is accepted",
         owner=Leadership,
         function="subscribe",
-        old="        parting = compared(",
-        new="        parting = None\n    compared(",
+        old="    parting = compared(",
+        new="    parting = None\n    compared(",
     ),
     ReplicationMutant(
         name="a subscription for an older leader epoch is accepted",
