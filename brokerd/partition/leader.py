@@ -89,7 +89,7 @@ class Leadership:
         self._follow_replicas(now_ms)
         for follower in self.followers.values():
             if follower.node_id in partition.isr and follower.node_id not in before:
-                follower.caught_up_ms = now_ms  # who joined at the high watermark has the whole time from here on
+                follower.grace_ms = now_ms  # who joined at the high watermark has the whole time from here on
         for broker in brokers:
             effects += self.note_broker(broker, now_ms)
         return effects
@@ -106,7 +106,7 @@ class Leadership:
             return []
         effects = self._end(follower, SubscriptionError.STALE_BROKER_EPOCH)
         follower.forget()
-        follower.caught_up_ms = now_ms  # the new process has the whole time to subscribe
+        follower.grace_ms = now_ms  # the new process has the whole time to subscribe
         return effects
 
     def note_log_growth(self, *, old_end_offset: int, now_ms: int) -> None:
@@ -198,11 +198,9 @@ class Leadership:
         if due_ms is not None:
             return due_ms
         lags = [
-            follower.caught_up_ms + self._lag_max_ms + 1
+            follower.behind_since_ms + self._lag_max_ms + 1
             for follower in self.followers.values()
-            if follower.caught_up_ms is not None
-            and follower.node_id in self.isr.partition.isr
-            and self._counted(follower) != self._log.log_end_offset
+            if follower.node_id in self.isr.partition.isr and self._counted(follower) != self._log.log_end_offset
         ]
         return min(lags, default=None)
 
@@ -234,10 +232,7 @@ class Leadership:
         for node_id in self.isr.partition.replicas:
             if node_id != self._node_id and node_id not in self.followers:
                 self.followers[node_id] = FollowerProgress(
-                    node_id,
-                    caught_up_ms=now_ms if node_id in self.isr.partition.isr else None,
-                    now_ms=now_ms,
-                    log_end_offset=self._log.log_end_offset,
+                    node_id, now_ms=now_ms, log_end_offset=self._log.log_end_offset
                 )
 
     def _fence(self, event: FollowerSubscribed, follower: FollowerProgress | None) -> SubscriptionError | None:
@@ -274,11 +269,8 @@ class Leadership:
         return least
 
     def _lags(self, follower: FollowerProgress, since_ms: int) -> bool:
-        if follower.node_id not in self.isr.partition.isr:
-            return False
-        return not follower.has_caught_up(
-            self._counted(follower), log_end_offset=self._log.log_end_offset, since_ms=since_ms
-        )
+        is_behind = self._counted(follower) != self._log.log_end_offset
+        return follower.node_id in self.isr.partition.isr and is_behind and follower.behind_since_ms < since_ms
 
     def _may_join(self, follower: FollowerProgress, since_ms: int) -> bool:
         if follower.node_id in self.isr.partition.isr or not follower.is_subscribed:

@@ -26,6 +26,7 @@ class FollowerProgress:
         appended_offset: end of its log (exclusive); None while it is not known.
         flushed_offset: how much of that is on stable storage (exclusive); None while it is not known.
         caught_up_ms: when it had caught up last, if it is not at the log end; None: never in this leadership.
+        grace_ms: since when it is expected to catch up, as a member that is new, or whose leader or process is.
     """
 
     __slots__ = (
@@ -35,19 +36,21 @@ class FollowerProgress:
         "broker_epoch",
         "caught_up_ms",
         "flushed_offset",
+        "grace_ms",
         "is_subscribed",
         "node_id",
         "session",
     )
 
-    def __init__(self, node_id: int, *, caught_up_ms: int | None, now_ms: int, log_end_offset: int) -> None:
+    def __init__(self, node_id: int, *, now_ms: int, log_end_offset: int) -> None:
         self.node_id = node_id
         self.session: int | None = None
         self.is_subscribed = False
         self.broker_epoch: int | None = None
         self.appended_offset: int | None = None
         self.flushed_offset: int | None = None
-        self.caught_up_ms = caught_up_ms
+        self.caught_up_ms: int | None = None
+        self.grace_ms = now_ms
         self._mark_ms, self._mark_end_offset = now_ms, log_end_offset
 
     def begin(self, event: FollowerSubscribed, *, is_accepted: bool) -> None:
@@ -93,6 +96,11 @@ class FollowerProgress:
         if counted is not None and counted >= old_end_offset:
             self.caught_up_ms = now_ms
             self._mark_ms, self._mark_end_offset = now_ms, log_end_offset
+
+    @property
+    def behind_since_ms(self) -> int:
+        """Since when it is behind, as a member that is not at the log end is to be judged."""
+        return self.grace_ms if self.caught_up_ms is None else max(self.grace_ms, self.caught_up_ms)
 
     def has_caught_up(self, counted: int | None, *, log_end_offset: int, since_ms: int) -> bool:
         """Tell whether it is at the log end, or has caught up at `since_ms` (inclusive) or later."""
