@@ -254,7 +254,9 @@ class Leadership:
         return follower.counted_offset(is_flush_counted=self._log.is_flush_counted)
 
     def _note_counted(self, follower: FollowerProgress, now_ms: int) -> None:
-        follower.note_counted(self._counted(follower), log_end_offset=self._log.log_end_offset, now_ms=now_ms)
+        counted = self._counted(follower)
+        assert counted is not None, f"follower {follower.node_id} has said nothing"
+        follower.note_counted(counted, log_end_offset=self._log.log_end_offset, now_ms=now_ms)
 
     def _least(self, own_offset: int, *, is_flush_counted: bool) -> int | None:
         """Return the smallest offset over the maximal in-sync replicas; None if one of them is not known."""

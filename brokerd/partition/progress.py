@@ -79,10 +79,8 @@ class FollowerProgress:
         """Return the end (exclusive) of what it may be counted with; None: unknown."""
         return self.flushed_offset if is_flush_counted else self.appended_offset
 
-    def note_counted(self, counted: int | None, *, log_end_offset: int, now_ms: int) -> None:
+    def note_counted(self, counted: int, *, log_end_offset: int, now_ms: int) -> None:
         """Learn that the follower is counted up to an offset, and where the leader's log ends now."""
-        if counted is None:
-            return
         if counted >= log_end_offset:
             self.caught_up_ms = now_ms
         elif counted >= self._mark_end_offset:
@@ -102,8 +100,8 @@ class FollowerProgress:
         """Since when it is behind, as a member that is not at the log end is to be judged."""
         return self.grace_ms if self.caught_up_ms is None else max(self.grace_ms, self.caught_up_ms)
 
-    def has_caught_up(self, counted: int | None, *, log_end_offset: int, since_ms: int) -> bool:
+    def has_caught_up(self, counted: int, *, log_end_offset: int, since_ms: int) -> bool:
         """Tell whether it is at the log end, or has caught up at `since_ms` (inclusive) or later."""
-        if counted is not None and counted >= log_end_offset:
+        if counted >= log_end_offset:
             return True
         return self.caught_up_ms is not None and self.caught_up_ms >= since_ms

@@ -185,6 +185,16 @@ def test_follower_joins_when_its_broker_is_unfenced() -> None:
     assert replica.step(BrokerChanged(broker=broker(3))) == [proposal(1, 2, 3)]
 
 
+def test_below_min_isr_a_follower_at_the_log_end_joins_however_long_ago_it_got_there() -> None:
+    """An idle partition: it was fenced all the time, and has everything."""
+    replica = leader(isr=(1,), followers=())
+    replica.step(BrokerChanged(broker=broker(3, can_lead=False)))
+    replica.append(10)
+    replica.subscribe(3)
+    assert replica.acked(3, 10) == []
+    assert replica.step(BrokerChanged(broker=broker(3)), after_ms=50 * LAG_MS) == [proposal(1, 3)]
+
+
 def test_follower_that_is_not_registered_or_not_subscribed_does_not_join() -> None:
     """Of the one the metadata knows nothing; the other is not there."""
     replica = Replica()
