@@ -4,7 +4,8 @@
 Laws, after every step
     committed: what one replica ever had below its high watermark, each has below its own.
     candidates: each in-sync or eligible replica of the controller holds everything committed, in the way that counts.
-    quorum: what a leader commits, as many hold as must be in sync; what the controller has in sync, the leader reckons with.
+    quorum: what a leader commits, as many hold as must be in sync.
+    superset: what the controller has in sync, its leader reckons with.
     belief: what a leader counts a follower with, the process that is registered holds, as long as it follows this leader.
     acknowledged: an acknowledged record is committed, and held by as many, flushed if the receipt says so.
 Source: Vanlightly, kafka-tlaplus, KIP-966: LeaderCandidateCompleteness, ReplicationQuorumSuperset, NoCommittedRecordLost.
@@ -76,6 +77,9 @@ class Watched:
         for node in self.nodes.values():
             leadership = None if node.core is None else node.core.roles.leadership
             if leadership is not None:
+                known = leadership.isr
+                if (partition.leader_id, partition.leader_epoch) == (node.node_id, known.partition.leader_epoch):
+                    assert {*partition.isr} <= {*known.maximal}, f"superset: {known.maximal} of {partition}"
                 for follower in leadership.followers.values():
                     self._check_belief(node, leadership, follower)
 
