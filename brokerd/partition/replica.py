@@ -283,8 +283,9 @@ class PartitionReplica:
             return [FailAck(token=event.token, reason=reason)]
         if event.level is AckLevel.LEADER or event.next_offset <= log.high_watermark:
             return [CompleteAck(token=event.token, durability=self._durability(event.next_offset))]
-        if self.roles.following is not None:
-            return [FailAck(token=event.token, reason=LossReason.NOT_LEADER)]
+        if not self.roles.is_alone and self.roles.leadership is None:
+            is_following = self.roles.following is not None
+            return [FailAck(token=event.token, reason=LossReason.NOT_LEADER if is_following else LossReason.NO_LEADER)]
         if self.is_below_min_isr:
             return [FailAck(token=event.token, reason=LossReason.NOT_ENOUGH_REPLICAS)]
         self._acks.add(event.token, event.next_offset)

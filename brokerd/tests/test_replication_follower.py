@@ -11,8 +11,10 @@ from brokerd.partition.effects import (
     AppendBatches,
     BeginLeaderEpoch,
     Effect,
+    FailAck,
     FlushLog,
     ForgetEmptyEpoch,
+    LossReason,
     PublishHighWatermark,
     RestartLog,
     SendAck,
@@ -21,6 +23,8 @@ from brokerd.partition.effects import (
     Unsubscribe,
 )
 from brokerd.partition.events import (
+    AckLevel,
+    AckWanted,
     BatchAppended,
     BrokerChanged,
     Event,
@@ -316,6 +320,8 @@ def test_without_a_leader_nothing_is_asked_and_nothing_is_committed() -> None:
     assert effects == [Unsubscribe(leader_id=2, session=1)]
     assert replica.step(LogFlushed(flushed_offset=12)) == []
     assert (replica.core.high_watermark, replica.core.deadline_ms()) == (6, None)
+    wanted = AckWanted(token=1, next_offset=12, level=AckLevel.ALL)
+    assert replica.step(wanted) == [FailAck(token=1, reason=LossReason.NO_LEADER)]
 
 
 def test_failed_log_ends_the_subscription() -> None:
