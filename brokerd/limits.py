@@ -145,3 +145,18 @@ KEEPALIVE_MS: Final = 20_000
 
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 """Milliseconds without an answer to a ping after which a connection is closed."""
+
+REPLICA_LAG_MAX_MS: Final = 5_000
+"""Milliseconds that an in-sync follower may be behind its leader's log end before it leaves (`replica.lag.time.max.ms`)."""
+
+ISR_RETRY_MIN_MS: Final = 100
+"""Milliseconds before a leader proposes in-sync replicas again after a refusal or no answer; doubles each time."""
+
+ISR_RETRY_MAX_MS: Final = 5_000
+"""Most milliseconds between two proposals of in-sync replicas."""
+
+SUBSCRIBE_RETRY_MIN_MS: Final = 50
+"""Milliseconds before a follower subscribes again after a refusal; doubles each time. A broken stream is no refusal."""
+
+SUBSCRIBE_RETRY_MAX_MS: Final = 2_000
+"""Most milliseconds between two subscriptions of a follower."""

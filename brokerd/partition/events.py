@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens to a partition replica: the inputs of its core.
 
-Values only.
+Values only. Those of a leader about its followers are in `leader_events.py`, those of a follower in `follower_events.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from brokerd.partition.follower_events import FollowerEvent
+from brokerd.partition.leader_events import LeaderEvent
+from metaquorum.controller.state import PartitionImage
 from metaquorum.controller.topic_configs import FlushPolicy
 
 
@@ -35,6 +38,43 @@ class LeadershipChanged:
 
     leader_id: int | None
     leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerState:
+    """A registered broker, as the metadata has it.
+
+    Attributes:
+        node_id: node id.
+        broker_epoch: epoch of its registration.
+        can_lead: True if it is neither fenced nor leaving.
+    """
+
+    node_id: int
+    broker_epoch: int
+    can_lead: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionChanged:
+    """The metadata has this state of the partition; takes the place of `LeadershipChanged` where it is given.
+
+    Attributes:
+        partition: its state. One with a lower partition epoch than the last is passed over.
+        min_isr: the topic's `min.insync.replicas`.
+        brokers: those that have the replicas, as far as they are registered.
+    """
+
+    partition: PartitionImage
+    min_isr: int
+    brokers: tuple[BrokerState, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerChanged:
+    """The metadata has this state of a broker that has a replica of the partition."""
+
+    broker: BrokerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +136,10 @@ class Tick:
 
 Event = (
     LeadershipChanged
+    | PartitionChanged
+    | BrokerChanged
+    | LeaderEvent
+    | FollowerEvent
     | FlushPolicyChanged
     | BatchAppended
     | LogFlushed

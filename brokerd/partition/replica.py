@@ -5,24 +5,24 @@ Owns: the role, the offsets that decide what is acknowledged and readable, and t
 Must not: touch the log, a clock, a stream or a protobuf message.
 
 Theory of operation. The log grows (`BatchAppended`) and is flushed (`LogFlushed`). The *counted offset* is what
-this replica may claim to hold: the flushed offset under flush policy `ack`, else the log end. The high watermark is
-the smallest counted offset of the in-sync replicas; with one replica it is the counted offset of the leader. It
-never goes back while the replica is open, also not when the policy changes from `none` to `ack`: what was readable
-stays readable.
+this replica may claim to hold: the flushed offset under flush policy `ack`, else the log end. Alone, it is the high
+watermark. With other replicas (`PartitionChanged` says so) the role decides: `Leadership` the smallest counted offset of
+the maximal in-sync replicas, `Following` what the leader says. The high watermark never goes back while the replica is
+open, also not when the policy changes from `none` to `ack`, save where a follower is cut below it.
 
-An acknowledgement is a threshold on an offset. They are kept in a heap and not in a queue, because a duplicate
-waits for the offset of the first time, which lies below thresholds that came earlier.
+This object dispatches and keeps what both roles need; the roles decide.
 
 Law: log_start <= high watermark <= log end; flushed <= log end; an acknowledgement of level ALL completes only
 below the high watermark.
-Source: architecture section 8; KIP-101 for the epoch, Kafka's replica manager for acks.
+Source: architecture section 8; KIP-101 for the epoch, Kafka's replica manager for acks; docs/replication.md.
 """
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import assert_never
 
+from brokerd.limits import REPLICA_LAG_MAX_MS
+from brokerd.partition.acks import PendingAcks
 from brokerd.partition.effects import (
     CompleteAck,
     Effect,
@@ -37,36 +37,69 @@ from brokerd.partition.events import (
     AckLevel,
     AckWanted,
     BatchAppended,
+    BrokerChanged,
     Durability,
     Event,
     FlushPolicyChanged,
     LeadershipChanged,
     LogFlushed,
+    PartitionChanged,
     ReplicaRemoved,
     StorageFailed,
     Tick,
 )
+from brokerd.partition.follower_events import (
+    BatchesReceived,
+    LeaderAdvanced,
+    LogCut,
+    SubscriptionAccepted,
+    SubscriptionDiverged,
+    SubscriptionEnded,
+)
+from brokerd.partition.leader_events import (
+    FollowerAcked,
+    FollowerLost,
+    FollowerSubscribed,
+    ProposalAccepted,
+    ProposalRefused,
+    ProposalUnanswered,
+)
+from brokerd.partition.log_state import LogState
+from brokerd.partition.reconciliation import SubscriptionError
+from brokerd.partition.roles import Roles
 from metaquorum.controller.topic_configs import FlushPolicy
 
 
 class PartitionReplica:
-    """Leader or idle replica of one partition on one broker."""
+    """Leader, follower or idle replica of one partition on one broker.
+
+    Args:
+        node_id: this broker.
+        log_end_offset: end of the log (exclusive).
+        flushed_offset: how much of it is on stable storage (exclusive).
+        flush_policy: when records count.
+        flush_interval_ms: for policy `interval`.
+        high_watermark: a value that it had before, or any below; needed where there are other replicas. None: the counted
+            offset, for a replica that is alone.
+        last_epoch: leader epoch of the last record; None without one.
+        lag_max_ms: how long an in-sync follower may be behind.
+        session_count: at least the number of the last subscription that an earlier replica of the partition made in this process.
+
+    Attributes:
+        roles: the role among several replicas; to be read only.
+    """
 
     __slots__ = (
         "_acks",
-        "_dropped",
         "_flush_due_ms",
         "_flush_interval_ms",
-        "_flush_policy",
-        "_flushed_offset",
-        "_high_watermark",
         "_is_failed",
         "_is_removed",
         "_leader_epoch",
         "_leader_id",
-        "_log_end_offset",
+        "_log",
         "_node_id",
-        "_pending",
+        "roles",
     )
 
     def __init__(
@@ -77,23 +110,34 @@ class PartitionReplica:
         flushed_offset: int,
         flush_policy: FlushPolicy,
         flush_interval_ms: int,
+        high_watermark: int | None = None,
+        last_epoch: int | None = None,
+        lag_max_ms: int = REPLICA_LAG_MAX_MS,
+        session_count: int = 0,
     ) -> None:
-        assert 0 <= flushed_offset <= log_end_offset, f"flushed {flushed_offset}, log end {log_end_offset}"
         self._node_id = node_id
-        self._log_end_offset = log_end_offset
-        self._flushed_offset = flushed_offset
-        self._flush_policy = flush_policy
+        self._log = LogState(
+            log_end_offset=log_end_offset,
+            flushed_offset=flushed_offset,
+            last_epoch=last_epoch,
+            flush_policy=flush_policy,
+        )
+        if high_watermark is not None:
+            self._log.high_watermark = min(high_watermark, log_end_offset)
         self._flush_interval_ms = flush_interval_ms
         self._flush_due_ms: int | None = None
         self._leader_id: int | None = None
         self._leader_epoch: int | None = None
         self._is_failed = False
         self._is_removed = False
-        # Thresholds that are not reached yet: (next_offset, token), smallest first.
-        self._acks: list[tuple[int, int]] = []
-        self._pending: set[int] = set()
-        self._dropped: set[int] = set()
-        self._high_watermark = self.counted_offset
+        self.roles = Roles(
+            node_id=node_id,
+            log=self._log,
+            lag_max_ms=lag_max_ms,
+            is_alone=high_watermark is None,
+            session_count=session_count,
+        )
+        self._acks = PendingAcks()
 
     @property
     def is_leader(self) -> bool:
@@ -113,31 +157,52 @@ class PartitionReplica:
     @property
     def log_end_offset(self) -> int:
         """Offset that the next record will get."""
-        return self._log_end_offset
+        return self._log.log_end_offset
 
     @property
     def flushed_offset(self) -> int:
         """End (exclusive) of what is on stable storage."""
-        return self._flushed_offset
+        return self._log.flushed_offset
 
     @property
     def high_watermark(self) -> int:
         """End (exclusive) of the readable records."""
-        return self._high_watermark
+        return self._log.high_watermark
 
     @property
     def counted_offset(self) -> int:
         """End (exclusive) of what this replica may claim to hold."""
-        return self._flushed_offset if self._flush_policy is FlushPolicy.ACK else self._log_end_offset
+        return self._log.counted_offset
 
     @property
     def pending_ack_count(self) -> int:
         """Acknowledgements that wait."""
-        return len(self._pending)
+        return len(self._acks)
+
+    @property
+    def is_below_min_isr(self) -> bool:
+        """True while a leader has too few in-sync replicas: refuse appends of level ALL before they reach the log."""
+        leadership = self.roles.leadership
+        return leadership is not None and leadership.isr.is_below_min
+
+    @property
+    def is_end_known(self) -> bool:
+        """False for a leader whose high watermark may be below that of an earlier one: it cannot tell the latest offset yet."""
+        leadership = self.roles.leadership
+        return leadership is None or self._log.high_watermark >= leadership.epoch_start_offset
+
+    @property
+    def maximal_isr(self) -> tuple[int, ...]:
+        """Node ids of the maximal in-sync replicas that a leader of several reckons with, in the order of the replicas."""
+        leadership = self.roles.leadership
+        return () if leadership is None else leadership.isr.maximal
 
     def deadline_ms(self) -> int | None:
         """Return the monotonic time at which `Tick` must be given, or None."""
-        return self._flush_due_ms
+        role_ms = self.roles.deadline_ms()
+        if role_ms is None or self._flush_due_ms is None:
+            return self._flush_due_ms if role_ms is None else role_ms
+        return min(role_ms, self._flush_due_ms)
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
         """Take an event and say what to do.
@@ -152,57 +217,79 @@ class PartitionReplica:
             case AckWanted():
                 return self._on_ack_wanted(event)
             case LogFlushed():
-                return self._on_flushed(event.flushed_offset)
+                return self._on_flushed(event.flushed_offset, now_ms)
             case AckDropped():
-                self._on_ack_dropped(event.token)
+                self._acks.drop(event.token)
                 return []
+            case FollowerSubscribed() | FollowerAcked() | FollowerLost() | ProposalRefused() | ProposalUnanswered():
+                refusal = SubscriptionError.STORAGE_FAILED if self._is_failed else SubscriptionError.NOT_LEADER
+                return self.roles.lead_step(event, now_ms, refusal=refusal) + self._settle(now_ms)
+            case ProposalAccepted():
+                return self._on_accepted(event, now_ms)
+            case (
+                SubscriptionAccepted()
+                | SubscriptionDiverged()
+                | SubscriptionEnded()
+                | BatchesReceived()
+                | LeaderAdvanced()
+                | LogCut()
+            ):
+                return self.roles.follow_step(event, now_ms) + self._settle(now_ms)
             case LeadershipChanged():
                 return self._on_leadership(event)
+            case PartitionChanged():
+                return self._on_partition(event, now_ms)
+            case BrokerChanged():
+                return self.roles.note_broker(event.broker, now_ms) + self._settle(now_ms)
             case FlushPolicyChanged():
                 return self._on_policy(event, now_ms)
             case StorageFailed():
                 self._is_failed = True
-                return self._end_service(LossReason.STORAGE_FAILED, event.message)
+                return self._end_all(LossReason.STORAGE_FAILED, SubscriptionError.STORAGE_FAILED, event.message)
             case ReplicaRemoved():
                 self._is_removed = True
-                return self._end_service(LossReason.REMOVED, event.message)
+                return self._end_all(LossReason.REMOVED, SubscriptionError.NOT_LEADER, event.message)
             case Tick():
                 return self._on_tick(now_ms)
             case _:
                 assert_never(event)
 
     def _on_appended(self, log_end_offset: int, now_ms: int) -> list[Effect]:
-        assert log_end_offset >= self._log_end_offset, f"log end {self._log_end_offset} -> {log_end_offset}"
-        self._log_end_offset = log_end_offset
-        if self._flush_policy is FlushPolicy.ACK:
-            return [FlushLog()]
-        if self._flush_policy is FlushPolicy.INTERVAL and self._flush_due_ms is None:
+        log = self._log
+        old_end_offset = log.log_end_offset
+        assert log_end_offset >= old_end_offset, f"log end {old_end_offset} -> {log_end_offset}"
+        log.log_end_offset = log_end_offset
+        effects: list[Effect] = []
+        if log.flush_policy is FlushPolicy.ACK:
+            effects.append(FlushLog())
+        elif log.flush_policy is FlushPolicy.INTERVAL and self._flush_due_ms is None:
             self._flush_due_ms = now_ms + self._flush_interval_ms
-        return self._advance()
+        self.roles.note_append(old_end_offset=old_end_offset, leader_epoch=self._leader_epoch, now_ms=now_ms)
+        return effects + self._settle(now_ms)
 
-    def _on_flushed(self, flushed_offset: int) -> list[Effect]:
-        assert self._flushed_offset <= flushed_offset <= self._log_end_offset, (
-            f"flushed {self._flushed_offset} -> {flushed_offset}, log end {self._log_end_offset}"
+    def _on_flushed(self, flushed_offset: int, now_ms: int) -> list[Effect]:
+        log = self._log
+        assert log.flushed_offset <= flushed_offset <= log.log_end_offset, (
+            f"flushed {log.flushed_offset} -> {flushed_offset}, log end {log.log_end_offset}"
         )
-        self._flushed_offset = flushed_offset
-        return self._advance()
+        log.flushed_offset = flushed_offset
+        return self._settle(now_ms)
 
     def _on_ack_wanted(self, event: AckWanted) -> list[Effect]:
-        assert event.next_offset <= self._log_end_offset, f"ack at {event.next_offset}, end {self._log_end_offset}"
+        log = self._log
+        assert event.next_offset <= log.log_end_offset, f"ack at {event.next_offset}, end {log.log_end_offset}"
         if self._is_failed or self._is_removed:
             reason = LossReason.STORAGE_FAILED if self._is_failed else LossReason.REMOVED
             return [FailAck(token=event.token, reason=reason)]
-        if event.level is AckLevel.LEADER or event.next_offset <= self._high_watermark:
+        if event.level is AckLevel.LEADER or event.next_offset <= log.high_watermark:
             return [CompleteAck(token=event.token, durability=self._durability(event.next_offset))]
-        self._pending.add(event.token)
-        heappush(self._acks, (event.next_offset, event.token))
+        if not self.roles.is_alone and self.roles.leadership is None:
+            is_following = self.roles.following is not None
+            return [FailAck(token=event.token, reason=LossReason.NOT_LEADER if is_following else LossReason.NO_LEADER)]
+        if self.is_below_min_isr:
+            return [FailAck(token=event.token, reason=LossReason.NOT_ENOUGH_REPLICAS)]
+        self._acks.add(event.token, event.next_offset)
         return []
-
-    def _on_ack_dropped(self, token: int) -> None:
-        # The heap entry stays until its threshold is reached; the set keeps it from completing twice.
-        if token in self._pending:
-            self._pending.discard(token)
-            self._dropped.add(token)
 
     def _on_leadership(self, event: LeadershipChanged) -> list[Effect]:
         if self._leader_epoch is not None and event.leader_epoch < self._leader_epoch:
@@ -222,59 +309,88 @@ class PartitionReplica:
             return self._end_service(LossReason.NO_LEADER, "the partition has no leader at the moment")
         return self._end_service(LossReason.NOT_LEADER, f"broker {event.leader_id} leads the partition now")
 
+    def _on_partition(self, event: PartitionChanged, now_ms: int) -> list[Effect]:
+        roles, partition = self.roles, event.partition
+        if roles.is_stale(partition):
+            return []
+        before = (self._leader_id, self._leader_epoch, roles.is_alone)
+        is_kept = before == (partition.leader_id, partition.leader_epoch, roles.is_lone(partition))
+        effects = self._on_leadership(
+            LeadershipChanged(leader_id=partition.leader_id, leader_epoch=partition.leader_epoch)
+        )
+        if is_kept:
+            effects += roles.keep(event, now_ms)
+        else:
+            is_able = not self._is_failed and not self._is_removed
+            effects += roles.change(event, is_able=is_able, now_ms=now_ms)
+        effects += self._settle(now_ms)
+        if self.is_below_min_isr:
+            effects += self._fail_acks(LossReason.NOT_ENOUGH_REPLICAS)
+        return effects
+
+    def _on_accepted(self, event: ProposalAccepted, now_ms: int) -> list[Effect]:
+        # Also without a leadership: the answer is committed, and may be newer than what the metadata has told.
+        changed = PartitionChanged(partition=event.partition, min_isr=self.roles.min_isr, brokers=())
+        effects = self._on_partition(changed, now_ms)
+        if self.roles.leadership is not None:
+            # Only an answer that left the partition as it is finds its proposal still under way.
+            self.roles.leadership.isr.note_outcome(event.proposal, is_refused=True, now_ms=now_ms)
+        return effects
+
     def _on_policy(self, event: FlushPolicyChanged, now_ms: int) -> list[Effect]:
-        self._flush_policy = event.policy
+        log = self._log
+        log.flush_policy = event.policy
         self._flush_interval_ms = event.interval_ms
         self._flush_due_ms = None
-        if self._is_failed or self._is_removed or self._flushed_offset == self._log_end_offset:
-            return self._advance()
-        if event.policy is FlushPolicy.ACK:
-            return [FlushLog(), *self._advance()]
-        if event.policy is FlushPolicy.INTERVAL:
-            self._flush_due_ms = now_ms + event.interval_ms
-        return self._advance()
+        effects: list[Effect] = []
+        if not self._is_failed and not self._is_removed and log.flushed_offset < log.log_end_offset:
+            if event.policy is FlushPolicy.ACK:
+                effects.append(FlushLog())
+            elif event.policy is FlushPolicy.INTERVAL:
+                self._flush_due_ms = now_ms + event.interval_ms
+        return effects + self._settle(now_ms)
 
     def _on_tick(self, now_ms: int) -> list[Effect]:
-        if self._flush_due_ms is None or now_ms < self._flush_due_ms:
-            return []
-        self._flush_due_ms = None
-        if self._is_failed or self._is_removed or self._flushed_offset == self._log_end_offset:
-            return []
-        return [FlushLog()]
+        effects: list[Effect] = []
+        if self._flush_due_ms is not None and now_ms >= self._flush_due_ms:
+            self._flush_due_ms = None
+            if self._log.flushed_offset < self._log.log_end_offset:
+                effects.append(FlushLog())
+        return effects + self.roles.tick(now_ms) + self._settle(now_ms)
 
-    def _advance(self) -> list[Effect]:
-        """Move the high watermark to the counted offset and complete what lies below it; never moves back."""
+    def _settle(self, now_ms: int) -> list[Effect]:
+        """Draw the conclusions of an event: what is committed, who should be in sync, what to report."""
         if self._is_failed or self._is_removed:
             return []
-        counted = self.counted_offset
-        if counted <= self._high_watermark:
+        effects = self._advance()
+        return effects + self.roles.conclude(now_ms)
+
+    def _advance(self) -> list[Effect]:
+        """Move the high watermark to what is committed and complete what lies below it; never moves back."""
+        log = self._log
+        committed = self.roles.committed_end()
+        if committed is None or committed <= log.high_watermark:
             return []
-        assert counted <= self._log_end_offset, f"counted {counted}, log end {self._log_end_offset}"
-        self._high_watermark = counted
-        effects: list[Effect] = [PublishHighWatermark(high_watermark=counted)]
-        acks = self._acks
-        while acks and acks[0][0] <= counted:
-            next_offset, token = heappop(acks)
-            if token in self._dropped:
-                self._dropped.discard(token)
-                continue
-            self._pending.discard(token)
+        assert committed <= log.log_end_offset, f"committed {committed}, log end {log.log_end_offset}"
+        log.high_watermark = committed
+        effects: list[Effect] = [PublishHighWatermark(high_watermark=committed)]
+        for next_offset, token in self._acks.take_reached(committed):
             effects.append(CompleteAck(token=token, durability=self._durability(next_offset)))
         return effects
 
     def _durability(self, next_offset: int) -> Durability:
-        if next_offset <= self._flushed_offset:
+        flushed_offset = self.roles.flushed_end()
+        if flushed_offset is not None and next_offset <= flushed_offset:
             return Durability.FLUSHED
         # With one replica the leader's page cache is the page cache of every in-sync replica once the record counts.
-        return Durability.REPLICATED if next_offset <= self._high_watermark else Durability.APPENDED
+        return Durability.REPLICATED if next_offset <= self._log.high_watermark else Durability.APPENDED
+
+    def _fail_acks(self, reason: LossReason) -> list[Effect]:
+        return [FailAck(token=token, reason=reason) for token in self._acks.take_all()]
 
     def _end_service(self, reason: LossReason, message: str) -> list[Effect]:
-        effects: list[Effect] = [
-            FailAck(token=token, reason=reason) for _, token in sorted(self._acks) if token not in self._dropped
-        ]
-        self._acks.clear()
-        self._pending.clear()
-        self._dropped.clear()
-        self._flush_due_ms = None if self._is_failed or self._is_removed else self._flush_due_ms
-        effects.append(EndService(reason=reason, message=message))
-        return effects
+        return [*self._fail_acks(reason), EndService(reason=reason, message=message)]
+
+    def _end_all(self, reason: LossReason, error: SubscriptionError, message: str) -> list[Effect]:
+        self._flush_due_ms = None
+        return [*self._end_service(reason, message), *self.roles.end(error)]

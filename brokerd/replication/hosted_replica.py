@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar, assert_never
+from typing import TypeVar
 
 from lograft.wire.codes import ErrorCode
 from lograft.wire.header import BatchHeader
@@ -396,7 +396,8 @@ class HostedReplica:
             case EndService():
                 self._end_service(effect)
             case _:
-                assert_never(effect)
+                # Only `PartitionChanged` brings the core to any other, and nobody gives it that yet.
+                raise AssertionError(f"{self} has one replica, and its core asks for {effect}")
 
     def _end_service(self, effect: EndService) -> None:
         leader = self._leader_place() if end_code(effect) is ErrorCode.NOT_LEADER else None

@@ -20,8 +20,8 @@ CONTROLLER_MUTANTS: Final = (
         name="first replicas never lead again by themselves",
         owner=rebalance,
         function="elect_preferred",
-        old="return members.leader_id in (None, preferred) or",
-        new="return True or",
+        old="records, cursor = walk(image, command.cursor, lambda _: choose)",
+        new="records, cursor = walk(image, command.cursor, lambda _: None)",
     ),
     _ControllerMutant(
         name="the last replica is taken for the preferred leader",

@@ -25,6 +25,7 @@ from metaquorum.controller.records import BrokerChangeRecord, LeaderChange, Meta
 from metaquorum.controller.walk_commands import ElectPreferredLeaders
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.controller_host import ControllerHost
+from metaquorum.runtime.long_work import MAX_SLICES_IN_FLIGHT
 from metaquorum.tests.controller_shell import Shell
 from metaquorum.tests.controller_world import create_topic, topic_id
 from metaquorum.tests.quorum_cluster import until
@@ -115,7 +116,7 @@ async def test_sweep_goes_before_periodic_work(shell: Shell, clock: Clock, monke
     monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_RECORDS", 2)
     first, _ = await prefer_second(shell)
     clock.now_ms += INTERVAL_MS
-    await until(lambda: shell.log.pending, what="the first slice")
+    await until(lambda: len(shell.log.pending) == MAX_SLICES_IN_FLIGHT, what="the first slices")
     away = Heartbeat(broker_id=1, broker_epoch=first, metadata_offset=1 << 40, want_fence=True)
     fencing = asyncio.ensure_future(shell.host.submit(away, timeout_ms=5_000))
     await asyncio.sleep(0)
@@ -129,9 +130,9 @@ async def test_sweep_goes_before_periodic_work(shell: Shell, clock: Clock, monke
     after = [record for record in records[fenced + 1 :] if isinstance(record, PartitionChangeRecord)]
     # The sweep gives all others their leader; none of them is left to go back one by one.
     swept = [record for record in after if record.isr == (2,)]
-    assert fenced == 1
+    assert fenced == MAX_SLICES_IN_FLIGHT
     assert len(swept) == len(after) == PARTITIONS
-    assert [record.leader for record in swept].count(LeaderChange(leader_id=2)) == PARTITIONS - 1
+    assert [record.leader for record in swept].count(LeaderChange(leader_id=2)) == PARTITIONS - fenced
     assert leaders(shell) == [2] * PARTITIONS
 
 
@@ -161,7 +162,7 @@ async def test_work_that_is_under_way_is_not_begun_again(
         return len(was_due) > 3
 
     await until(intervals_are_over, what="several intervals")
-    assert len(shell.log.pending) == 1
+    assert len(shell.log.pending) == MAX_SLICES_IN_FLIGHT
     records: list[MetadataRecord] = []
     for _ in range(60):
         records += appended(shell)

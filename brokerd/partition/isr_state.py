@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The in-sync replicas as a leader must reckon with them: committed, and proposed with an outcome that is still open.
+
+Theory of operation. One proposal is under way at a time. Until its outcome is known the controller may have accepted it,
+so its members count beside the committed ones: the *maximal* in-sync replicas. A refusal takes them out again; it was
+not carried out and will not be. Without an answer the members stay *open*: the request may still reach a controller. A
+higher partition epoch ends that for all of them, for a proposal changes only the partition epoch that it names; a new
+registration of the member ends it for that one, for a proposal names the broker epoch of each member.
+
+Law: the controller's in-sync replicas are always among the maximal ones. Between two proposals that were not accepted
+passes at least `ISR_RETRY_MIN_MS`.
+Source: KIP-497; KIP-841; KIP-903; Vanlightly, kafka-tlaplus, ReplicationQuorumSuperset.
+"""
+
+from __future__ import annotations
+
+from brokerd.limits import ISR_RETRY_MAX_MS, ISR_RETRY_MIN_MS
+from brokerd.partition.effects import ProposedMember, ProposeIsr
+from metaquorum.controller.isr import needed_in_sync
+from metaquorum.controller.state import PartitionImage
+
+
+class IsrState:
+    """In-sync replicas of one leadership.
+
+    Attributes:
+        partition: the committed state.
+        needed: how many must be in sync before anything is committed.
+        maximal: node ids of the maximal in-sync replicas, in the order of the replicas.
+        proposal_count: number of the last proposal.
+    """
+
+    __slots__ = (
+        "_open_members",
+        "_pending",
+        "_retry_after_ms",
+        "_retry_ms",
+        "maximal",
+        "needed",
+        "partition",
+        "proposal_count",
+    )
+
+    def __init__(self, partition: PartitionImage, *, min_isr: int, proposal_count: int) -> None:
+        self.partition = partition
+        self.needed = needed_in_sync(partition, min_isr)
+        self.maximal = partition.isr
+        self.proposal_count = proposal_count
+        self._pending: ProposeIsr | None = None
+        # Members of unanswered proposals for this partition epoch, with the broker epoch that those named.
+        self._open_members: dict[int, int | None] = {}
+        self._retry_ms = ISR_RETRY_MIN_MS
+        self._retry_after_ms: int | None = None
+
+    @property
+    def is_below_min(self) -> bool:
+        """True while too few are in sync for anything to be committed."""
+        return len(self.partition.isr) < self.needed
+
+    @property
+    def is_proposing(self) -> bool:
+        """True while the outcome of a proposal is awaited."""
+        return self._pending is not None
+
+    def deadline_ms(self) -> int | None:
+        """Return when the next proposal may be made, if that is a matter of time."""
+        return self._retry_after_ms
+
+    def may_propose(self, now_ms: int) -> bool:
+        """Tell whether a proposal may be made now."""
+        if self._retry_after_ms is not None and now_ms >= self._retry_after_ms:
+            self._retry_after_ms = None
+        return self._pending is None and self._retry_after_ms is None
+
+    def take_state(self, partition: PartitionImage, *, min_isr: int) -> None:
+        """Take over a committed state of this leadership."""
+        self.needed = needed_in_sync(partition, min_isr)
+        if partition.partition_epoch == self.partition.partition_epoch:
+            return
+        self.partition = partition
+        # Whatever was proposed was proposed for an earlier partition epoch: it is carried out in this one, or never.
+        self._pending = None
+        self._open_members.clear()
+        self._retry_ms, self._retry_after_ms = ISR_RETRY_MIN_MS, None
+        self._count_maximal()
+
+    def propose(self, members: tuple[ProposedMember, ...]) -> ProposeIsr:
+        """Begin a proposal; its members count from now on."""
+        assert self._pending is None, f"{self._pending} is under way"
+        self.proposal_count += 1
+        self._pending = ProposeIsr(
+            proposal=self.proposal_count,
+            leader_epoch=self.partition.leader_epoch,
+            partition_epoch=self.partition.partition_epoch,
+            members=members,
+        )
+        self._count_maximal()
+        return self._pending
+
+    def note_outcome(self, proposal: int, *, is_refused: bool, now_ms: int) -> None:
+        """Learn that a proposal was refused, or that nobody knows what became of it."""
+        pending = self._pending
+        if pending is None or pending.proposal != proposal:
+            return
+        self._pending = None
+        if not is_refused:
+            self._open_members.update((member.node_id, member.broker_epoch) for member in pending.members)
+        self._retry_after_ms = now_ms + self._retry_ms
+        self._retry_ms = min(2 * self._retry_ms, ISR_RETRY_MAX_MS)
+        self._count_maximal()
+
+    def note_broker_epoch(self, node_id: int, broker_epoch: int) -> None:
+        """Learn of a registration: proposals that name an earlier one of the broker will be refused."""
+        named = self._open_members.get(node_id)
+        if named is not None and named < broker_epoch:
+            del self._open_members[node_id]
+            self._count_maximal()
+
+    def _count_maximal(self) -> None:
+        proposed = () if self._pending is None else tuple(member.node_id for member in self._pending.members)
+        self.maximal = tuple(
+            node_id
+            for node_id in self.partition.replicas
+            if node_id in self.partition.isr or node_id in proposed or node_id in self._open_members
+        )

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The leader's side of one partition with several replicas, for one leader epoch.
+
+Owns what is known of the followers, who is in sync, and what is therefore committed. Must not know acknowledgements or
+readers: `replica.py` has them.
+
+Laws
+    Nothing is committed above the smallest counted offset of the maximal in-sync replicas, nor at all while fewer than
+    `min.insync.replicas` (of those that are not being added) are in sync.
+    A follower joins when it holds everything that may be committed: up to the high watermark, and up to where this leader
+    epoch begins, for what an earlier leader committed may reach up to there.
+    An acknowledgement counts in the session that it belongs to, and only while the process that subscribed is the one
+    that is registered. A refused subscription changes nothing.
+Source: architecture section 8; KIP-497; KIP-841; KIP-903; KIP-966 "Strict min ISR"; Kafka, Partition.scala.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from brokerd.partition.effects import (
+    AcceptSubscription,
+    DivergeSubscription,
+    Effect,
+    EndSubscription,
+    ProposedMember,
+)
+from brokerd.partition.events import BrokerState
+from brokerd.partition.isr_state import IsrState
+from brokerd.partition.leader_events import FollowerAcked, FollowerLost, FollowerSubscribed
+from brokerd.partition.log_state import LogState
+from brokerd.partition.progress import FollowerProgress
+from brokerd.partition.reconciliation import SubscriptionError, compared
+from metaquorum.controller.state import PartitionImage
+
+
+class Leadership:
+    """One leadership of this replica.
+
+    Args:
+        node_id: this broker.
+        partition: the state that made it the leader.
+        min_isr: the topic's `min.insync.replicas`.
+        brokers: those of the replicas.
+        log: the own log.
+        lag_max_ms: how long an in-sync replica may be behind.
+        proposal_count: number of the last proposal of an earlier leadership.
+        now_ms: monotonic time.
+
+    Attributes:
+        isr: the in-sync replicas.
+        followers: what is known of each other replica; to be read only.
+        epoch_start_offset: end of the log when the leadership began; what an earlier leader committed lies below.
+    """
+
+    __slots__ = ("_brokers", "_lag_max_ms", "_log", "_node_id", "epoch_start_offset", "followers", "isr")
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        partition: PartitionImage,
+        min_isr: int,
+        brokers: Iterable[BrokerState],
+        log: LogState,
+        lag_max_ms: int,
+        proposal_count: int,
+        now_ms: int,
+    ) -> None:
+        self._node_id = node_id
+        self._log = log
+        self._lag_max_ms = lag_max_ms
+        self.epoch_start_offset = log.log_end_offset
+        self.isr = IsrState(partition, min_isr=min_isr, proposal_count=proposal_count)
+        self._brokers = {broker.node_id: broker for broker in brokers}
+        self.followers: dict[int, FollowerProgress] = {}
+        self._follow_replicas(now_ms)
+
+    def take_state(
+        self, partition: PartitionImage, *, min_isr: int, brokers: Iterable[BrokerState], now_ms: int
+    ) -> list[Effect]:
+        """Take over a newer state of the same leadership."""
+        before = self.isr.partition.isr
+        self.isr.take_state(partition, min_isr=min_isr)
+        gone = [node_id for node_id in self.followers if node_id not in partition.replicas]
+        effects: list[Effect] = []
+        for node_id in gone:
+            effects += self._end(self.followers.pop(node_id), SubscriptionError.NOT_A_REPLICA)
+        self._follow_replicas(now_ms)
+        for follower in self.followers.values():
+            if follower.node_id in partition.isr and follower.node_id not in before:
+                follower.grace_ms = now_ms  # who joined at the high watermark has the whole time from here on
+        for broker in brokers:
+            effects += self.note_broker(broker, now_ms)
+        return effects
+
+    def note_broker(self, broker: BrokerState, now_ms: int) -> list[Effect]:
+        """Learn how the metadata has a broker; an earlier process of it is not counted any more."""
+        known = self._brokers.get(broker.node_id)
+        if known is not None and broker.broker_epoch < known.broker_epoch:
+            return []
+        self._brokers[broker.node_id] = broker
+        self.isr.note_broker_epoch(broker.node_id, broker.broker_epoch)
+        follower = self.followers.get(broker.node_id)
+        if follower is None or follower.broker_epoch is None or follower.broker_epoch >= broker.broker_epoch:
+            return []
+        effects = self._end(follower, SubscriptionError.STALE_BROKER_EPOCH)
+        follower.forget()
+        follower.grace_ms = now_ms  # the new process has the whole time to subscribe
+        return effects
+
+    def note_log_growth(self, *, old_end_offset: int, now_ms: int) -> None:
+        """Learn that the own log grew."""
+        for follower in self.followers.values():
+            follower.note_log_growth(
+                self._counted(follower),
+                old_end_offset=old_end_offset,
+                log_end_offset=self._log.log_end_offset,
+                now_ms=now_ms,
+            )
+
+    def subscribe(self, event: FollowerSubscribed, now_ms: int) -> list[Effect]:
+        """Answer a subscription."""
+        follower = self.followers.get(event.node_id)
+        error = self._fence(event, follower)
+        if error is not None or follower is None:
+            refusal = error or SubscriptionError.NOT_A_REPLICA
+            return [_refused(event, refusal)]
+        parting = compared(
+            last_epoch=event.last_epoch,
+            follower_end_offset=event.log_end_offset,
+            epoch_end=event.epoch_end,
+            log_start_offset=event.log_start_offset,
+            log_end_offset=self._log.log_end_offset,
+        )
+        follower.begin(event, is_accepted=parting is None)
+        if isinstance(parting, SubscriptionError):
+            return [_refused(event, parting)]
+        node_id, broker_epoch, session = event.node_id, event.broker_epoch, event.session
+        if parting is not None:
+            return [
+                DivergeSubscription(node_id=node_id, broker_epoch=broker_epoch, session=session, leader_end=parting)
+            ]
+        self._note_counted(follower, now_ms)
+        return [
+            AcceptSubscription(
+                node_id=node_id, broker_epoch=broker_epoch, session=session, high_watermark=self._log.high_watermark
+            )
+        ]
+
+    def acknowledge(self, event: FollowerAcked, now_ms: int) -> list[Effect]:
+        """Count an acknowledgement."""
+        follower = self.followers.get(event.node_id)
+        if follower is None or not follower.is_of(event) or not follower.is_subscribed:
+            return []
+        if not event.flushed_offset <= event.appended_offset <= self._log.log_end_offset:
+            effects = self._end(follower, SubscriptionError.INVALID_ACK)
+            follower.forget()
+            return effects
+        follower.acknowledge(event)
+        self._note_counted(follower, now_ms)
+        return []
+
+    def lose(self, event: FollowerLost) -> None:
+        """Learn that a subscription is over; what the follower holds, it holds."""
+        follower = self.followers.get(event.node_id)
+        if follower is not None and follower.is_of(event):
+            follower.is_subscribed = False
+
+    def committed_end(self) -> int | None:
+        """Return up to where (exclusive) everything is committed; None: nothing more is."""
+        if self.isr.is_below_min:
+            return None
+        return self._least(self._log.counted_offset, is_flush_counted=self._log.is_flush_counted)
+
+    def flushed_end(self) -> int | None:
+        """Return up to where (exclusive) everything is on stable storage of all maximal in-sync replicas; None: unknown."""
+        return self._least(self._log.flushed_offset, is_flush_counted=True)
+
+    def is_in_sync(self, node_id: int) -> bool:
+        """Tell whether a follower is among the maximal in-sync replicas; the traffic of others is catch-up traffic."""
+        return node_id in self.isr.maximal
+
+    def broker_epoch_of(self, node_id: int) -> int | None:
+        """Return the newest registration of a broker that the metadata or a subscription told of; None: neither did."""
+        follower, broker = self.followers.get(node_id), self._brokers.get(node_id)
+        epochs = (
+            None if follower is None else follower.broker_epoch,
+            None if broker is None else broker.broker_epoch,
+        )
+        return max((epoch for epoch in epochs if epoch is not None), default=None)
+
+    def deadline_ms(self) -> int | None:
+        """Return when time alone may change who should be in sync."""
+        if self.isr.is_proposing:
+            return None
+        due_ms = self.isr.deadline_ms()
+        if due_ms is not None:
+            return due_ms
+        lags = [
+            follower.behind_since_ms + self._lag_max_ms + 1
+            for follower in self.followers.values()
+            if follower.node_id in self.isr.partition.isr and self._counted(follower) != self._log.log_end_offset
+        ]
+        return min(lags, default=None)
+
+    def propose(self, now_ms: int) -> list[Effect]:
+        """Propose other in-sync replicas if some lag, or others have caught up, and no proposal is under way."""
+        if not self.isr.may_propose(now_ms):
+            return []
+        committed = self.isr.partition.isr
+        since_ms = now_ms - self._lag_max_ms
+        leaving = [follower.node_id for follower in self.followers.values() if self._lags(follower, since_ms)]
+        joining = [follower.node_id for follower in self.followers.values() if self._may_join(follower, since_ms)]
+        if not leaving and not joining:
+            return []
+        members = tuple(
+            ProposedMember(node_id=node_id, broker_epoch=self.broker_epoch_of(node_id))
+            for node_id in self.isr.partition.replicas
+            if node_id == self._node_id
+            or node_id in joining
+            or (node_id in committed and node_id not in leaving and self._is_fit(node_id))
+        )
+        return [self.isr.propose(members)]
+
+    def end(self, error: SubscriptionError) -> list[Effect]:
+        """End all subscriptions: the leadership is over."""
+        return [effect for follower in self.followers.values() for effect in self._end(follower, error)]
+
+    def _follow_replicas(self, now_ms: int) -> None:
+        """Begin to follow the progress of replicas that are new; those in sync have the whole time to show that they are."""
+        for node_id in self.isr.partition.replicas:
+            if node_id != self._node_id and node_id not in self.followers:
+                self.followers[node_id] = FollowerProgress(
+                    node_id, now_ms=now_ms, log_end_offset=self._log.log_end_offset
+                )
+
+    def _fence(self, event: FollowerSubscribed, follower: FollowerProgress | None) -> SubscriptionError | None:
+        leader_epoch = self.isr.partition.leader_epoch
+        if event.leader_epoch != leader_epoch:
+            is_old = event.leader_epoch < leader_epoch
+            return SubscriptionError.FENCED_LEADER_EPOCH if is_old else SubscriptionError.UNKNOWN_LEADER_EPOCH
+        if follower is None:
+            return SubscriptionError.NOT_A_REPLICA
+        if event.broker_epoch < (self.broker_epoch_of(event.node_id) or 0):
+            return SubscriptionError.STALE_BROKER_EPOCH
+        if event.broker_epoch == follower.broker_epoch and event.session <= (follower.session or 0):
+            return SubscriptionError.SUPERSEDED
+        if not 0 <= event.flushed_offset <= event.log_end_offset:
+            return SubscriptionError.INVALID_ACK
+        return None
+
+    def _counted(self, follower: FollowerProgress) -> int | None:
+        return follower.counted_offset(is_flush_counted=self._log.is_flush_counted)
+
+    def _note_counted(self, follower: FollowerProgress, now_ms: int) -> None:
+        counted = self._counted(follower)
+        assert counted is not None, f"follower {follower.node_id} has said nothing"
+        follower.note_counted(counted, log_end_offset=self._log.log_end_offset, now_ms=now_ms)
+
+    def _least(self, own_offset: int, *, is_flush_counted: bool) -> int | None:
+        """Return the smallest offset over the maximal in-sync replicas; None if one of them is not known."""
+        least = own_offset
+        for node_id in self.isr.maximal:
+            if node_id == self._node_id:
+                continue
+            offset = self.followers[node_id].counted_offset(is_flush_counted=is_flush_counted)
+            if offset is None:
+                return None
+            least = min(least, offset)
+        return least
+
+    def _lags(self, follower: FollowerProgress, since_ms: int) -> bool:
+        is_behind = self._counted(follower) != self._log.log_end_offset
+        return follower.node_id in self.isr.partition.isr and is_behind and follower.behind_since_ms < since_ms
+
+    def _may_join(self, follower: FollowerProgress, since_ms: int) -> bool:
+        if follower.node_id in self.isr.partition.isr or not follower.is_subscribed:
+            return False
+        broker, counted = self._brokers.get(follower.node_id), self._counted(follower)
+        if broker is None or not broker.can_lead or broker.broker_epoch != follower.broker_epoch:
+            return False
+        if counted is None or counted < max(self._log.high_watermark, self.epoch_start_offset):
+            return False
+        # Below min ISR nothing is committed while the log may grow: who joins at the high watermark may be far behind.
+        return not self.isr.is_below_min or follower.has_caught_up(
+            counted, log_end_offset=self._log.log_end_offset, since_ms=since_ms
+        )
+
+    def _is_fit(self, node_id: int) -> bool:
+        broker = self._brokers.get(node_id)
+        return broker is not None and broker.can_lead
+
+    def _end(self, follower: FollowerProgress, error: SubscriptionError) -> list[Effect]:
+        if not follower.is_subscribed or follower.session is None or follower.broker_epoch is None:
+            return []
+        follower.is_subscribed = False
+        return [
+            EndSubscription(
+                node_id=follower.node_id, broker_epoch=follower.broker_epoch, session=follower.session, error=error
+            )
+        ]
+
+
+def _refused(event: FollowerSubscribed, error: SubscriptionError) -> EndSubscription:
+    return EndSubscription(node_id=event.node_id, broker_epoch=event.broker_epoch, session=event.session, error=error)

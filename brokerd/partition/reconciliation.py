@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the logs of a leader and a follower part, decided by leader epochs alone.
+
+Law: a follower whose subscription is accepted has a log that is a prefix of its leader's. It gets there by cuts that
+drop no record which the leader has, save where a round brings it only to an epoch that both know. High watermarks
+decide nothing here.
+Source: KIP-101; KIP-279; KIP-595 section "Fetch"; Kafka, Partition.readRecords and AbstractFetcherThread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class SubscriptionError(Enum):
+    """Why a follower is not, or no longer, sent anything."""
+
+    NOT_LEADER = "this broker does not lead the partition"
+    FENCED_LEADER_EPOCH = "the leader epoch of the subscription is over"
+    UNKNOWN_LEADER_EPOCH = "the leader has not heard of this leader epoch yet"
+    STALE_BROKER_EPOCH = "another process is registered under the follower's node id"
+    SUPERSEDED = "a newer subscription of the same process is known"
+    NOT_A_REPLICA = "the follower has no replica of the partition"
+    LOG_AHEAD = "the follower's last leader epoch is unknown to the leader's log"
+    BELOW_LOG_START = "the leader has no records from the follower's log end on any more"
+    INVALID_ACK = "an acknowledgement is beyond what was sent, or contradicts itself"
+    OVERLOADED = "a limit of the leader is reached"
+    BAD_BATCHES = "batches do not continue the follower's log, or are damaged"
+    STORAGE_FAILED = "the log of one side failed"
+    STREAM_LOST = "the stream broke"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """No record of `epoch` stands at `end_offset` or beyond (exclusive). None: a log without any epoch."""
+
+    epoch: int | None
+    end_offset: int
+
+
+def compared(
+    *,
+    last_epoch: int | None,
+    follower_end_offset: int,
+    epoch_end: EpochEnd | None,
+    log_start_offset: int,
+    log_end_offset: int,
+) -> EpochEnd | SubscriptionError | None:
+    """Compare a follower's log with its leader's.
+
+    Args:
+        last_epoch: leader epoch of the follower's last record; None without one.
+        follower_end_offset: end of the follower's log (exclusive).
+        epoch_end: the leader's largest epoch at or below `last_epoch` with its end; None: the leader knows only lower ones.
+        log_start_offset: of the leader (inclusive).
+        log_end_offset: of the leader (exclusive).
+
+    Returns:
+        None if the follower's log is a prefix of the leader's; the epoch and end to cut to; or why neither can be said.
+    """
+    if follower_end_offset < log_start_offset:
+        return SubscriptionError.BELOW_LOG_START
+    if last_epoch is None:
+        # Nothing to compare: without records it is a prefix as long as it does not begin beyond the end.
+        return EpochEnd(None, log_end_offset) if follower_end_offset > log_end_offset else None
+    if epoch_end is None:
+        return SubscriptionError.LOG_AHEAD
+    if epoch_end.epoch != last_epoch or epoch_end.end_offset < follower_end_offset:
+        return epoch_end
+    return None
+
+
+def cut_offset(*, leader_end: EpochEnd, own_end: EpochEnd | None, log_end_offset: int) -> int:
+    """Return the offset to cut a follower's log to; behind the cut it asks again.
+
+    Args:
+        leader_end: the leader's largest epoch not above the follower's last one, and its end.
+        own_end: the follower's largest epoch at or below that one, and its end; None: it knows only higher ones.
+        log_end_offset: of the follower (exclusive).
+
+    Where both have the epoch, they agree up to the lower of its ends. Where the follower lacks it, only older epochs
+    can agree: the next round compares the last of those.
+    """
+    bound = leader_end.end_offset if own_end is None else min(leader_end.end_offset, own_end.end_offset)
+    return min(bound, log_end_offset)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which role a replica has among several, and what reaches that role.
+
+Owns the two roles and the numbers that outlive them. Must not know acknowledgements, readers or when a log is flushed.
+
+| the metadata names | this replica is | from then on |
+|---|---|---|
+| no other replica | alone | what it counts is committed; no subscription either way |
+| this broker as the leader | leading, a new `Leadership` for each leader epoch | followers subscribe anew |
+| another broker | following, a new `Following` for each leader epoch | it subscribes |
+| nobody | idle | nothing is committed |
+
+Law: proposals and sessions are numbered over the life of the replica, so that what belongs to an earlier role is known by its
+number and passed over.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from brokerd.partition.effects import BeginLeaderEpoch, Effect, EndSubscription, ForgetEmptyEpoch
+from brokerd.partition.events import BrokerState, PartitionChanged
+from brokerd.partition.follower import Following
+from brokerd.partition.follower_events import (
+    BatchesReceived,
+    FollowerEvent,
+    LeaderAdvanced,
+    LogCut,
+    SubscriptionAccepted,
+    SubscriptionDiverged,
+    SubscriptionEnded,
+)
+from brokerd.partition.leader import Leadership
+from brokerd.partition.leader_events import (
+    FollowerAcked,
+    FollowerLost,
+    FollowerSubscribed,
+    ProposalRefused,
+    ProposalUnanswered,
+)
+from brokerd.partition.log_state import LogState
+from brokerd.partition.reconciliation import SubscriptionError
+from metaquorum.controller.state import PartitionImage
+
+
+class Roles:
+    """See the module docstring.
+
+    Args:
+        node_id: this broker.
+        log: the own log.
+        lag_max_ms: how long an in-sync follower may be behind.
+        is_alone: True if there is no other replica, until the metadata says more.
+        session_count: number of the last subscription of an earlier replica of the partition in this process, or above.
+
+    Attributes:
+        is_alone: True while there is no other replica.
+        leadership: while this replica leads several.
+        following: while it follows.
+        min_isr: the topic's `min.insync.replicas`, as told last.
+    """
+
+    __slots__ = (
+        "_lag_max_ms",
+        "_log",
+        "_node_id",
+        "_partition_epoch",
+        "_proposal_count",
+        "_session_count",
+        "following",
+        "is_alone",
+        "leadership",
+        "min_isr",
+    )
+
+    def __init__(self, *, node_id: int, log: LogState, lag_max_ms: int, is_alone: bool, session_count: int) -> None:
+        self._node_id = node_id
+        self._log = log
+        self._lag_max_ms = lag_max_ms
+        self._partition_epoch: int | None = None
+        self._proposal_count = 0
+        self._session_count = session_count
+        self.is_alone = is_alone
+        self.leadership: Leadership | None = None
+        self.following: Following | None = None
+        self.min_isr = 1
+
+    def is_stale(self, partition: PartitionImage) -> bool:
+        """Tell whether a newer state of the partition is known."""
+        return self._partition_epoch is not None and partition.partition_epoch < self._partition_epoch
+
+    def keep(self, event: PartitionChanged, now_ms: int) -> list[Effect]:
+        """Take over a state in which leader and leader epoch are the same as before."""
+        self._note(event.partition, event.min_isr)
+        if self.leadership is None:
+            return []
+        return self.leadership.take_state(event.partition, min_isr=event.min_isr, brokers=event.brokers, now_ms=now_ms)
+
+    def change(self, event: PartitionChanged, *, is_able: bool, now_ms: int) -> list[Effect]:
+        """End the present role and begin the one that a state of the partition gives; none if the log does not work."""
+        self._note(event.partition, event.min_isr)
+        effects = self.end(SubscriptionError.NOT_LEADER)
+        leader_id = event.partition.leader_id
+        self.is_alone = self.is_lone(event.partition)
+        if self.is_alone or not is_able or leader_id is None:
+            return effects
+        if leader_id == self._node_id:
+            return effects + self._lead(event, now_ms)
+        self.following = Following(
+            leader_id=leader_id,
+            leader_epoch=event.partition.leader_epoch,
+            log=self._log,
+            session_count=self._session_count,
+        )
+        return [*effects, ForgetEmptyEpoch(), *self.following.subscribe()]
+
+    def is_lone(self, partition: PartitionImage) -> bool:
+        """Tell whether a partition has this replica only."""
+        return partition.replicas == (self._node_id,)
+
+    def end(self, error: SubscriptionError) -> list[Effect]:
+        """End the present role."""
+        effects: list[Effect] = []
+        if self.leadership is not None:
+            effects += self.leadership.end(error)
+            self._proposal_count = self.leadership.isr.proposal_count
+        if self.following is not None:
+            effects += self.following.stop()
+            self._session_count = self.following.session_count
+        self.leadership = self.following = None
+        return effects
+
+    def note_append(self, *, old_end_offset: int, leader_epoch: int | None, now_ms: int) -> None:
+        """Learn that the log grew, and with records of which epoch."""
+        self._log.last_epoch = leader_epoch if self.following is None else self.following.batch_epoch
+        if self.leadership is not None:
+            self.leadership.note_log_growth(old_end_offset=old_end_offset, now_ms=now_ms)
+
+    def note_broker(self, broker: BrokerState, now_ms: int) -> list[Effect]:
+        """Learn how the metadata has a broker."""
+        return [] if self.leadership is None else self.leadership.note_broker(broker, now_ms)
+
+    def lead_step(
+        self,
+        event: FollowerSubscribed | FollowerAcked | FollowerLost | ProposalRefused | ProposalUnanswered,
+        now_ms: int,
+        *,
+        refusal: SubscriptionError,
+    ) -> list[Effect]:
+        """Hand an event to the leadership; without one a subscription is refused, and the rest is passed over."""
+        leadership = self.leadership
+        if leadership is None:
+            if isinstance(event, FollowerSubscribed):
+                return [
+                    EndSubscription(
+                        node_id=event.node_id, broker_epoch=event.broker_epoch, session=event.session, error=refusal
+                    )
+                ]
+            return []
+        match event:
+            case FollowerSubscribed():
+                return leadership.subscribe(event, now_ms)
+            case FollowerAcked():
+                return leadership.acknowledge(event, now_ms)
+            case FollowerLost():
+                leadership.lose(event)
+            case ProposalRefused():
+                leadership.isr.note_outcome(event.proposal, is_refused=True, now_ms=now_ms)
+            case ProposalUnanswered():
+                leadership.isr.note_outcome(event.proposal, is_refused=False, now_ms=now_ms)
+            case _:
+                assert_never(event)
+        return []
+
+    def follow_step(self, event: FollowerEvent, now_ms: int) -> list[Effect]:
+        """Hand an event to the follower; without one it is passed over."""
+        following = self.following
+        if following is None:
+            return []
+        match event:
+            case SubscriptionAccepted():
+                following.accept(event)
+            case SubscriptionDiverged():
+                return following.diverge(event)
+            case SubscriptionEnded():
+                return following.end(event, now_ms)
+            case BatchesReceived():
+                return following.receive(event, now_ms)
+            case LeaderAdvanced():
+                following.advance(event)
+            case LogCut():
+                self._log.note_cut(event)
+                return following.subscribe()
+            case _:
+                assert_never(event)
+        return []
+
+    def committed_end(self) -> int | None:
+        """Return up to where (exclusive) everything is committed, as far as this role knows; None: no further than before."""
+        if self.leadership is not None:
+            return self.leadership.committed_end()
+        if self.following is not None:
+            return self.following.committed_end()
+        return self._log.counted_offset if self.is_alone else None
+
+    def flushed_end(self) -> int | None:
+        """Return up to where (exclusive) what is committed is on stable storage of all in-sync replicas; None: unknown."""
+        if self.leadership is None:
+            return self._log.flushed_offset
+        flushed_offset = self.leadership.flushed_end()
+        return None if flushed_offset is None else min(flushed_offset, self._log.high_watermark)
+
+    def deadline_ms(self) -> int | None:
+        """Return when time alone gives the role something to do."""
+        if self.leadership is not None:
+            return self.leadership.deadline_ms()
+        return None if self.following is None else self.following.deadline_ms()
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Let time pass."""
+        return [] if self.following is None else self.following.tick(now_ms)
+
+    def conclude(self, now_ms: int) -> list[Effect]:
+        """Draw the conclusions of an event, once the high watermark has moved: who should be in sync, what to report."""
+        if self.leadership is not None:
+            return self.leadership.propose(now_ms)
+        return [] if self.following is None else self.following.report()
+
+    def _note(self, partition: PartitionImage, min_isr: int) -> None:
+        self._partition_epoch, self.min_isr = partition.partition_epoch, min_isr
+
+    def _lead(self, event: PartitionChanged, now_ms: int) -> list[Effect]:
+        self.leadership = Leadership(
+            node_id=self._node_id,
+            partition=event.partition,
+            min_isr=event.min_isr,
+            brokers=event.brokers,
+            log=self._log,
+            lag_max_ms=self._lag_max_ms,
+            proposal_count=self._proposal_count,
+            now_ms=now_ms,
+        )
+        return [BeginLeaderEpoch(leader_epoch=event.partition.leader_epoch)]
