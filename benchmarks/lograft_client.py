@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import lograft.aio
 from lograft import Admin, Consumer, Producer, TopicPartition
 
+from benchmarks.bare_call import bare_calls_s
 from benchmarks.processes import ServerProcess
 
 POLL_TIMEOUT_MS = 10_000
@@ -40,13 +41,19 @@ def produce(address: str, topic: str, batches: Sequence[Sequence[bytes]]) -> flo
 
 
 def send_keyed(
-    address: str, topic: str, keys: Sequence[bytes], values: Sequence[bytes], server: ServerProcess
-) -> tuple[float, float]:
+    address: str,
+    topic: str,
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    server: ServerProcess,
+    partition_count: int,
+) -> tuple[float, float, float]:
     """Call `send` once per record with a key.
 
     Returns:
         (seconds until the last record is in a sealed batch, in laps that fit into the producer's usual buffer, the first of which
-        does not count; seconds of a second round until all are acknowledged)
+        does not count; seconds of bare calls for the same records, each lap right after one of `send`; seconds of a second round
+        of `send` until all are acknowledged)
 
     Nothing but `send` and the sealing is in the first figure: during a lap the server is stopped (SIGSTOP) and the pipelines to
     it are full, so that the producer's event loop, which would have the interpreter lock at times, has nothing to do.
@@ -54,19 +61,22 @@ def send_keyed(
     with Producer(address, linger_ms=5) as producer:
         producer.send(topic, values[0], key=keys[0])
         producer.flush()
-        sealed_s = 0.0
+        sealed_s = bare_s = 0.0
         for lap in range(SEALED_LAPS + 1):
             part = slice(max(0, lap - 1) * len(keys) // SEALED_LAPS, max(1, lap) * len(keys) // SEALED_LAPS)
             with server.paused():
                 _send_all(producer, topic, keys[:PIPELINE_RECORDS], values[:PIPELINE_RECORDS])
                 threading.Event().wait(SETTLE_S)
                 lap_s = _send_all(producer, topic, keys[part], values[part])
+                bare_lap_s = bare_calls_s(keys[part], values[part], partition_count)
             producer.flush()
-            sealed_s += lap_s if lap else 0.0
+            if lap:
+                sealed_s += lap_s
+                bare_s += bare_lap_s
         started = time.perf_counter()
         _send_all(producer, topic, keys, values)
         producer.flush()
-        return sealed_s, time.perf_counter() - started
+        return sealed_s, bare_s, time.perf_counter() - started
 
 
 def _send_all(producer: Producer, topic: str, keys: Sequence[bytes], values: Sequence[bytes]) -> float:
