@@ -32,7 +32,8 @@ demo: $(INSTALLED) ## Main job: embedded cluster, PySpark ingest, replay, proof 
 	$(BIN)/python -m integration_tests.demo $(if $(INPUT),--input '$(INPUT)')
 
 test: $(INSTALLED) ## All tests: unit, property, real processes, Spark, clients in other languages; reports coverage
-	$(BIN)/python -m pytest -q --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -q -m simulation
+	$(BIN)/python -m pytest -q -m 'not simulation' --cov --cov-report=term:skip-covered
 
 verify: format-check lint types imports proto-check unit ## Read-only gate: format, lint, types, contracts, protobuf, unit tests and smoke seeds
 

@@ -25,6 +25,8 @@ from metaquorum.testing.sim_network import SimNetwork
 from metaquorum.testing.sim_quorum import SimulatedQuorum
 from metaquorum.testing.sim_snapshots import SimSnapshot
 
+pytestmark = pytest.mark.simulation
+
 SMOKE_SEEDS = range(40)
 SMOKE_EVENTS = 3_500
 

@@ -14,6 +14,8 @@ from metaquorum.testing.options import controller_storm
 from metaquorum.testing.run import find_mutant
 from metaquorum.testing.sim_quorum import SimulatedQuorum
 
+pytestmark = pytest.mark.simulation
+
 EVENTS = 3_000
 
 

@@ -24,6 +24,8 @@ from metaquorum.testing.sim_trouble import Damage, Trouble
 from storage.errors import DataLossError, DiskError
 from storage.testing.sim_disk import Crash
 
+pytestmark = pytest.mark.simulation
+
 
 @pytest.mark.parametrize("mutant", DISK_MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_of_the_files_is_found(mutant: Mutant) -> None:

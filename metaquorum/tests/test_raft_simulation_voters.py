@@ -19,6 +19,8 @@ from metaquorum.testing.sim_node import SimNode
 from metaquorum.testing.sim_operator import SimOperator
 from metaquorum.testing.sim_quorum import SimulatedQuorum
 
+pytestmark = pytest.mark.simulation
+
 CALM = replace(
     membership_storm(2),
     crash_every_ms=None,
