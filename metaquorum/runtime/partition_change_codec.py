@@ -78,19 +78,7 @@ def decode(data: bytes) -> PartitionChangeRecord | None:
     except IndexError:
         return None
     change = _read(data[rest:])
-    if change is None:
-        return None
-    return PartitionChangeRecord(
-        topic_id=data[head:end],
-        partition=partition,
-        leader=change.leader,
-        isr=change.isr,
-        replicas=change.replicas,
-        elr=change.elr,
-        last_known_elr=change.last_known_elr,
-        adding=change.adding,
-        removing=change.removing,
-    )
+    return None if change is None else change.addressed(data[head:end], partition)
 
 
 def read(message: pb.PartitionChangeRecord) -> PartitionChangeRecord:
