@@ -7,7 +7,8 @@ record of an
   older epoch is never committed by counting), and never falls. The leader counts its own log only as far as flushed.
 * A fetch counts only when its offset and epoch match the leader's log.
 What answers a parked fetch: a voter's, new data, for a commit waits for it; an observer's, a commit, for it can use nothing
-before. That a commit moved is told to voters a little later, mostly with the next data: nobody waits for it.
+before; commits in a row are told to an observer that keeps up together. That a commit moved is told to voters a little later,
+mostly with the next data: nobody waits for it.
 Data goes to voters in rounds, see `rounds`.
 Source: KIP-595 "Fetch", "High watermark", "Check quorum"; Raft section 5.4.2; Vanlightly, RaftFsync specification.
 """
