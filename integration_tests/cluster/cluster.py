@@ -56,7 +56,15 @@ class Loopback:
 class Cluster:
     """Voters have the node ids 1..n, brokers 101..; a context manager that leaves no process behind."""
 
-    def __init__(self, directory: Path, *, voter_count: int, broker_count: int, place: Place | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        voter_count: int,
+        broker_count: int,
+        place: Place | None = None,
+        broker_arguments: Sequence[str] = (),
+    ) -> None:
         self._place = place = place or Loopback()
         addresses = {voter_id: place.address(f"voter-{voter_id}") for voter_id in range(1, voter_count + 1)}
         voters = ",".join(f"{voter_id}@{address}" for voter_id, address in addresses.items())
@@ -76,7 +84,7 @@ class Cluster:
         self.brokers = {
             broker_id: self._process(
                 f"broker-{broker_id}",
-                ["brokerd", "run", "--quorum", ",".join(addresses.values())],
+                ["brokerd", "run", "--quorum", ",".join(addresses.values()), *broker_arguments],
                 node_id=broker_id,
                 listen=address,
             )

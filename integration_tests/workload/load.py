@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Producers and consumers on one topic of a cluster, and the judgement of what they saw.
+
+Owns how many of them there are, and what is asked of them together: the pace, gaps between acknowledgements, standstills.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lograft import TopicPartition
+
+from integration_tests.cluster.wait import wait_for
+from integration_tests.workload.checker import STALE_END_S_MAX, Verdict, check
+from integration_tests.workload.history import HistoryFile, read_history
+from integration_tests.workload.readers import EndReader, Poller, Reader, read_everything
+from integration_tests.workload.senders import Acknowledgements, Sender
+
+HISTORY_FILE = "history.jsonl"
+WAIT_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """How much is sent and read.
+
+    Attributes:
+        topic: topic, which exists.
+        partition_count: its partitions.
+        senders: producers; each sends to all partitions.
+        pollers: consumers; each reads all partitions.
+        rate_per_s: values a second, of all senders together.
+        delivery_timeout_ms: of the producers.
+    """
+
+    topic: str
+    partition_count: int
+    senders: int = 3
+    pollers: int = 2
+    rate_per_s: float = 300.0
+    delivery_timeout_ms: int = 120_000
+
+
+class Load:
+    """A context manager: it runs from the first acknowledgement in every partition until `stop`."""
+
+    def __init__(self, bootstrap: str, directory: Path, settings: LoadSettings, *, seed: int = 0) -> None:
+        self.settings = settings
+        self.tps = [TopicPartition(settings.topic, number) for number in range(settings.partition_count)]
+        self.history = HistoryFile(directory / HISTORY_FILE)
+        self.acknowledgements = Acknowledgements(settings.partition_count)
+        self._bootstrap = bootstrap
+        self._guests: list[Sender] = []
+        self.senders = [self._sender(bootstrap, f"s{number}") for number in range(settings.senders)]
+        self._readers: list[Reader] = [
+            Poller(bootstrap, f"c{number}", self.tps, history=self.history, seed=seed * 1_000 + number)
+            for number in range(settings.pollers)
+        ]
+        self._readers.append(EndReader(bootstrap, "e0", self.tps, history=self.history))
+        self._is_stopped = False
+        self.started_s = 0.0
+
+    def _sender(self, bootstrap: str, name: str) -> Sender:
+        settings = self.settings
+        return Sender(
+            bootstrap,
+            name,
+            topic=settings.topic,
+            partitions=list(range(settings.partition_count)),
+            rate_per_s=settings.rate_per_s / settings.senders,
+            delivery_timeout_ms=settings.delivery_timeout_ms,
+            history=self.history,
+            acknowledgements=self.acknowledgements,
+        )
+
+    def __enter__(self) -> Self:
+        for each in (*self.senders, *self._readers):
+            each.start()
+        try:
+            self.wait_acknowledged(range(len(self.tps)), time.monotonic())
+        except BaseException:
+            self.stop()
+            raise
+        self.started_s = time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.history.close()
+
+    def check_alive(self) -> None:
+        """Raise what broke a client of the load, if something did."""
+        for each in (*self.senders, *self._readers):
+            if each.broken is not None:
+                raise RuntimeError(f"{each.name} broke") from each.broken
+
+    def stop(self) -> None:
+        """End all clients, senders first, and wait for the fates of what is under way. Idempotent."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        clients = (*self.senders, *self._guests, *self._readers)
+        for each in (*self.senders, *self._guests):
+            each.ask_to_stop()
+        for each in clients:
+            each.join()
+
+    def add_guest(self, bootstrap: str, name: str, partitions: list[int], *, delivery_timeout_ms: int) -> Sender:
+        """Start one more sender, which asks other brokers first; its receipts count for the history alone."""
+        guest = Sender(
+            bootstrap,
+            name,
+            topic=self.settings.topic,
+            partitions=partitions,
+            rate_per_s=2.0 * len(partitions),
+            delivery_timeout_ms=delivery_timeout_ms,
+            history=self.history,
+        )
+        self._guests.append(guest)
+        guest.start()
+        return guest
+
+    def wait_acknowledged(
+        self, partitions: Iterable[int], after_s: float, *, timeout_s: float = WAIT_TIMEOUT_S
+    ) -> None:
+        """Wait until something that was acknowledged after a time is in each of the partitions."""
+        waiting = set(partitions)
+
+        def are_all_newer() -> bool:
+            self.check_alive()
+            waiting.difference_update([each for each in waiting if self.acknowledgements.is_newer(each, after_s)])
+            return not waiting
+
+        try:
+            wait_for(are_all_newer, timeout_s=timeout_s, what="acknowledgements")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error} in partitions {sorted(waiting)}") from None
+
+    def longest_gaps_s(self, partitions: Iterable[int], start_s: float, end_s: float) -> list[float]:
+        """Longest time without an acknowledgement that touches the span, for each of the partitions."""
+        return [self.acknowledgements.longest_gap_s(each, start_s, end_s) for each in partitions]
+
+    def stood_still(self, start_s: float, end_s: float) -> bool:
+        """Whether a standstill of this process touches the span."""
+        standstills = (each for sender in self.senders for each in sender.standstills)
+        return any(began_s < end_s and ended_s > start_s for began_s, ended_s in standstills)
+
+    def failures(self) -> Counter[str]:
+        """Values that were not acknowledged, by error."""
+        return sum((sender.failures for sender in self.senders), Counter[str]())
+
+    def figures(self) -> dict[str, str | int | float | dict[str, int] | list[int]]:
+        """What the load did, for a summary."""
+        took_s = time.monotonic() - self.started_s
+        acknowledged = sum(sender.acknowledged_count for sender in self.senders)
+        return {
+            "acknowledged": acknowledged,
+            "failed_or_unknown": self.failures().total(),
+            "held_back": sum(sender.held_back for sender in self.senders),
+            "deduplicated_batches": sum(sender.duplicate_batches for sender in self.senders),
+            "reached_per_s": round(acknowledged / took_s, 1),
+        }
+
+    def judge(self, *, stale_end_s_max: float = STALE_END_S_MAX) -> tuple[Verdict, list[str]]:
+        """Stop, read everything and check the history; returns the verdict and what could not be read."""
+        self.stop()
+        problems = read_everything(self._bootstrap, self.tps, self.history)
+        self.history.close()
+        return check(read_history(self.history.path), stale_end_s_max=stale_end_s_max), problems

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consumers of a workload: some read along, one asks for ends, and one reads everything when it is over.
+
+Owns their threads and what they write into the history. An error is an operation with an unknown outcome, and a new consumer at the
+place where the old one stood: what it reads must go on from there without a gap.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+from lograft import Consumer, TopicPartition
+from lograft.errors import LograftError
+
+from integration_tests.workload.history import HistoryFile, Kind, Type
+
+POLL_TIMEOUT_MS = 200
+POLL_RECORDS = 500
+END_INTERVAL_S = 0.5
+REQUEST_TIMEOUT_MS = 5_000
+AFTER_ERROR_S = 0.2
+REOPEN_S = (10.0, 30.0)
+"""A consumer lives for so many seconds, at random between the two."""
+REREAD_MAX = 50
+"""A new consumer begins up to so many offsets before the place of the old one."""
+JOIN_TIMEOUT_S = 60.0
+FINAL_POLL_RECORDS = 10_000
+FINAL_TIMEOUT_S = 200.0
+"""For one partition, after all faults."""
+
+
+class Reader:
+    """A thread that works until stopped; what breaks it is raised by `join`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.broken: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """End soon."""
+        self._stop.set()
+
+    def join(self) -> None:
+        """Wait for the end; raises what broke it, if something did."""
+        self._stop.set()
+        self._thread.join(JOIN_TIMEOUT_S)
+        assert not self._thread.is_alive(), f"{self.name} did not end within {JOIN_TIMEOUT_S} s"
+        if self.broken is not None:
+            raise RuntimeError(f"{self.name} broke") from self.broken
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.broken = error
+
+    def _work(self) -> None:
+        raise NotImplementedError
+
+
+class Poller(Reader):
+    """Reads all given partitions along."""
+
+    def __init__(
+        self, bootstrap: str, name: str, tps: list[TopicPartition], *, history: HistoryFile, seed: int
+    ) -> None:
+        super().__init__(name)
+        self._bootstrap = bootstrap
+        self._history = history
+        self._rng = random.Random(seed)
+        self._positions = dict.fromkeys(tps, 0)
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            with Consumer(self._bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as consumer:
+                if not self._assign(consumer) or not self._poll_for_a_while(consumer):
+                    self._stop.wait(AFTER_ERROR_S)
+
+    def _assign(self, consumer: Consumer) -> bool:
+        op = self._history.begin(self.name, Kind.ASSIGN)
+        try:
+            consumer.assign(list(self._positions), offsets=self._positions)
+        except LograftError as error:
+            self._history.end(op, self.name, Type.INFO, Kind.ASSIGN, text=repr(error))
+            return False
+        positions = {str(tp): offset for tp, offset in self._positions.items()}
+        self._history.end(op, self.name, Type.OK, Kind.ASSIGN, offsets_by_partition=positions)
+        return True
+
+    def _poll_for_a_while(self, consumer: Consumer) -> bool:
+        """Poll until an error or the end of this consumer; returns whether there was no error."""
+        until_s = time.monotonic() + self._rng.uniform(*REOPEN_S)
+        while time.monotonic() < until_s and not self._stop.is_set():
+            op = self._history.begin(self.name, Kind.POLL)
+            try:
+                records = consumer.poll(POLL_RECORDS, POLL_TIMEOUT_MS)
+            except LograftError as error:
+                self._history.end(op, self.name, Type.INFO, Kind.POLL, text=repr(error))
+                return False
+            found: dict[str, list[tuple[int, str]]] = {}
+            for record in records:
+                value = (record.value or b"").decode()
+                found.setdefault(f"{record.topic}-{record.partition}", []).append((record.offset, value))
+                self._positions[TopicPartition(record.topic, record.partition)] = record.offset + 1
+            self._history.end(op, self.name, Type.OK, Kind.POLL, records=found)
+        for tp, position in self._positions.items():
+            self._positions[tp] = max(0, position - self._rng.randrange(REREAD_MAX))
+        return True
+
+
+class EndReader(Reader):
+    """Asks for the ends of all given partitions at intervals."""
+
+    def __init__(self, bootstrap: str, name: str, tps: list[TopicPartition], *, history: HistoryFile) -> None:
+        super().__init__(name)
+        self._bootstrap = bootstrap
+        self._history = history
+        self._tps = tps
+
+    def _work(self) -> None:
+        with Consumer(self._bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as consumer:
+            while not self._stop.wait(END_INTERVAL_S):
+                op = self._history.begin(self.name, Kind.END)
+                try:
+                    ends = consumer.end_offsets(self._tps)
+                except LograftError as error:
+                    self._history.end(op, self.name, Type.INFO, Kind.END, text=repr(error))
+                    continue
+                found = {str(tp): end for tp, end in ends.items()}
+                self._history.end(op, self.name, Type.OK, Kind.END, offsets_by_partition=found)
+
+
+def read_everything(bootstrap: str, tps: list[TopicPartition], history: HistoryFile) -> list[str]:
+    """Read each partition from its start to its end, into the history; returns what could not be read."""
+    return [problem for tp in tps if (problem := _read_partition(bootstrap, tp, history))]
+
+
+def _read_partition(bootstrap: str, tp: TopicPartition, history: HistoryFile) -> str:
+    deadline_s = time.monotonic() + FINAL_TIMEOUT_S
+    problem = "no time"
+    while time.monotonic() < deadline_s:
+        op = history.begin("final", Kind.READ, partition=str(tp))
+        try:
+            with Consumer(bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as consumer:
+                records, end = _read_to_end(consumer, tp, deadline_s)
+        except (LograftError, TimeoutError) as error:
+            problem = repr(error)
+            history.end(op, "final", Type.INFO, Kind.READ, partition=str(tp), text=problem)
+            threading.Event().wait(AFTER_ERROR_S)
+            continue
+        history.end(
+            op,
+            "final",
+            Type.OK,
+            Kind.READ,
+            partition=str(tp),
+            records={str(tp): records},
+            offsets_by_partition={str(tp): end},
+        )
+        return ""
+    return f"{tp} could not be read within {FINAL_TIMEOUT_S} s: {problem}"
+
+
+def _read_to_end(consumer: Consumer, tp: TopicPartition, deadline_s: float) -> tuple[list[tuple[int, str]], int]:
+    end = consumer.end_offsets([tp])[tp]
+    records: list[tuple[int, str]] = []
+    consumer.assign([tp])
+    while consumer.position(tp) < end:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"read up to {consumer.position(tp)} of {end}")
+        polled = consumer.poll(FINAL_POLL_RECORDS, POLL_TIMEOUT_MS)
+        records += [(record.offset, (record.value or b"").decode()) for record in polled]
+    # What was written meanwhile by nobody knows whom would lie beyond the end that was asked for.
+    return [record for record in records if record[0] < end], end

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Voters and brokers under a load, and the questions that proofs and nemeses ask: who leads, who is in sync, is all well again.
+
+Owns waits with their limits. Metadata is asked of brokers that are known to be well: one that is cut off answers from its own
+image for as long as it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lograft import Admin
+from lograft.errors import LograftError
+from lograft.types import PartitionDescription
+
+from integration_tests.cluster.cluster import Cluster, Place
+from integration_tests.cluster.wait import wait_for
+from integration_tests.workload.load import Load, LoadSettings
+
+TOPIC = "workload"
+VOTERS = 3
+BROKERS = 3
+CHECK_INTERVAL_S = 0.1
+HEAL_TIMEOUT_S = 240.0
+"""Everybody back, in sync and leading."""
+WATCH_TIMEOUT_MS = 3_000
+TOPIC_TIMEOUT_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a scene is made of.
+
+    Attributes:
+        voters: voters of the metadata quorum.
+        brokers: brokers.
+        partitions: partitions of the topic.
+        replicas: replicas of each of them; with one, a partition is away for as long as its broker.
+        senders: producers of the load.
+        pollers: consumers of the load.
+        rate_per_s: values a second of the load.
+        delivery_timeout_ms: of the producers.
+    """
+
+    voters: int = VOTERS
+    brokers: int = BROKERS
+    partitions: int = 30
+    replicas: int = 3
+    senders: int = 3
+    pollers: int = 2
+    rate_per_s: float = 300.0
+    delivery_timeout_ms: int = 120_000
+
+    @property
+    def is_redundant(self) -> bool:
+        """Whether one broker may be away."""
+        return self.replicas > 1
+
+    @property
+    def min_isr(self) -> int:
+        """Replicas that must have a record before it is acknowledged: all but one, and at least one."""
+        return max(1, self.replicas - 1)
+
+    def load_settings(self) -> LoadSettings:
+        """Of the load."""
+        return LoadSettings(
+            topic=TOPIC,
+            partition_count=self.partitions,
+            senders=self.senders,
+            pollers=self.pollers,
+            rate_per_s=self.rate_per_s,
+            delivery_timeout_ms=self.delivery_timeout_ms,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Scene:
+    """A cluster, the load on it, and who is hurt at the moment."""
+
+    shape: Shape
+    cluster: Cluster
+    load: Load
+    hurt: set[int] = field(default_factory=set[int])
+
+    @property
+    def partitions(self) -> range:
+        """Numbers of all partitions."""
+        return range(self.shape.partitions)
+
+    def bootstrap_of(self, broker_ids: Iterable[int]) -> str:
+        """Addresses of some brokers."""
+        return ",".join(self.cluster.broker_addresses[broker_id] for broker_id in broker_ids)
+
+    def state(self) -> Sequence[PartitionDescription] | None:
+        """The partitions as a broker that is well knows them; None while none answers."""
+        well = [broker_id for broker_id in self.cluster.brokers if broker_id not in self.hurt]
+        if not well:
+            return None
+        try:
+            with Admin(self.bootstrap_of(well), request_timeout_ms=WATCH_TIMEOUT_MS) as admin:
+                return admin.describe_topic(TOPIC).partitions
+        except LograftError:
+            return None
+
+    def wait_for_state(self, is_right: Callable[[Sequence[PartitionDescription]], bool], what: str) -> list[int]:
+        """Wait for a state of the partitions; returns the leaders (-1: nobody)."""
+        last: Sequence[PartitionDescription] | None = None
+
+        def found() -> list[int] | None:
+            nonlocal last
+            self.load.check_alive()
+            last = self.state()
+            if last is None or not is_right(last):
+                return None
+            return [-1 if each.leader_id is None else each.leader_id for each in last]
+
+        try:
+            return wait_for(found, timeout_s=HEAL_TIMEOUT_S, what=what, interval_s=CHECK_INTERVAL_S)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; last seen: {_describe(last)}") from None
+
+    def leaders(self) -> list[int]:
+        """Leader of each partition, once all have one that is not hurt."""
+
+        def all_led(partitions: Sequence[PartitionDescription]) -> bool:
+            return all(each.leader_id is not None and each.leader_id not in self.hurt for each in partitions)
+
+        return self.wait_for_state(all_led, "leaders of all partitions")
+
+    def wait_in_sync(self) -> list[int]:
+        """Wait until every partition has a leader and all its replicas in sync; returns the leaders."""
+
+        def all_in_sync(partitions: Sequence[PartitionDescription]) -> bool:
+            return all(each.leader_id is not None and set(each.isr) == set(each.replicas) for each in partitions)
+
+        return self.wait_for_state(all_in_sync, "all replicas in sync")
+
+    def wait_removed(self, broker_id: int) -> None:
+        """Wait until a broker is in no ISR and leads nothing."""
+
+        def is_out(partitions: Sequence[PartitionDescription]) -> bool:
+            return all(each.leader_id != broker_id and broker_id not in each.isr for each in partitions)
+
+        self.wait_for_state(is_out, f"broker {broker_id} to be out of every ISR")
+
+    def led_by(self, leaders: Sequence[int], broker_id: int) -> list[int]:
+        """Partitions that a broker leads."""
+        return [partition for partition, leader_id in enumerate(leaders) if leader_id == broker_id]
+
+
+def _describe(partitions: Sequence[PartitionDescription] | None) -> str:
+    if partitions is None:
+        return "no answer"
+    odd = [each for each in partitions if each.leader_id is None or set(each.isr) != set(each.replicas)]
+    texts = [f"{each.partition}: leader {each.leader_id} epoch {each.leader_epoch} isr {each.isr}" for each in odd[:5]]
+    return f"{len(odd)} of {len(partitions)} not whole: {'; '.join(texts)}"
+
+
+@contextmanager
+def scene_under_load(
+    directory: Path,
+    shape: Shape,
+    *,
+    place: Place | None = None,
+    broker_arguments: Sequence[str] = (),
+    seed: int = 0,
+) -> Generator[Scene]:
+    """Start voters, brokers, a topic and a load; at the end everything is stopped, whatever happens."""
+    cluster = Cluster(
+        directory,
+        voter_count=shape.voters,
+        broker_count=shape.brokers,
+        place=place,
+        broker_arguments=broker_arguments,
+    )
+    with cluster:
+        with Admin(cluster.bootstrap, request_timeout_ms=TOPIC_TIMEOUT_MS) as admin:
+            admin.create_topic(
+                TOPIC,
+                partition_count=shape.partitions,
+                replication_factor=shape.replicas,
+                configs={"min.insync.replicas": str(shape.min_isr)},
+            )
+        with Load(cluster.bootstrap, directory, shape.load_settings(), seed=seed) as load:
+            yield Scene(shape=shape, cluster=cluster, load=load)

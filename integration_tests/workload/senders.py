@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Producers at a steady pace: every value is sent once, and its fate goes into the history as it becomes known.
+
+Owns one thread and one idempotent `lograft.Producer` (acks=all) for each sender, the times of acknowledgements of each
+partition, and the noticing of standstills. What is due while a partition has too much under way is held back and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, deque
+from itertools import pairwise
+
+from lograft import BatchReceipt, Producer
+from lograft.errors import DeliveryError, LograftError
+from lograft.wire.codes import ErrorCode
+
+from integration_tests.workload.history import HistoryFile, Kind, Type
+
+DEFINITE = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC,
+        ErrorCode.UNKNOWN_PARTITION,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.CORRUPT_BATCH,
+        ErrorCode.INVALID_BATCH,
+        ErrorCode.UNSUPPORTED_FORMAT,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_ACKS,
+        ErrorCode.WRONG_CLUSTER,
+    }
+)
+"""Refusals before anything was appended."""
+TICK_S = 0.01
+STANDSTILL_S_MIN = 1.0
+"""A tick that comes so late shows that this process did not get to run."""
+WAITING_MAX = 1_000
+"""Values of one sender and partition without a known fate; more are held back."""
+LINGER_MS = 2
+CLOSE_TIMEOUT_MS = 60_000
+JOIN_TIMEOUT_S = 90.0
+
+
+def outcome_of(receipt: BatchReceipt) -> Type:
+    """What the fate of a batch says of each of its values. When in doubt: unknown."""
+    if receipt.error is None:
+        return Type.OK
+    return Type.FAIL if receipt.error.code in DEFINITE else Type.INFO
+
+
+class Acknowledgements:
+    """Times of acknowledgements by partition, of the monotonic clock; appended to by receipts, read by anybody."""
+
+    def __init__(self, partition_count: int) -> None:
+        self.times_s: list[list[float]] = [[] for _ in range(partition_count)]
+
+    @property
+    def count(self) -> int:
+        """Receipts so far."""
+        return sum(map(len, self.times_s))
+
+    def is_newer(self, partition: int, after_s: float) -> bool:
+        """Whether something was acknowledged in a partition after a time."""
+        times = self.times_s[partition]
+        return bool(times) and times[-1] > after_s
+
+    def longest_gap_s(self, partition: int, start_s: float, end_s: float) -> float:
+        """Longest time without an acknowledgement in a partition that touches the given span."""
+        return max(self.gaps_s(partition, start_s, end_s))
+
+    def gaps_s(self, partition: int, start_s: float, end_s: float) -> list[float]:
+        """Times between acknowledgements that touch the given span, the last one before it and its end included."""
+        before, inside = start_s, list[float]()
+        for when_s in reversed(self.times_s[partition]):
+            if when_s <= start_s:
+                before = when_s
+                break
+            if when_s < end_s:
+                inside.append(when_s)
+        points = [before, *reversed(inside), end_s]
+        return [later - earlier for earlier, later in pairwise(points)]
+
+
+class Sender:
+    """Sends to all partitions in turn until stopped.
+
+    Args:
+        bootstrap: addresses of brokers.
+        name: process of the history; values are `name:number`.
+        topic: topic to send to.
+        partitions: its partitions to send to.
+        rate_per_s: values a second, all partitions together.
+        delivery_timeout_ms: of the producer.
+        history: gets every send.
+        acknowledgements: gets every receipt.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        name: str,
+        *,
+        topic: str,
+        partitions: list[int],
+        rate_per_s: float,
+        delivery_timeout_ms: int,
+        history: HistoryFile,
+        acknowledgements: Acknowledgements | None = None,
+    ) -> None:
+        self.name = name
+        self.failures: Counter[str] = Counter()
+        self.acknowledged_count = 0
+        self.duplicate_batches = 0
+        self.held_back = 0
+        self.standstills: list[tuple[float, float]] = []
+        self.broken: BaseException | None = None
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._partitions = partitions
+        self._rate_per_s = rate_per_s
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._history = history
+        self._acknowledgements = acknowledgements
+        self._waiting: dict[int, deque[int]] = {partition: deque() for partition in partitions}
+        self._number = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """Send nothing more; what is under way is waited for by `join`."""
+        self._stop.set()
+
+    def join(self) -> None:
+        """Wait for the fates of what is under way, and raise what broke the sender, if something did."""
+        self._stop.set()
+        self._thread.join(JOIN_TIMEOUT_S)
+        assert not self._thread.is_alive(), f"{self.name} did not end within {JOIN_TIMEOUT_S} s"
+        self.check()
+
+    def check(self) -> None:
+        """Raise what broke the sender, if something did."""
+        if self.broken is not None:
+            raise RuntimeError(f"{self.name} broke") from self.broken
+
+    # -- in the thread of the sender
+
+    def _run(self) -> None:
+        try:
+            producer = Producer(
+                self._bootstrap,
+                acks="all",
+                linger_ms=LINGER_MS,
+                delivery_timeout_ms=self._delivery_timeout_ms,
+                on_batch=self._on_batch,
+            )
+            try:
+                self._send_at_pace(producer)
+            finally:
+                self._close(producer)
+        except BaseException as error:
+            self.broken = error
+
+    def _send_at_pace(self, producer: Producer) -> None:
+        started_s = expected_s = time.monotonic()
+        done = 0
+        while not self._stop.wait(max(0.0, expected_s - time.monotonic())):
+            now_s = time.monotonic()
+            if now_s - expected_s >= STANDSTILL_S_MIN:
+                self.standstills.append((expected_s, now_s))
+                started_s += now_s - expected_s
+            due = int((now_s - started_s) * self._rate_per_s)
+            for _ in range(due - done):
+                self._send(producer)
+            done = due
+            expected_s = time.monotonic() + TICK_S
+
+    def _send(self, producer: Producer) -> None:
+        partition = self._partitions[self._number % len(self._partitions)]
+        value = f"{self.name}:{self._number}"
+        self._number += 1
+        waiting = self._waiting[partition]
+        if len(waiting) >= WAITING_MAX:
+            self.held_back += 1
+            return
+        op = self._history.begin(self.name, Kind.SEND, partition=f"{self._topic}-{partition}", values=[value])
+        waiting.append(op)
+        try:
+            producer.send(self._topic, value.encode(), partition=partition)
+        except LograftError as error:
+            # The producer did not take it.
+            waiting.pop()
+            self.failures[f"{type(error).__name__}: {error.code.name}"] += 1
+            self._history.end(op, self.name, Type.FAIL, Kind.SEND, text=str(error))
+
+    def _close(self, producer: Producer) -> None:
+        # Each failed batch was told to `_on_batch`.
+        with contextlib.suppress(DeliveryError):
+            producer.close(CLOSE_TIMEOUT_MS)
+
+    # -- in the thread of the SDK
+
+    def _on_batch(self, receipt: BatchReceipt) -> None:
+        """Give the oldest values of the partition without a fate theirs: fates come in the order of sending."""
+        try:
+            self._take(receipt)
+        except BaseException as error:
+            self.broken = error
+
+    def _take(self, receipt: BatchReceipt) -> None:
+        waiting = self._waiting[receipt.partition]
+        error = receipt.error
+        if error is None:
+            assert receipt.base_offset is not None, "an acknowledged batch has an offset"
+            self.duplicate_batches += receipt.duplicate
+            for offset in range(receipt.base_offset, receipt.base_offset + receipt.record_count):
+                self._history.end(waiting.popleft(), self.name, Type.OK, Kind.SEND, offsets=[offset])
+            self.acknowledged_count += receipt.record_count
+            if self._acknowledgements is not None:
+                self._acknowledgements.times_s[receipt.partition].append(time.monotonic())
+            return
+        self.failures[f"{type(error).__name__}: {error.code.name}"] += receipt.record_count
+        outcome = outcome_of(receipt)
+        for _ in range(receipt.record_count):
+            self._history.end(waiting.popleft(), self.name, outcome, Kind.SEND, text=str(error))
