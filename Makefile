@@ -15,10 +15,10 @@ PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs kill-broker fuzz crash corrupt realdisk bench bench-quorum bench-scale clean
+        kill-quorum quorum-proofs replication-proofs kill-broker fuzz crash corrupt realdisk bench bench-quorum bench-scale clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml sdk/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -81,6 +81,10 @@ kill-quorum: $(INSTALLED) ## kill -9 of the quorum leader under topic creations,
 quorum-proofs: $(INSTALLED) ## Quorum of real processes: kills, pauses, partitions, lost disks, rolling restarts (ROUNDS=100 VOTERS="3 5" ONLY="...")
 	$(BIN)/python -m integration_tests.quorum_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
 		$(if $(VOTERS),--voters $(VOTERS)) $(if $(ONLY),--only $(ONLY))
+
+replication-proofs: $(INSTALLED) ## Partitions on real brokers: kills, pauses, cuts, restarts, lost directories (ROUNDS=100 PROOF="..." REPLICAS=3 SEED=1)
+	$(BIN)/python -m integration_tests.replication_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
+		$(if $(PROOF),--only $(PROOF)) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(SEED),--seed $(SEED))
 
 kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all, ROUNDS=n times
 	$(BIN)/python -m integration_tests.faults.kill_broker --rounds $(ROUNDS)

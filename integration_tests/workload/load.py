@@ -144,6 +144,15 @@ class Load:
         except TimeoutError as error:
             raise TimeoutError(f"{error} in partitions {sorted(waiting)}") from None
 
+    def hold(self, until_s: float) -> None:
+        """Let the load go on until a time of the monotonic clock."""
+
+        def is_over() -> bool:
+            self.check_alive()
+            return time.monotonic() >= until_s
+
+        wait_for(is_over, timeout_s=until_s - time.monotonic() + WAIT_TIMEOUT_S, what="the end of a fault")
+
     def longest_gaps_s(self, partitions: Iterable[int], start_s: float, end_s: float) -> list[float]:
         """Longest time without an acknowledgement that touches the span, for each of the partitions."""
         return [self.acknowledgements.longest_gap_s(each, start_s, end_s) for each in partitions]

@@ -78,11 +78,12 @@ class Shape:
 
 @dataclass(slots=True, kw_only=True)
 class Scene:
-    """A cluster, the load on it, and who is hurt at the moment."""
+    """A cluster, the load on it, a client for changes, and who is hurt at the moment."""
 
     shape: Shape
     cluster: Cluster
     load: Load
+    admin: Admin
     hurt: set[int] = field(default_factory=set[int])
 
     @property
@@ -176,13 +177,13 @@ def scene_under_load(
         place=place,
         broker_arguments=broker_arguments,
     )
-    with cluster:
-        with Admin(cluster.bootstrap, request_timeout_ms=TOPIC_TIMEOUT_MS) as admin:
-            admin.create_topic(
-                TOPIC,
-                partition_count=shape.partitions,
-                replication_factor=shape.replicas,
-                configs={"min.insync.replicas": str(shape.min_isr)},
-            )
+    # The admin lives longer than all other clients, so that the SDK's event loop is not ended and begun again.
+    with cluster, Admin(cluster.bootstrap, request_timeout_ms=TOPIC_TIMEOUT_MS) as admin:
+        admin.create_topic(
+            TOPIC,
+            partition_count=shape.partitions,
+            replication_factor=shape.replicas,
+            configs={"min.insync.replicas": str(shape.min_isr)},
+        )
         with Load(cluster.bootstrap, directory, shape.load_settings(), seed=seed) as load:
-            yield Scene(shape=shape, cluster=cluster, load=load)
+            yield Scene(shape=shape, cluster=cluster, load=load, admin=admin)

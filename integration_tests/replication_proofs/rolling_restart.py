@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof: all brokers are restarted one after the other, and producers hardly notice: no send fails, no gap is over half a second.
+
+SIGTERM, an orderly end (other leaders first), the same command again, and the next one when all replicas are in sync.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from integration_tests.quorum_proofs.outcome import Outcome
+from integration_tests.replication_proofs.rounds import Limits, Round, prove
+from integration_tests.workload.scene import Scene, Shape
+
+LIMITS = {"unavailable": Limits(max_s=0.5)}
+
+
+def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
+    """Restart every broker once."""
+    started_s = time.monotonic()
+    problems: list[str] = []
+    gaps_s: list[float] = []
+    for broker_id, process in scene.cluster.brokers.items():
+        scene.wait_in_sync()
+        stopped_s = time.monotonic()
+        scene.hurt.add(broker_id)
+        status = process.stop()
+        if status != 0:
+            problems.append(f"broker {broker_id} ended with {status}: {process.log_tail()}")
+        process.start()
+        scene.hurt.discard(broker_id)
+        scene.wait_in_sync()
+        scene.load.wait_acknowledged(scene.partitions, time.monotonic())
+        gaps_s += scene.load.longest_gaps_s(scene.partitions, stopped_s, time.monotonic())
+    return Round(
+        text="all restarted",
+        started_s=started_s,
+        ended_s=time.monotonic(),
+        times_s={"unavailable": gaps_s},
+        problems=problems,
+    )
+
+
+def run(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
+    """Run all rounds and judge them."""
+    limits = LIMITS if shape.is_redundant else {}
+    return prove("rolling-restart", directory, run_round, shape=shape, rounds=rounds, seed=seed, limits=limits)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all proofs of replication share: rounds of faults under a load, their times, and the judgement at the end.
+
+Owns the repetition of rounds in which this machine stood still, the figures, and the comparison with the demands. A proof gives what
+one round does. Must not know what is hurt.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from integration_tests.cluster.cluster import Place
+from integration_tests.quorum_proofs.outcome import Outcome, median_and_max
+from integration_tests.workload.replica_files import compare_replicas
+from integration_tests.workload.scene import Scene, Shape, scene_under_load
+
+DISTURBED_ROUNDS_MAX = 20
+ANOMALIES_MAX = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the unavailability of partitions may be, in seconds; infinite: it is only stated."""
+
+    median_s: float = math.inf
+    max_s: float = math.inf
+
+    def check(self, name: str, times_s: Sequence[float]) -> list[str]:
+        """Compare times with the limits."""
+        if not times_s:
+            return []
+        median_s = sorted(times_s)[len(times_s) // 2]
+        found = [f"{name}: p50 is {median_s:.2f} s, over {self.median_s} s"] if median_s > self.median_s else []
+        worst_s = max(times_s)
+        return found + ([f"{name}: max is {worst_s:.2f} s, over {self.max_s} s"] if worst_s > self.max_s else [])
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """What one round showed.
+
+    Attributes:
+        times_s: times by name, as `unavailable` of each concerned partition.
+        text: what was done, for the line that is printed.
+        problems: what must not be, whether this machine stood still or not.
+        started_s: when the measuring began, of the monotonic clock.
+        ended_s: when it ended.
+    """
+
+    text: str
+    started_s: float
+    ended_s: float
+    times_s: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    problems: list[str] = field(default_factory=list[str])
+
+
+RunRound = Callable[[Scene, random.Random, int], Round]
+"""One round: the scene, randomness of the seed, and the number of the round from 0."""
+
+
+def prove(
+    name: str,
+    directory: Path,
+    run_round: RunRound,
+    *,
+    shape: Shape,
+    rounds: int,
+    seed: int,
+    limits: Mapping[str, Limits],
+    place: Place | None = None,
+) -> Outcome:
+    """Run rounds under a load and judge everything.
+
+    Args:
+        name: of the proof.
+        directory: for the data, the logs and the history.
+        run_round: one round.
+        shape: of the scene.
+        rounds: rounds that count.
+        seed: of what is chosen at random.
+        limits: demands by name of the times.
+        place: where the processes run.
+    """
+    outcome = Outcome(
+        proof=name,
+        figures={"rounds": rounds, "seed": seed, "replicas": shape.replicas, "partitions": shape.partitions},
+    )
+    rng = random.Random(seed)
+    times_s: dict[str, list[float]] = {}
+    done = disturbed = 0
+    with scene_under_load(directory, shape, place=place, seed=seed) as scene:
+        while done < rounds and disturbed <= DISTURBED_ROUNDS_MAX:
+            scene.wait_in_sync()
+            scene.load.history.note_fault(f"round {done} begins")
+            this = run_round(scene, rng, done)
+            scene.load.history.note_fault(f"round {done} ended: {this.text}")
+            outcome.problems += [f"round {done + 1}: {problem}" for problem in this.problems]
+            is_disturbed = scene.load.stood_still(this.started_s, this.ended_s)
+            disturbed += is_disturbed
+            if not is_disturbed:
+                done += 1
+                for what, values_s in this.times_s.items():
+                    times_s.setdefault(what, []).extend(values_s)
+            print(f"  round {done:3d}: {line_of(this)}{', DISTURBED' if is_disturbed else ''}", flush=True)
+        finish(scene, outcome)
+    outcome.figures["disturbed_rounds"] = disturbed
+    if done < rounds:
+        outcome.problems.append(f"the machine stood still in {disturbed} rounds: only {done} were measured")
+    for what, values_s in times_s.items():
+        outcome.figures |= median_and_max(what, values_s)
+        outcome.problems += limits.get(what, Limits()).check(what, values_s)
+    return outcome
+
+
+def line_of(this: Round) -> str:
+    """A round on one line."""
+    times = [f"{what} max {max(values) * 1e3:.0f} ms" for what, values in this.times_s.items() if values]
+    return ", ".join([this.text, *times, f"round {this.ended_s - this.started_s:.1f} s"])
+
+
+def finish(scene: Scene, outcome: Outcome) -> None:
+    """Read and judge everything, stop the brokers in order, and compare the files of replicas."""
+    scene.wait_in_sync()
+    verdict, problems = scene.load.judge()
+    outcome.problems += problems
+    outcome.problems += [f"ANOMALY {anomaly}" for anomaly in verdict.anomalies[:ANOMALIES_MAX]]
+    outcome.problems += [f"the history is {verdict.name}"] if verdict.name != "PASSED" else []
+    outcome.figures |= scene.load.figures()
+    outcome.figures["values"] = dict(verdict.value_counts)
+    failures = scene.load.failures()
+    outcome.problems += [f"{count} values were not acknowledged: {what}" for what, count in failures.items()]
+    scene.wait_in_sync()
+    for process in scene.cluster.brokers.values():
+        status = process.stop()
+        if status != 0:
+            outcome.problems.append(f"{process.name} ended with {status}: {process.log_tail()}")
+    directories = [scene.cluster.directory / process.name for process in scene.cluster.brokers.values()]
+    outcome.problems += compare_replicas(directories, replicas=scene.shape.replicas, partitions=scene.shape.partitions)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machinery of the proofs of replication on one broker; `make replication-proofs` runs them on three."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from lograft.wire.batch import encode_batch
+from lograft.wire.header import stamp
+
+from integration_tests.replication_proofs import kill_all, rolling_restart, wiped_directory
+from integration_tests.replication_proofs.isolate_leader import CASES
+from integration_tests.replication_proofs.rounds import Limits, Round, line_of, prove
+from integration_tests.workload.replica_files import compare_replicas
+from integration_tests.workload.scene import Scene, Shape
+from storage.names import PartitionIdentity, offset_file_name, partition_directory_name
+
+SMALL = Shape(voters=1, brokers=1, partitions=3, replicas=1, senders=1, pollers=1, rate_per_s=60)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_kill_of_the_only_broker_loses_nothing(tmp_path: Path) -> None:
+    """The rounds of a proof run, its history passes, and the figures say how long nothing was acknowledged."""
+    outcome = kill_all.run(tmp_path, shape=SMALL, rounds=1, seed=1)
+    assert outcome.problems == []
+    assert outcome.figures["rounds"] == 1
+    assert "unavailable_max_ms" in outcome.figures
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_rolling_restart_of_one_broker_fails_no_send(tmp_path: Path) -> None:
+    """An orderly restart of the only broker is waited out by the producers."""
+    outcome = rolling_restart.run(tmp_path, shape=SMALL, rounds=1, seed=1)
+    assert outcome.problems == []
+
+
+def lose_a_log(scene: Scene, rng: random.Random, number: int) -> Round:
+    """Kill the only broker and empty the log of one partition: what nothing can survive with one replica."""
+    process = next(iter(scene.cluster.brokers.values()))
+    started_s = time.monotonic()
+    process.kill()
+    partition = next((scene.cluster.directory / process.name / "partitions").glob("*-0"))
+    shutil.rmtree(partition)
+    process.start()
+    scene.wait_in_sync()
+    scene.load.wait_acknowledged(scene.partitions, time.monotonic())
+    return Round(text="a log was lost", started_s=started_s, ended_s=time.monotonic())
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_planted_loss_is_found_by_every_proof(tmp_path: Path) -> None:
+    """A log that is lost between two rounds shows as anomalies of the history: all proofs end with the same judgement."""
+    outcome = prove("planted", tmp_path, lose_a_log, shape=SMALL, rounds=1, seed=1, limits={})
+    assert any(problem.startswith("ANOMALY") for problem in outcome.problems)
+    assert outcome.verdict == "FAILED"
+
+
+def test_limits_are_compared_with_median_and_maximum() -> None:
+    """A p50 or a maximum over its limit is a problem; no times and no limits are none."""
+    limits = Limits(median_s=1.0, max_s=3.0)
+    assert limits.check("unavailable", [0.5, 0.9, 2.9]) == []
+    assert len(limits.check("unavailable", [0.5, 1.1, 2.9])) == 1
+    assert len(limits.check("unavailable", [0.5, 0.6, 3.1])) == 1
+    assert len(limits.check("unavailable", [4.0, 4.0])) == 2
+    assert limits.check("unavailable", []) == []
+    assert Limits().check("unavailable", [1e9]) == []
+
+
+def test_line_of_a_round_says_what_took_how_long() -> None:
+    """Every time of a round that was measured is on its line."""
+    times_s = {"unavailable": [0.25, 0.5], "others": list[float]()}
+    this = Round(text="broker 101 killed", started_s=1.0, ended_s=3.5, times_s=times_s)
+    assert line_of(this) == "broker 101 killed, unavailable max 500 ms, round 2.5 s"
+
+
+def test_proofs_that_need_replicas_say_so(tmp_path: Path) -> None:
+    """With one replica a lost directory is a lost partition: nothing is proved, and the verdict says it."""
+    assert wiped_directory.run(tmp_path, shape=SMALL, rounds=1, seed=1).verdict == "NOT RUN"
+
+
+def test_cases_of_cuts_differ() -> None:
+    """Both ways, either way, and each kind of server alone: five different cuts, each of somebody from somebody."""
+    assert len({(case.voters, case.brokers, case.sent, case.received) for case in CASES}) == len(CASES) == 5
+    assert all((case.voters or case.brokers) and (case.sent or case.received) for case in CASES)
+
+
+def write_replica(broker: Path, values: list[bytes], *, per_segment: int, partition: int = 0) -> None:
+    """Write a partition directory by hand: one batch for each value, so many batches in a segment."""
+    directory = broker / "partitions" / partition_directory_name(PartitionIdentity(bytes(16), partition))
+    directory.mkdir(parents=True)
+    for start in range(0, len(values), per_segment):
+        data = bytearray()
+        for offset, value in enumerate(values[start : start + per_segment], start):
+            batch = encode_batch([value], timestamps_ms=1)
+            stamp(batch, base_offset=offset, leader_epoch=1)
+            data += batch
+        (directory / offset_file_name(start, ".log")).write_bytes(data)
+
+
+def test_replicas_are_compared_batch_by_batch(tmp_path: Path) -> None:
+    """Equal logs in other segments are equal; another value, a shorter log and a missing replica are found."""
+    values = [b"a", b"b", b"c", b"d"]
+    one, two, other, short = (tmp_path / name for name in ("one", "two", "other", "short"))
+    write_replica(one, values, per_segment=4)
+    write_replica(two, values, per_segment=3)
+    write_replica(other, [b"a", b"b", b"x", b"d"], per_segment=4)
+    write_replica(short, values[:3], per_segment=4)
+    assert compare_replicas([one, two], replicas=2, partitions=1) == []
+    assert "differ at offset 2" in compare_replicas([one, two, other], replicas=3, partitions=1)[0]
+    assert "differ in their ends: 4 and 3" in compare_replicas([one, short], replicas=2, partitions=1)[0]
+    assert "not 1" in compare_replicas([one, two], replicas=3, partitions=1)[0]
