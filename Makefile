@@ -15,7 +15,7 @@ PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs replication-proofs kill-broker fuzz crash corrupt realdisk bench bench-quorum bench-scale clean
+        kill-quorum quorum-proofs replication-proofs jepsen kill-broker fuzz crash corrupt realdisk bench bench-quorum bench-scale clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,10 @@ quorum-proofs: $(INSTALLED) ## Quorum of real processes: kills, pauses, partitio
 replication-proofs: $(INSTALLED) ## Partitions on real brokers: kills, pauses, cuts, restarts, lost directories (ROUNDS=100 PROOF="..." REPLICAS=3 SEED=1)
 	$(BIN)/python -m integration_tests.replication_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
 		$(if $(PROOF),--only $(PROOF)) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(SEED),--seed $(SEED))
+
+jepsen: $(INSTALLED) ## Producers and consumers under all nemeses for MINUTES=n; the history is judged at the end (SEED=1 NEMESES="...")
+	$(BIN)/python -m integration_tests.workload.jepsen $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(NEMESES),--only $(NEMESES)) $(if $(REPLICAS),--replicas $(REPLICAS))
 
 kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all, ROUNDS=n times
 	$(BIN)/python -m integration_tests.faults.kill_broker --rounds $(ROUNDS)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -54,7 +54,16 @@ class Loopback:
 
 
 class Cluster:
-    """Voters have the node ids 1..n, brokers 101..; a context manager that leaves no process behind."""
+    """Voters have the node ids 1..n, brokers 101..; a context manager that leaves no process behind.
+
+    Args:
+        directory: for data directories and logs.
+        voter_count: voters.
+        broker_count: brokers.
+        place: where processes run; None: on loopback.
+        broker_arguments: further arguments of every broker.
+        launcher: for the process of a name, a module and its arguments that start the server's module.
+    """
 
     def __init__(
         self,
@@ -64,8 +73,10 @@ class Cluster:
         broker_count: int,
         place: Place | None = None,
         broker_arguments: Sequence[str] = (),
+        launcher: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
         self._place = place = place or Loopback()
+        self._launcher = launcher
         addresses = {voter_id: place.address(f"voter-{voter_id}") for voter_id in range(1, voter_count + 1)}
         voters = ",".join(f"{voter_id}@{address}" for voter_id, address in addresses.items())
         self.directory = directory
@@ -94,6 +105,8 @@ class Cluster:
     def _process(self, name: str, command: list[str], *, node_id: int, listen: str) -> Process:
         arguments = [*command, "--data-dir", str(self.directory / name), "--node-id", str(node_id)]
         arguments += ["--cluster-id", CLUSTER_ID, "--listen", listen, *self._place.arguments]
+        if self._launcher is not None:
+            arguments = [*self._launcher(name), *arguments]
         return Process(name, arguments, self.directory / f"{name}.log", prefix=self._place.prefix(name))
 
     @property

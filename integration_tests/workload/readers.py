@@ -18,6 +18,8 @@ from integration_tests.workload.history import HistoryFile, Kind, Type
 
 POLL_TIMEOUT_MS = 200
 POLL_RECORDS = 500
+POLL_INTERVAL_S = 0.05
+"""Between polls: without it every record would be a poll of its own."""
 END_INTERVAL_S = 0.5
 REQUEST_TIMEOUT_MS = 5_000
 AFTER_ERROR_S = 0.2
@@ -98,7 +100,7 @@ class Poller(Reader):
     def _poll_for_a_while(self, consumer: Consumer) -> bool:
         """Poll until an error or the end of this consumer; returns whether there was no error."""
         until_s = time.monotonic() + self._rng.uniform(*REOPEN_S)
-        while time.monotonic() < until_s and not self._stop.is_set():
+        while time.monotonic() < until_s and not self._stop.wait(POLL_INTERVAL_S):
             op = self._history.begin(self.name, Kind.POLL)
             try:
                 records = consumer.poll(POLL_RECORDS, POLL_TIMEOUT_MS)

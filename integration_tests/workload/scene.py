@@ -167,6 +167,7 @@ def scene_under_load(
     *,
     place: Place | None = None,
     broker_arguments: Sequence[str] = (),
+    launcher: Callable[[str], Sequence[str]] | None = None,
     seed: int = 0,
 ) -> Generator[Scene]:
     """Start voters, brokers, a topic and a load; at the end everything is stopped, whatever happens."""
@@ -176,6 +177,7 @@ def scene_under_load(
         broker_count=shape.brokers,
         place=place,
         broker_arguments=broker_arguments,
+        launcher=launcher,
     )
     # The admin lives longer than all other clients, so that the SDK's event loop is not ended and begun again.
     with cluster, Admin(cluster.bootstrap, request_timeout_ms=TOPIC_TIMEOUT_MS) as admin:

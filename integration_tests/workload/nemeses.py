@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hurts a cluster under a workload, and heals it: kills, pauses, cuts, a full disk, wrong clocks, changes of membership.
+
+Owns one kind of fault each, chosen at random by seed. A server is hurt by one of them at a time. Must not judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from lograft import Admin, TopicPartition
+from lograft.errors import LograftError
+from lograft.types import ElectionType
+
+from integration_tests.cluster.process import Process
+from integration_tests.quorum_proofs.namespaces import Namespaces
+from integration_tests.workload.scene import TOPIC, Scene
+
+FILLER = "filler"
+SKEW_MS_MAX = 3_600_000
+"""An hour, either way."""
+
+
+class Nemesis(Protocol):
+    """One kind of fault."""
+
+    name: str
+
+    def hurt(self, world: World) -> str:
+        """Do harm, and say what; an empty text: nothing could be done now."""
+        ...
+
+    def heal(self, world: World) -> str:
+        """Undo the harm, and say what that was."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """The scene, a client with short limits, randomness, who is hurt and by what: what nemeses share."""
+
+    scene: Scene
+    admin: Admin
+    rng: random.Random
+    taken: set[str] = field(default_factory=set[str])
+    active: set[str] = field(default_factory=set[str])
+
+    def processes(self) -> dict[str, Process]:
+        """All servers by name."""
+        cluster = self.scene.cluster
+        return {process.name: process for process in (*cluster.voters.values(), *cluster.brokers.values())}
+
+    def take(self, names: Sequence[str]) -> None:
+        """Have servers for oneself."""
+        self.taken |= set(names)
+        self._tell_scene()
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """Let others have them."""
+        self.taken -= set(names)
+        self._tell_scene()
+
+    def _tell_scene(self) -> None:
+        brokers = self.scene.cluster.brokers
+        self.scene.hurt = {broker_id for broker_id, process in brokers.items() if process.name in self.taken}
+
+    def free(self, kind: str) -> list[str]:
+        """Names of servers of a kind ("broker", "voter") that nobody has."""
+        return [name for name in self.processes() if name.startswith(kind) and name not in self.taken]
+
+    def choose(self) -> list[str]:
+        """Servers to hurt: mostly one broker, else one voter, a majority or all of a kind, or everything."""
+        kind = self.rng.choice(("broker", "broker", "broker", "voter"))
+        free = self.free(kind)
+        how = self.rng.choice(("one", "one", "one", "majority", "all", "leader", "leader"))
+        if how == "leader" and kind == "broker":
+            return self._leader(free)
+        count = {"majority": len(free) // 2 + 1, "all": len(free)}.get(how, 1)
+        return sorted(self.rng.sample(free, min(count, len(free))))
+
+    def _leader(self, free: Sequence[str]) -> list[str]:
+        """The leader of a random partition, if it is free."""
+        state = self.scene.state()
+        leader_id = None if not state else self.rng.choice(state).leader_id
+        name = f"broker-{leader_id}"
+        return [name] if name in free else []
+
+
+class Kill:
+    """kill -9; healing starts the servers again."""
+
+    name = "kill"
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def hurt(self, world: World) -> str:
+        """Kill some servers."""
+        self._names = world.choose()
+        world.take(self._names)
+        for name in self._names:
+            world.processes()[name].kill()
+        return f"kill {' '.join(self._names)}" if self._names else ""
+
+    def heal(self, world: World) -> str:
+        """Start them."""
+        for name in self._names:
+            world.processes()[name].start()
+        world.give_back(self._names)
+        return f"start {' '.join(self._names)}"
+
+
+class Pause:
+    """SIGSTOP; healing is SIGCONT."""
+
+    name = "pause"
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def hurt(self, world: World) -> str:
+        """Stop some servers."""
+        self._names = world.choose()
+        world.take(self._names)
+        for name in self._names:
+            world.processes()[name].pause()
+        return f"pause {' '.join(self._names)}" if self._names else ""
+
+    def heal(self, world: World) -> str:
+        """Wake them."""
+        for name in self._names:
+            world.processes()[name].resume()
+        world.give_back(self._names)
+        return f"resume {' '.join(self._names)}"
+
+
+class Restart:
+    """SIGTERM; healing starts the server again."""
+
+    name = "restart"
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self.problems: list[str] = []
+
+    def hurt(self, world: World) -> str:
+        """Stop one server in order."""
+        free = world.free(world.rng.choice(("broker", "voter")))
+        # With others hurt an orderly stop may have to wait for them for longer than it is given.
+        self._names = [] if world.active or not free else [world.rng.choice(free)]
+        world.take(self._names)
+        for name in self._names:
+            try:
+                status = world.processes()[name].stop()
+            except TimeoutError as error:
+                self.problems.append(str(error))
+                continue
+            if status != 0:
+                self.problems.append(f"{name} ended with {status} when asked to stop")
+        return f"stop {' '.join(self._names)}" if self._names else ""
+
+    def heal(self, world: World) -> str:
+        """Start it."""
+        for name in self._names:
+            world.processes()[name].start()
+        world.give_back(self._names)
+        return f"start {' '.join(self._names)}"
+
+
+class Partition:
+    """Cuts between servers; clients reach everybody. Nobody is taken: a cut server may be killed as well."""
+
+    name = "partition"
+
+    def __init__(self, network: Namespaces) -> None:
+        self._network = network
+
+    def hurt(self, world: World) -> str:
+        """Cut one server or a half off, from all or from one kind, both ways or one."""
+        rng = world.rng
+        names = list(world.processes())
+        minority = rng.sample(names, rng.choice((1, 1, 1, len(names) // 2)))
+        kind = rng.choice(("", "", "broker", "voter"))
+        others = [name for name in names if name not in minority and name.startswith(kind)]
+        if not others:
+            return ""
+        way = rng.choice(("both ways", "both ways", "what they send", "what they should receive"))
+        if way != "what they should receive":
+            self._network.cut(minority, others)
+        if way != "what they send":
+            self._network.cut(others, minority)
+        return f"cut {' '.join(sorted(minority))} off from {' '.join(sorted(others))}, {way}"
+
+    def heal(self, world: World) -> str:
+        """Let everything through."""
+        self._network.heal()
+        return "heal the network"
+
+
+class DiskFull:
+    """Fills the small disk of one broker, up to its limit or to the last byte; healing removes the filler."""
+
+    name = "disk-full"
+
+    def __init__(self, path: Path, *, min_free_bytes: int) -> None:
+        self._path = path
+        self._min_free_bytes = min_free_bytes
+
+    def hurt(self, world: World) -> str:
+        """Write a file until there is too little room, or none."""
+        keep_bytes = world.rng.choice((0, 0, self._min_free_bytes // 2))
+        chunk = bytes(1024 * 1024)
+        # No room for the next byte: that is what it is for.
+        with contextlib.suppress(OSError), (self._path / FILLER).open("wb", buffering=0) as file:
+            while (room_bytes := free_bytes(self._path) - keep_bytes) > 0:
+                file.write(chunk[: max(4_096, room_bytes)])
+        return f"fill {self._path.name} but for {keep_bytes} bytes"
+
+    def heal(self, world: World) -> str:
+        """Remove the file."""
+        (self._path / FILLER).unlink(missing_ok=True)
+        return f"free {self._path.name}"
+
+
+class ClockSkew:
+    """Sets the wall clocks of some servers wrong (`skewed_clock`); healing sets them right."""
+
+    name = "clock"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def hurt(self, world: World) -> str:
+        """Shift some clocks, by a little or by up to an hour."""
+        names = world.rng.sample(list(world.processes()), world.rng.randint(1, 3))
+        skews = {}
+        for name in sorted(names):
+            bound_ms = world.rng.choice((200, 10_000, SKEW_MS_MAX))
+            skews[name] = world.rng.randint(-bound_ms, bound_ms)
+            skew_path(self._directory, name).write_text(str(skews[name]))
+        return f"shift clocks by {skews} ms"
+
+    def heal(self, world: World) -> str:
+        """Set them right."""
+        for path in self._directory.glob("*.skew"):
+            path.unlink()
+        return "set clocks right"
+
+
+class Membership:
+    """Takes a voter out of the quorum; healing makes it vote again."""
+
+    name = "membership"
+
+    def __init__(self) -> None:
+        self._removed: int | None = None
+
+    def hurt(self, world: World) -> str:
+        """Remove a voter, while no other one is hurt."""
+        voters = world.scene.cluster.voters
+        if len(voters) < 3 or len(world.free("voter")) < len(voters):
+            return ""
+        voter_id = world.rng.choice(sorted(voters))
+        # It may have been removed when the outcome is unknown: healing finds out.
+        self._removed = voter_id
+        try:
+            world.admin.remove_voter(voter_id)
+        except LograftError as error:
+            return f"remove voter {voter_id}: {error.code.name}"
+        return f"remove voter {voter_id}"
+
+    def heal(self, world: World) -> str:
+        """Add it again; what fails is tried again before the end."""
+        if self._removed is None:
+            return "no voter to add"
+        voter_id = self._removed
+        try:
+            if voter_id not in {each.node_id for each in world.admin.describe_quorum().voters}:
+                world.admin.add_voter(voter_id)
+        except LograftError as error:
+            return f"add voter {voter_id}: {error.code.name}"
+        self._removed = None
+        return f"add voter {voter_id}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nobody is missing."""
+        return self._removed is None
+
+
+class Reassign:
+    """Gives partitions their replicas in another order or, with more brokers than replicas, others; then preferred leaders."""
+
+    name = "reassign"
+
+    def hurt(self, world: World) -> str:
+        """Ask for other replicas of some partitions."""
+        scene, rng = world.scene, world.rng
+        chosen = rng.sample(scene.partitions, max(1, len(scene.partitions) // 5))
+        brokers = sorted(scene.cluster.brokers)
+        changes = {TopicPartition(TOPIC, each): rng.sample(brokers, scene.shape.replicas) for each in chosen}
+        try:
+            results = world.admin.alter_partition_reassignments(changes)
+        except LograftError as error:
+            return f"reassign: {error.code.name}"
+        refused = [each.error for each in results if each.error is not None]
+        reason = f", {len(refused)} refused: {refused[0]}" if refused else ""
+        return f"reassign {len(changes)} partitions{reason}"
+
+    def heal(self, world: World) -> str:
+        """Elect preferred leaders."""
+        try:
+            results = world.admin.elect_leaders([TOPIC], election=ElectionType.PREFERRED)
+        except LograftError as error:
+            return f"elect preferred leaders: {error.code.name}"
+        return f"elect preferred leaders: {sum(each.error is None for each in results)} elected"
+
+
+def skew_path(directory: Path, name: str) -> Path:
+    """File with the skew of a server's clock."""
+    return directory / f"{name}.skew"
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that can still be written to a file system."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a server whose wall clock is wrong: `python -m integration_tests.workload.skewed_clock FILE brokerd run ...`.
+
+FILE holds milliseconds, read a few times a second, that are added to `time.time()` and `time.time_ns()`, where all code of the
+servers takes the time of day from. Monotonic clocks stay right, as with a machine whose time of day is set. What C libraries read
+for themselves is not shifted; no decision of the servers rests on it.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import threading
+import time
+from pathlib import Path
+
+READ_INTERVAL_S = 0.2
+
+
+def install(path: Path) -> None:
+    """Shift the wall clock of this process from now on by what the file says; no file, or no number: by nothing."""
+    real_ns = time.time_ns
+    skew_ns = 0
+
+    def skewed_ns() -> int:
+        return real_ns() + skew_ns
+
+    def skewed() -> float:
+        return skewed_ns() / 1e9
+
+    def follow() -> None:
+        nonlocal skew_ns
+        pause = threading.Event()
+        while not pause.wait(READ_INTERVAL_S):
+            skew_ns = read_skew_ms(path) * 1_000_000
+
+    skew_ns = read_skew_ms(path) * 1_000_000
+    time.time_ns, time.time = skewed_ns, skewed
+    threading.Thread(target=follow, name="skew", daemon=True).start()
+
+
+def read_skew_ms(path: Path) -> int:
+    """Milliseconds in the file; 0 when there are none."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def main() -> None:
+    """Install and run the module."""
+    path, module = Path(sys.argv[1]), sys.argv[2]
+    install(path)
+    sys.argv = sys.argv[2:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
