@@ -14,7 +14,7 @@ from integration_tests.quorum_proofs.namespaces import is_inside
 from integration_tests.workload.jepsen import NEED_NAMESPACES, NEMESES, Result, make_nemeses, run
 from integration_tests.workload.kept import keep_evidence
 from integration_tests.workload.load import HISTORY_FILE
-from integration_tests.workload.nemeses import ClockSkew, DiskFull, free_bytes, skew_path
+from integration_tests.workload.nemeses import skew_path
 from integration_tests.workload.scene import Shape
 from integration_tests.workload.skewed_clock import read_skew_ms
 
@@ -96,11 +96,3 @@ def test_evidence_of_a_failed_run_is_kept_with_the_command(tmp_path: Path) -> No
         for file in kept.iterdir():
             file.unlink()
         kept.rmdir()
-
-
-def test_names_of_nemeses_are_their_own(tmp_path: Path) -> None:
-    """Nemeses that own files name them after servers, and free space is told in bytes."""
-    assert skew_path(tmp_path, "voter-1").name == "voter-1.skew"
-    assert ClockSkew(tmp_path).name == "clock"
-    assert DiskFull(tmp_path, min_free_bytes=1).name == "disk-full"
-    assert free_bytes(tmp_path) > 0
