@@ -17,7 +17,7 @@ from integration_tests.workload.scene import Scene, Shape
 
 LIMITS = {"stalled": Limits(max_s=6.0)}
 STALL_S_MIN = 1.5
-"""A time without an acknowledgement that counts as a stall: fifteen times the pace of a partition by default."""
+"""A time without an acknowledgement that counts as a stall: over seven times the pace of a partition by default."""
 HOLD_S = 10.0
 """Seconds for which the follower stays away after it is out: twice the lag time."""
 

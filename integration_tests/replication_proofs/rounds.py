@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from integration_tests.workload.scene import Scene, Shape, scene_under_load
 
 DISTURBED_ROUNDS_MAX = 20
 ANOMALIES_MAX = 10
+CALM_S = 2.0
+"""Seconds before each fault in which gaps are measured too: what the machine and the pace cost without a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +98,10 @@ def prove(
     with scene_under_load(directory, shape, place=place, seed=seed) as scene:
         while done < rounds and disturbed <= DISTURBED_ROUNDS_MAX:
             scene.wait_in_sync()
+            calm_s = calm_gaps_s(scene)
             scene.load.history.note_fault(f"round {done} begins")
             this = run_round(scene, rng, done)
+            this.times_s["calm"] = calm_s
             scene.load.history.note_fault(f"round {done} ended: {this.text}")
             outcome.problems += [f"round {done + 1}: {problem}" for problem in this.problems]
             is_disturbed = scene.load.stood_still(this.started_s, this.ended_s)
@@ -114,6 +119,13 @@ def prove(
         outcome.figures |= median_and_max(what, values_s)
         outcome.problems += limits.get(what, Limits()).check(what, values_s)
     return outcome
+
+
+def calm_gaps_s(scene: Scene) -> list[float]:
+    """Longest gap of each partition in a while without a fault."""
+    started_s = time.monotonic()
+    scene.load.hold(started_s + CALM_S)
+    return scene.load.longest_gaps_s(scene.partitions, started_s, time.monotonic())
 
 
 def line_of(this: Round) -> str:

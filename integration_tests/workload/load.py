@@ -43,7 +43,7 @@ class LoadSettings:
     partition_count: int
     senders: int = 3
     pollers: int = 2
-    rate_per_s: float = 300.0
+    rate_per_s: float = 150.0
     delivery_timeout_ms: int = 120_000
 
 

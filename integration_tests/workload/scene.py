@@ -51,7 +51,7 @@ class Shape:
     replicas: int = 3
     senders: int = 3
     pollers: int = 2
-    rate_per_s: float = 300.0
+    rate_per_s: float = 150.0
     delivery_timeout_ms: int = 120_000
 
     @property
