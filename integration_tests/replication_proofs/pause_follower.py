@@ -34,15 +34,14 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
     scene.hurt.add(broker_id)
     try:
         scene.wait_removed(broker_id)
+        problems = scene.served_despite(f"broker {broker_id} stopped")
         scene.load.hold(time.monotonic() + HOLD_S)
-        scene.load.wait_acknowledged(scene.partitions, time.monotonic())
     finally:
         process.resume()
         scene.hurt.discard(broker_id)
     scene.wait_in_sync()
     scene.load.wait_acknowledged(scene.partitions, time.monotonic())
     ended_s = time.monotonic()
-    problems: list[str] = []
     for partition in followed:
         gaps_s = scene.load.acknowledgements.gaps_s(partition, started_s, ended_s)
         stalls_s = [round(gap_s, 2) for gap_s in gaps_s if gap_s >= STALL_S_MIN]

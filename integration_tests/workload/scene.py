@@ -7,6 +7,7 @@ image for as long as it lives.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ TOPIC = "workload"
 VOTERS = 3
 BROKERS = 3
 CHECK_INTERVAL_S = 0.1
+SERVED_TIMEOUT_S = 30.0
+"""Acknowledgements of partitions while somebody is hurt; then the fault is healed, and it is a problem."""
 HEAL_TIMEOUT_S = 240.0
 """Everybody back, in sync and leading."""
 WATCH_TIMEOUT_MS = 3_000
@@ -146,6 +149,15 @@ class Scene:
             return all(each.leader_id != broker_id and broker_id not in each.isr for each in partitions)
 
         self.wait_for_state(is_out, f"broker {broker_id} to be out of every ISR")
+
+    def served_despite(self, what: str) -> list[str]:
+        """Wait for leaders that are well and acknowledgements of all partitions while somebody is hurt; returns what is wrong."""
+        try:
+            self.leaders()
+            self.load.wait_acknowledged(self.partitions, time.monotonic(), timeout_s=SERVED_TIMEOUT_S)
+        except TimeoutError as error:
+            return [f"{what}: {error}"]
+        return []
 
     def led_by(self, leaders: Sequence[int], broker_id: int) -> list[int]:
         """Partitions that a broker leads."""
