@@ -34,7 +34,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
     scene.hurt.add(broker_id)
     try:
         scene.wait_removed(broker_id)
-        problems = scene.served_despite(f"broker {broker_id} stopped")
+        problems = scene.served_despite(f"broker {broker_id} stopped", followed)
         scene.load.hold(time.monotonic() + HOLD_S)
     finally:
         process.resume()

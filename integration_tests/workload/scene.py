@@ -150,11 +150,16 @@ class Scene:
 
         self.wait_for_state(is_out, f"broker {broker_id} to be out of every ISR")
 
-    def served_despite(self, what: str) -> list[str]:
-        """Wait for leaders that are well and acknowledgements of all partitions while somebody is hurt; returns what is wrong."""
+    def served_despite(self, what: str, partitions: Iterable[int] | None = None) -> list[str]:
+        """Wait for leaders that are well and acknowledgements (None: of all partitions) while somebody is hurt.
+
+        Returns:
+            What is wrong.
+        """
+        chosen = self.partitions if partitions is None else partitions
         try:
             self.leaders()
-            self.load.wait_acknowledged(self.partitions, time.monotonic(), timeout_s=SERVED_TIMEOUT_S)
+            self.load.wait_acknowledged(chosen, time.monotonic(), timeout_s=SERVED_TIMEOUT_S)
         except TimeoutError as error:
             return [f"{what}: {error}"]
         return []
