@@ -42,8 +42,8 @@ from .producers import ProducerWindows
 from .reader import LogReader
 from .recovery import LogParts, open_log
 from .scrub_owner import LogScrub
+from .suffix import LogSuffix
 from .tail import LogTail
-from .truncation import truncate_suffix
 from .types import Appended, DamagedRange, EpochEnd, LogRead, LogSettings, RecoveryReport, TimestampAndOffset
 
 __all__ = [
@@ -324,7 +324,8 @@ class PartitionLog:
     def truncate_suffix(self, to_offset: int) -> int:
         """Drop all records at `to_offset` and beyond; whole batches, so that the log may end a little lower.
 
-        Waits for the device. A flush group in flight stays valid for what is below. At or above the log end: does nothing.
+        Waits for the device. A flush group in flight stays valid for what is below. At the log end no record goes, but a leader
+        epoch that was assigned there and has none is forgotten; above it nothing happens.
 
         Returns:
             The new log end offset.
@@ -335,24 +336,11 @@ class PartitionLog:
             LogClosedError: the log is closed.
         """
         with self._writing():
-            end_offset, floor_offset = self._tail.end_offset, self.prefix.floor_offset
-            if to_offset < floor_offset:
-                raise OffsetOutOfRangeError(to_offset, log_start_offset=floor_offset, log_end_offset=end_offset)
-            if to_offset >= end_offset:
-                return end_offset
-            self._reader.forget_all()
-            self.prefix.forget_ages()
-            dropped = truncate_suffix(
-                self._disk,
-                self._directory,
-                self._parts,
-                to_offset=to_offset,
-                flushed_offset=self.flushed_offset,
-                interval_bytes=self._tail.settings.index_interval_bytes,
-            )
-        self._tail.follow_truncation()
-        self._flush_state.note_truncation(self._tail.end_offset, dropped)
-        return self._tail.end_offset
+            return self._suffix().truncate(to_offset)
+
+    def _suffix(self) -> LogSuffix:
+        sides = (self._tail, self._flush_state, self._reader, self.prefix)
+        return LogSuffix(self._disk, self._directory, self._parts, *sides)
 
     def truncate_prefix(self, to_offset: int, now_ms: int) -> int:
         """Let the log begin at `to_offset` (inclusive); see `LogPrefix.truncate`. Waits for the device."""

@@ -120,6 +120,10 @@ class LogModel:
             self._epochs = [each for each in self._epochs if each[1] < offset]
             self._epochs.append((leader_epoch, offset))
 
+    def forget_epochs(self, from_offset: int) -> None:
+        """Forget the leader epochs that begin at an offset or beyond."""
+        self._epochs = [each for each in self._epochs if each[1] < from_offset]
+
     def epoch_at(self, offset: int) -> int | None:
         """Return the leader epoch of the record at an offset; None below the first one."""
         found = [epoch for epoch, start in self._epochs if start <= offset]
@@ -203,7 +207,7 @@ class LogModel:
         self.truncating_to = None
         self.batches = [batch for batch in self.batches if batch.header.base_offset < to_offset]
         self.history = [batch for batch in self.history if batch.header.base_offset < to_offset]
-        self._epochs = [each for each in self._epochs if each[1] < to_offset]
+        self.forget_epochs(to_offset)
         self.producers = windows_of(batch.header for batch in self.history)
         if self.flush_target is not None:
             self.flush_target = min(self.flush_target, max(to_offset, self.start_offset))
@@ -258,7 +262,7 @@ class LogModel:
         known = old[-1].header.base_offset if old else -1
         new = [batch for batch in announced if known < batch.header.base_offset < end_offset]
         self.history = old + new
-        self._epochs = [each for each in self._epochs if each[1] < end_offset]
+        self.forget_epochs(end_offset)
         for batch in new:
             if self.last_epoch is None or batch.header.leader_epoch > self.last_epoch:
                 self.assign_epoch(batch.header.leader_epoch, max(batch.header.base_offset, self.start_offset))

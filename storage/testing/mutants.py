@@ -33,8 +33,11 @@ from storage.producers import ProducerWindows
 from storage.reader import LogReader
 from storage.recovery_point import RecoveryPointFile
 from storage.recovery_walk import UncleanWalk
+from storage.suffix import LogSuffix
 from storage.testing import crash_points, model_mutants, model_run
+from storage.testing.log_faults import CrashNow
 from storage.testing.log_mutant import Finder, Mutant
+from storage.testing.log_operations import FlushAll, LeadInVain
 from storage.testing.sim_disk import SimFile
 
 __all__ = ["MODEL_RUNS", "MODEL_STEPS", "MUTANTS", "Finder", "Mutant", "applied", "find"]
@@ -109,6 +112,11 @@ _note_truncation = FlushState.note_truncation
 def _forget_the_flush(state: Any, *args: Any) -> None:
     _note_truncation(state, *args)
     state._cap = None
+
+
+def _forget_in_memory_only(suffix: LogSuffix, to_offset: int) -> None:
+    if suffix.parts.epochs.truncate_suffix(to_offset):
+        suffix.tail.follow_truncation()
 
 
 _settle = UncleanWalk.settle
@@ -213,6 +221,12 @@ MUTANTS: tuple[Mutant, ...] = (
         name="truncate: epochs of the tail are kept",
         finder=Finder.MODEL,
         patches=((LeaderEpochs, "truncate_suffix", _no),),
+    ),
+    Mutant(
+        name="truncate: an epoch without a record stays in the checkpoint",
+        finder=Finder.MODEL,
+        patches=((LogSuffix, "_forget_empty_epoch", _forget_in_memory_only),),
+        focus=(LeadInVain, FlushAll, CrashNow),
     ),
     Mutant(
         name="truncate: idempotence windows of the tail are kept",
