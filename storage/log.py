@@ -3,13 +3,13 @@
 
 Rules of use
     One owner (thread or event loop) calls everything; only `FlushWork.run` may run elsewhere. Nothing here waits
-    for the device except `truncate_suffix`, `truncate_prefix`, `apply_retention`, `close` and opening; a read may wait for
-    the device if the page cache misses.
+    for the device except `truncate_suffix`, `truncate_prefix`, `restart_at`, `apply_retention`, `close` and opening; a read
+    may wait for the device if the page cache misses.
 
 Laws
     log_start_offset <= flushed_offset <= log_end_offset; offsets are contiguous; leader epochs never go back.
     A refused append leaves everything as it was. After `DiskFailedError` nothing is written any more; reads go on.
-    `flushed_offset` moves only in `end_flush` (up) and `truncate_suffix` (down): never claim what may be lost.
+    `flushed_offset` moves only in `end_flush` (up), `truncate_suffix` (down) and with the log start: never claim what may be lost.
 
 Theory
     `PartitionLog` decides what may be called when, and remembers a failure; `tail` appends, `reader` reads,
@@ -338,8 +338,17 @@ class PartitionLog:
         with self._writing():
             return self._suffix().truncate(to_offset)
 
+    def restart_at(self, offset: int) -> None:
+        """Drop everything, and begin anew, empty, at any offset: for a follower that has nothing in common with its leader.
+
+        A crash leaves the old log or the empty one. Waits for the device; see `LogSuffix.restart` for errors, and what may not
+        be in flight.
+        """
+        with self._writing():
+            self._suffix().restart(offset)
+
     def _suffix(self) -> LogSuffix:
-        sides = (self._tail, self._flush_state, self._reader, self.prefix)
+        sides = (self._tail, self._flush_state, self._reader, self.prefix, self.compaction)
         return LogSuffix(self._disk, self._directory, self._parts, *sides)
 
     def truncate_prefix(self, to_offset: int, now_ms: int) -> int:

@@ -16,14 +16,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .compaction.owner import LogCompaction
 from .env import Disk
+from .epochs import LeaderEpochs
 from .errors import OffsetOutOfRangeError
 from .flush_state import FlushState
 from .prefix import LogPrefix
+from .producer_snapshots import ProducerSnapshots
+from .producers import ProducerWindows
 from .reader import LogReader
 from .recovery import LogParts
+from .restart import restart_log
 from .tail import LogTail
 from .truncation import truncate_suffix
+
+MAX_START_OFFSET = 2**63 - 1
+"""Largest offset at which a log can begin, inclusive."""
 
 
 class LogSuffix(NamedTuple):
@@ -36,6 +44,7 @@ class LogSuffix(NamedTuple):
     flush_state: FlushState
     reader: LogReader
     prefix: LogPrefix
+    compaction: LogCompaction
 
     def truncate(self, to_offset: int) -> int:
         """Drop all records at an offset and beyond, and the leader epochs that begin there; return the new log end offset.
@@ -64,6 +73,35 @@ class LogSuffix(NamedTuple):
         self.tail.follow_truncation()
         self.flush_state.note_truncation(self.tail.end_offset, dropped)
         return self.tail.end_offset
+
+    def restart(self, offset: int) -> None:
+        """Drop everything and let the log begin anew, empty, at an offset, which may lie anywhere; see `restart`.
+
+        No flush group and no prefix work may be in flight.
+
+        Raises:
+            OffsetOutOfRangeError: no log can begin there; nothing changed.
+            DiskFullError, DiskAccessError, TooManyOpenFilesError: nothing changed.
+            DiskFailedError: the log can no longer be written; its next opening finishes the restart, or finds the old log.
+        """
+        assert not self.flush_state.is_in_flight, "a flush group is in flight"
+        assert not self.prefix.is_in_flight, "a prefix work is in flight"
+        if not 0 <= offset <= MAX_START_OFFSET:
+            raise OffsetOutOfRangeError(offset, log_start_offset=0, log_end_offset=MAX_START_OFFSET)
+        parts = self.parts
+        active = restart_log(self.disk, self.directory, parts.recovery_point, parts.segments.active, offset)
+        self.reader.forget_all()
+        self.prefix.forget_ages()
+        self.compaction.forget()
+        dropped = parts.segments.restart(active)
+        parts.log_start_offset = offset
+        parts.epochs, parts.epochs_saved = LeaderEpochs(), True
+        parts.producers = ProducerWindows()
+        parts.snapshots = ProducerSnapshots(self.disk, self.directory, [])
+        parts.damage.truncate_suffix(0)
+        parts.damage.save()
+        self.tail.follow_truncation()
+        self.flush_state.note_restart(offset, dropped)
 
     def _forget_empty_epoch(self, to_offset: int) -> None:
         """Forget a leader epoch that was assigned at the log end and has no record.

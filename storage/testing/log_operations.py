@@ -20,6 +20,7 @@ from storage.testing.log_appends import Append, AppendAsFollower, AppendToFullDi
 from storage.testing.log_compaction import COMPACTION_OPERATIONS
 from storage.testing.log_model import LogModel
 from storage.testing.log_prefix import PREFIX_OPERATIONS
+from storage.testing.log_restart import RestartAt
 from storage.testing.log_scrub import SCRUB_OPERATIONS
 from storage.testing.log_transactions import TRANSACTION_OPERATIONS
 from storage.testing.log_world import Operation, World, attempt
@@ -317,8 +318,8 @@ class LeadInVain(Operation):
 
     @classmethod
     def is_possible(cls, world: World) -> bool:
-        """See `Operation`: no group may be in flight."""
-        return world.is_writable and world.work is None
+        """See `Operation`: no group may be in flight, nor a removal, which may go beyond the log end."""
+        return world.is_writable and world.work is None and world.prefix is None
 
     @classmethod
     def draw(cls, world: World, rng: random.Random) -> LeadInVain:
@@ -373,6 +374,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
     AssignEpoch,
     LeadInVain,
     CheckInDepth,
+    RestartAt,
     *PREFIX_OPERATIONS,
     *COMPACTION_OPERATIONS,
     *SCRUB_OPERATIONS,
