@@ -152,6 +152,12 @@ class PartitionLog:
         return self._tail.leader_epoch
 
     @property
+    def last_record_epoch(self) -> int | None:
+        """Leader epoch of the last record, or None for a log without records, wherever it begins."""
+        end_offset = self._tail.end_offset
+        return self._parts.epochs.epoch_at(end_offset - 1) if end_offset > self._parts.log_start_offset else None
+
+    @property
     def producers(self) -> ProducerWindows:
         """Idempotence windows and transactions; to look at."""
         return self._parts.producers
@@ -303,17 +309,22 @@ class PartitionLog:
         """Return the leader epoch of the record at an offset; None below the first one."""
         return self._parts.epochs.epoch_at(offset)
 
-    def divergence(self, *, last_epoch: int, fetch_offset: int) -> EpochEnd | None:
-        """Compare the end of a follower's log with this one; None if it is a prefix of this one.
+    def epoch_end_at(self, offset: int) -> int:
+        """Return the end (exclusive) of the run of records with the leader epoch of the one at `offset`; at the log end, that.
 
-        Args:
-            last_epoch: leader epoch of the follower's last record.
-            fetch_offset: the follower's log end offset (exclusive).
+        Raises:
+            OffsetOutOfRangeError: below the log start or above the log end.
+        """
+        start_offset, end_offset = self.log_start_offset, self._tail.end_offset
+        if not start_offset <= offset <= end_offset:
+            raise OffsetOutOfRangeError(offset, log_start_offset=start_offset, log_end_offset=end_offset)
+        return self._parts.epochs.end_at(offset, end_offset)
+
+    def divergence(self, *, last_epoch: int, fetch_offset: int) -> EpochEnd | None:
+        """Compare the end of a follower's log with this one; see `LeaderEpochs.divergence`.
 
         Raises:
             OffsetOutOfRangeError: `last_epoch` is not known here, or the offset is below the log start.
-
-        Source: KIP-595; Kafka, Partition.readRecords.
         """
         known, start_offset, end_offset = self._tail.leader_epoch, self.log_start_offset, self._tail.end_offset
         if known is None or last_epoch > known or fetch_offset < start_offset:
@@ -324,16 +335,8 @@ class PartitionLog:
     def truncate_suffix(self, to_offset: int) -> int:
         """Drop all records at `to_offset` and beyond; whole batches, so that the log may end a little lower.
 
-        Waits for the device. A flush group in flight stays valid for what is below. At the log end no record goes, but a leader
-        epoch that was assigned there and has none is forgotten; above it nothing happens.
-
-        Returns:
-            The new log end offset.
-
-        Raises:
-            OffsetOutOfRangeError: below the log start.
-            DiskFailedError: the log directory failed for good.
-            LogClosedError: the log is closed.
+        Waits for the device. A flush group in flight stays valid for what is below. At the log end only a leader epoch without a
+        record goes. See `LogSuffix.truncate` for errors. Returns the new log end offset.
         """
         with self._writing():
             return self._suffix().truncate(to_offset)
