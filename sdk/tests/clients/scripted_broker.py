@@ -97,6 +97,8 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
         self.logs = logs if logs is not None else {number: Log() for number in range(leaders.partition_count)}
         self.on_produce: ProduceScript = lambda stream, request: None
         self.on_fetch: FetchScript = lambda stream, request: None
+        self.offset_failures: list[errors_pb2.ErrorCode] = []
+        """Answers to the next ListOffsets calls, one for each, for every partition."""
         self.produce_streams = 0
         self.fetch_streams = 0
         self.identities = 0
@@ -153,7 +155,12 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
 
     async def ListOffsets(self, request: log_pb2.ListOffsetsRequest, context: object) -> log_pb2.ListOffsetsResponse:
         results: list[log_pb2.OffsetResult] = []
+        failure = self.offset_failures.pop(0) if self.offset_failures else None
         for query in request.queries:
+            if failure is not None:
+                error = errors_pb2.PartitionError(code=failure, message="scripted")
+                results.append(log_pb2.OffsetResult(topic=query.topic, partition=query.partition, error=error))
+                continue
             is_end = query.position == log_pb2.OFFSET_POSITION_LATEST
             offset = self.logs[query.partition].end_offset if is_end else 0
             results.append(log_pb2.OffsetResult(topic=query.topic, partition=query.partition, offset=offset))
