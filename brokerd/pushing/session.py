@@ -136,6 +136,11 @@ class PushSession:
         is_stopping = self._is_open and self._stop_due_ms is not None
         return is_stopping and not self._outbox and not self._routes
 
+    @property
+    def has_work(self) -> bool:
+        """True when the writer should look: for answers, routes that wait for their turn, or the end of a stop."""
+        return self.has_answers or self._turns.is_anybody_waiting or self.is_finished
+
     def credit_bytes(self, *, is_in_sync: bool) -> int:
         """Return what may still be sent of a class; below zero after a message that took more than was left."""
         return self._turns.credit_bytes(is_in_sync=is_in_sync)

@@ -47,6 +47,11 @@ class Turns:
         # True after the rate alone held a catch-up route back.
         self._is_held = False
 
+    @property
+    def is_anybody_waiting(self) -> bool:
+        """True while a route has something to send, whether it may or not."""
+        return bool(self._in_sync or self._catch_up)
+
     def credit_bytes(self, *, is_in_sync: bool) -> int:
         """Return what may still be sent of a class; below zero after a message that took more than was left."""
         return self._in_sync_credit_bytes if is_in_sync else self._catch_up_credit_bytes

@@ -244,7 +244,8 @@ class ReplicateStream:
                     self._carry_out(effect)
                 if len(slice_) == REPLICA_SLICE:
                     await asyncio.sleep(0)
-            self._wake.set()
+            if session.has_work:  # most acknowledgements and credits ask for nothing
+                self._wake.set()
 
     def _on_open(self, request: pb.ReplicateOpen) -> PushEvent:
         if self._broker_epoch is None:

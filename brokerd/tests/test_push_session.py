@@ -433,3 +433,22 @@ def test_the_stream_is_not_read_while_too_much_waits() -> None:
     assert count < MAX_STREAM_OUTBOX_ITEMS + SUBSCRIBES_PER_MESSAGE
     assert len(session.take_answers(0)) == count
     assert not session.must_pause
+
+
+def test_the_writer_is_asked_only_where_there_is_work() -> None:
+    """Acknowledgements and credit of a stream that has sent everything wake nobody; answers, growth and the end of a stop do."""
+    session = opened_session(in_sync_bytes=0)
+    subscribe(session, 1)
+    session.step(acked(1, 0), 0)
+    session.step(CreditReceived(in_sync_bytes=5, catch_up_bytes=5), 0)
+    assert not session.has_work
+    session.step(LogGrown(route=1, log_end_offset=3), 0)
+    assert session.has_work
+    read(session, 3)
+    assert not session.has_work
+    session.step(StopWanted(drain_ms=100), 0)
+    assert session.has_work
+    session.take_answers(0)
+    assert not session.has_work
+    session.step(RoutesUnwanted(routes=(1,)), 0)
+    assert session.has_work

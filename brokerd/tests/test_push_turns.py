@@ -47,8 +47,11 @@ def test_nobody_in_no_queue_has_a_turn() -> None:
     assert made.take(0) is None
     made.add(1, is_in_sync=True)
     made.add(2, is_in_sync=False)
+    assert made.is_anybody_waiting
     made.remove(1, is_in_sync=True)
+    assert made.is_anybody_waiting
     made.remove(2, is_in_sync=False)
+    assert not made.is_anybody_waiting
     made.remove(2, is_in_sync=False)
     assert made.take(0) is None
 

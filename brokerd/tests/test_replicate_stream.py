@@ -191,6 +191,19 @@ async def test_a_log_that_cannot_be_read_ends_the_route_alone(
     assert (await stream.batches()).route == 2
 
 
+async def test_a_log_that_gives_nothing_ends_the_route(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something is there as the log end says; who reads nothing does not try forever."""
+    replica = world.lead()
+    nothing = FollowerRead(data=b"", base_offset=0, next_offset=0, leader_epoch=5)
+    monkeypatch.setattr(replica, "read_for_follower", lambda offset, max_bytes: nothing)
+    stream = await world.follow()
+    await stream.subscribe(1)
+    await stream.part("accepted")
+    replica.append(b"x")
+    await stream.ended(1, pb.ROUTE_ERROR_STORAGE_FAILED)
+    assert replica.lost == [1]
+
+
 async def test_credit_bounds_what_is_under_way(world: LeaderWorld) -> None:
     """The last byte of credit sends one message more; nothing follows until more is granted."""
     replica = world.lead()
@@ -314,6 +327,32 @@ async def test_a_newer_subscription_takes_the_place_of_the_older(world: LeaderWo
     assert replica.high_watermark == 0
 
 
+async def test_two_subscriptions_of_a_partition_in_one_message(world: LeaderWorld) -> None:
+    """Only the later one is answered, whether the replica would have had the earlier one or not."""
+    replica = world.lead()
+    stream = await world.follow()
+    for first, leader_epoch in ((1, 5), (3, 4)):
+        wanted = [
+            pb.ReplicaSubscription(route=route, topic_id=TOPIC_ID, session=route, leader_epoch=epoch)
+            for route, epoch in ((first, leader_epoch), (first + 1, 5))
+        ]
+        await stream.send(subscriptions=pb.ReplicaSubscriptions(subscriptions=wanted))
+        assert (await stream.part("accepted")).accepted.route == first + 1
+    assert replica.lost == [1, 2]
+
+
+async def test_answers_that_nobody_reads_pile_up_to_a_bound(world: LeaderWorld) -> None:
+    """The leader stops to read while too many wait, goes on when they are taken, and leaves none out."""
+    stream = await world.follow()
+    rounds = 5
+    for number in range(rounds):
+        routes = range(number * SUBSCRIBES_PER_MESSAGE, (number + 1) * SUBSCRIBES_PER_MESSAGE)
+        wanted = [pb.ReplicaSubscription(route=route, partition=route) for route in routes]
+        await stream.send(subscriptions=pb.ReplicaSubscriptions(subscriptions=wanted))
+    for route in range(rounds * SUBSCRIBES_PER_MESSAGE):
+        await stream.ended(route, pb.ROUTE_ERROR_NOT_LEADER)
+
+
 async def test_the_end_of_a_leadership_ends_the_route(world: LeaderWorld) -> None:
     """The follower hears it from the leader too; the replica needs no word."""
     replica = world.lead()
@@ -373,6 +412,18 @@ async def test_an_orderly_stop_ends_when_nothing_is_led(world: LeaderWorld) -> N
     assert await late.refusal() is ErrorCode.SHUTTING_DOWN
 
 
+async def test_an_orderly_stop_ends_when_the_follower_lets_go(world: LeaderWorld) -> None:
+    """The last route may end from either side."""
+    world.lead()
+    stream = await world.follow()
+    await stream.subscribe(1)
+    await stream.part("accepted")
+    world.streams.go_away("stop", 60_000)
+    await stream.part("go_away")
+    await stream.send(unsubscriptions=pb.ReplicaUnsubscriptions(routes=[1]))
+    await stream.orderly_end()
+
+
 async def test_an_orderly_stop_has_its_time(world: LeaderWorld) -> None:
     """A partition that nobody else takes holds the stop up no longer than was said."""
     replica = world.lead()
@@ -417,6 +468,26 @@ class Note:
         self._clock.cancel()
 
 
+class Rude(Note):
+    """A replica that ends its follower's route with the first acknowledgement."""
+
+    def ack_follower(self, route: FollowerRoute, *, appended_offset: int, flushed_offset: int) -> None:
+        route.on_ended(SubscriptionError.NOT_LEADER, log_start_offset=0)
+
+
+async def test_an_acknowledgement_behind_the_end_of_its_route_is_passed_over(world: LeaderWorld) -> None:
+    """The first one of a message may end the route; the second one finds nobody to tell."""
+    rude = world.replicas[TOPIC_ID, 0] = Rude()
+    stream = await world.follow()
+    await stream.subscribe(1)
+    await stream.part("accepted")
+    await stream.send(acks=pb.ReplicaAcks(acks=[pb.ReplicaAck(route=1), pb.ReplicaAck(route=1)]))
+    await stream.ended(1, pb.ROUTE_ERROR_NOT_LEADER)
+    await stream.subscribe(2, partition=1)
+    await stream.ended(2, pb.ROUTE_ERROR_NOT_LEADER)
+    rude.stop()
+
+
 async def test_many_partitions_leave_the_loop_its_turns(world: LeaderWorld) -> None:
     """2,000 subscriptions in one message, and the end of as many, are handled at most 200 in one turn of the loop."""
     note = Note()
@@ -437,3 +508,34 @@ async def test_many_partitions_leave_the_loop_its_turns(world: LeaderWorld) -> N
         assert len(turns) == SUBSCRIBES_PER_MESSAGE
         counts = [list(turns.values()).count(turn) for turn in set(turns.values())]
         assert max(counts) <= REPLICA_SLICE
+
+
+class Cutting(Note):
+    """A replica with whose first loss the task that tells it is cancelled, as a server does that stops."""
+
+    def lose_follower(self, route: FollowerRoute) -> None:
+        super().lose_follower(route)
+        task = asyncio.current_task()
+        if len(self.lost_in) == 1 and task is not None:
+            task.cancel()
+
+
+async def test_every_replica_hears_of_a_stream_that_is_cut_twice(world: LeaderWorld) -> None:
+    """A stop in the middle of the end leaves no replica with a follower that is gone."""
+    cutting = Cutting()
+    count = 2 * REPLICA_SLICE
+    for partition in range(count):
+        world.replicas[TOPIC_ID, partition] = cutting
+    stream = await world.follow()
+    wanted = [
+        pb.ReplicaSubscription(route=number, topic_id=TOPIC_ID, partition=number, session=number + 1, leader_epoch=5)
+        for number in range(count)
+    ]
+    await stream.send(subscriptions=pb.ReplicaSubscriptions(subscriptions=wanted))
+    for _ in range(count):
+        await stream.part("accepted")
+    stream.call.cancel()
+    async with asyncio.timeout(WAIT_S):
+        await world.streams.wait_empty()
+    cutting.stop()
+    assert len(cutting.lost_in) == count
