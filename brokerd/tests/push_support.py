@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from brokerd.failure import Failure
+from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.pushing.events import (
+    AbortPush,
     AcksReceived,
     ChunkRead,
+    Ended,
     Opened,
+    PushEffect,
     PushOpened,
     RouteAccepted,
     RouteAck,
@@ -108,3 +113,15 @@ def acked(route: int, appended: int, flushed: int | None = None) -> AcksReceived
     """Return the acknowledgement of one route."""
     ack = RouteAck(route=route, appended_offset=appended, flushed_offset=appended if flushed is None else flushed)
     return AcksReceived(acks=(ack,))
+
+
+def only_abort(effects: list[PushEffect]) -> Failure:
+    """Return why the stream ends."""
+    assert len(effects) == 1
+    assert isinstance(effects[0], AbortPush)
+    return effects[0].failure
+
+
+def ended(route: int, error: SubscriptionError, log_start_offset: int = 0) -> Ended:
+    """Return the answer that ends a route."""
+    return Ended(route=route, error=error, log_start_offset=log_start_offset, message=error.value)

@@ -6,32 +6,24 @@ from __future__ import annotations
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from brokerd.failure import Failure
 from brokerd.limits import (
-    ACKS_PER_MESSAGE,
     MAX_CREDIT_BYTES,
-    MAX_ROUTES_PER_REPLICATE_STREAM,
-    MAX_STREAM_OUTBOX_ITEMS,
     REPLICA_CHUNK_BYTES,
     REPLICATE_OPEN_MS,
-    SUBSCRIBES_PER_MESSAGE,
 )
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.pushing.events import (
-    AbortPush,
     Accepted,
     AckReplica,
     AcksReceived,
     ChunkRead,
     CreditReceived,
     Diverged,
-    Ended,
     HeartbeatReceived,
     LeaderMoved,
     LogGrown,
     LoseReplica,
     Opened,
-    PushEffect,
     PushEvent,
     PushOpened,
     PushTick,
@@ -48,19 +40,16 @@ from brokerd.pushing.events import (
 )
 from brokerd.pushing.rate import CatchUpRate
 from brokerd.pushing.session import PushSession
-from brokerd.tests.push_support import accept, acked, opened_session, read, subscribe, subscription
-
-
-def only_abort(effects: list[PushEffect]) -> Failure:
-    """Return why the stream ends."""
-    assert len(effects) == 1
-    assert isinstance(effects[0], AbortPush)
-    return effects[0].failure
-
-
-def ended(route: int, error: SubscriptionError, log_start_offset: int = 0) -> Ended:
-    """Return the answer that ends a route."""
-    return Ended(route=route, error=error, log_start_offset=log_start_offset, message=error.value)
+from brokerd.tests.push_support import (
+    accept,
+    acked,
+    ended,
+    only_abort,
+    opened_session,
+    read,
+    subscribe,
+    subscription,
+)
 
 
 @pytest.mark.parametrize(
@@ -219,114 +208,6 @@ def test_an_end_takes_a_waiting_route_out_of_its_turn() -> None:
     assert session.next_read(0) is None
 
 
-def test_unwanted_routes_end_without_an_answer() -> None:
-    """The replica hears of it, and of none that was not bound."""
-    session = opened_session()
-    subscribe(session, 1, log_end=5)
-    assert session.step(RoutesUnwanted(routes=(1, 1, 5, -1)), 0) == [LoseReplica(route=1)]
-    assert session.take_answers(0) == []
-    assert session.next_read(0) is None
-
-
-def test_a_newer_subscription_of_a_partition_ends_the_older_route() -> None:
-    """The replica loses the older one first; the follower, which knows, is not told."""
-    session = opened_session()
-    subscribe(session, 1, log_end=5)
-    newer = subscription(2, end=3, session=2)
-    assert session.step(SubscriptionsReceived(subscriptions=(newer,)), 0) == [
-        LoseReplica(route=1),
-        SubscribeReplica(subscription=newer),
-    ]
-    assert session.step(acked(1, 0), 0) == []
-    assert session.take_answers(0) == []
-    accept(session, 2, end=5)
-    session.take_answers(0)
-    assert read(session, 5) == (2, 3)
-    other = subscription(3, partition=1)
-    assert session.step(SubscriptionsReceived(subscriptions=(other,)), 0) == [SubscribeReplica(subscription=other)]
-
-
-@pytest.mark.parametrize("is_over", [False, True], ids=["bound", "over"])
-def test_a_number_is_never_used_again(is_over: bool) -> None:
-    """A number that was bound before ends the stream, whether its route is over or not."""
-    session = opened_session()
-    subscribe(session, 1)
-    if is_over:
-        session.step(RoutesUnwanted(routes=(1,)), 0)
-    again = SubscriptionsReceived(subscriptions=(subscription(1, partition=1),))
-    failure = only_abort(session.step(again, 0))
-    assert failure.code is ErrorCode.INVALID_REQUEST
-    assert "route 1 " in failure.message
-
-
-def test_numbers_need_not_come_in_order() -> None:
-    """Any number that was not used may be bound, up to the limit."""
-    session = opened_session()
-    last = MAX_ROUTES_PER_REPLICATE_STREAM - 1
-    for place, number in enumerate((100, 3, last, 0)):
-        subscribe(session, number, partition=place)
-    assert session.route_count == 4
-
-
-def test_numbers_out_of_range() -> None:
-    """One at the limit is refused alone; one below zero ends the stream, behind what came before it in the message."""
-    session = opened_session()
-    beyond = subscription(MAX_ROUTES_PER_REPLICATE_STREAM)
-    good = subscription(1)
-    effects = session.step(SubscriptionsReceived(subscriptions=(beyond, good)), 0)
-    assert effects == [SubscribeReplica(subscription=good)]
-    assert session.take_answers(0) == [ended(MAX_ROUTES_PER_REPLICATE_STREAM, SubscriptionError.OVERLOADED)]
-    wanted = (subscription(2, partition=2), subscription(-1, partition=3))
-    effects = session.step(SubscriptionsReceived(subscriptions=wanted), 0)
-    assert effects[0] == SubscribeReplica(subscription=wanted[0])
-    assert only_abort(effects[1:]).code is ErrorCode.INVALID_REQUEST
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"flushed": -1},
-        {"end": 5, "flushed": 6},
-        {"end": -5, "flushed": -6},
-        {"session": -1},
-        {"leader_epoch": -1},
-        {"last_epoch": -1},
-    ],
-    ids=str,
-)
-def test_a_subscription_that_contradicts_itself_is_refused_alone(fields: dict[str, int]) -> None:
-    """No replica hears of it, and the next one in the message is served."""
-    session = opened_session()
-    good = subscription(2, partition=1, end=5, last_epoch=0)
-    wanted = (subscription(1, **fields), good)
-    assert session.step(SubscriptionsReceived(subscriptions=wanted), 0) == [SubscribeReplica(subscription=good)]
-    assert session.take_answers(0) == [ended(1, SubscriptionError.INVALID_ACK)]
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        SubscriptionsReceived(
-            subscriptions=tuple(subscription(route, partition=route) for route in range(SUBSCRIBES_PER_MESSAGE + 1))
-        ),
-        RoutesUnwanted(routes=tuple(range(SUBSCRIBES_PER_MESSAGE + 1))),
-        AcksReceived(
-            acks=tuple(
-                RouteAck(route=route, appended_offset=0, flushed_offset=0) for route in range(ACKS_PER_MESSAGE + 1)
-            )
-        ),
-    ],
-    ids=lambda event: type(event).__name__,
-)
-def test_a_message_has_a_most(event: PushEvent) -> None:
-    """One with more entries ends the stream and has no other effect."""
-    session = opened_session()
-    failure = only_abort(session.step(event, 0))
-    assert failure.code is ErrorCode.INVALID_REQUEST
-    assert "2001" in failure.message
-    assert session.route_count == 0
-
-
 def test_acknowledgements_go_to_their_replicas() -> None:
     """Each of an accepted route is passed on, in order; those of routes unknown, over or not accepted yet are not."""
     session = opened_session()
@@ -419,20 +300,6 @@ def test_a_change_of_class_while_idle_counts_from_the_next_append_on() -> None:
     assert session.next_read(0) is None
     session.step(TrafficChanged(route=1, is_in_sync=True), 0)
     assert read(session, 1) == (1, 0)
-
-
-def test_the_stream_is_not_read_while_too_much_waits() -> None:
-    """Answers that nobody takes bound what is taken in."""
-    session = opened_session()
-    subscribe(session, 0)
-    wanted = tuple(subscription(MAX_ROUTES_PER_REPLICATE_STREAM) for _ in range(SUBSCRIBES_PER_MESSAGE))
-    count = 0
-    while not session.must_pause:
-        session.step(SubscriptionsReceived(subscriptions=wanted), 0)
-        count += len(wanted)
-    assert count < MAX_STREAM_OUTBOX_ITEMS + SUBSCRIBES_PER_MESSAGE
-    assert len(session.take_answers(0)) == count
-    assert not session.must_pause
 
 
 def test_the_writer_is_asked_only_where_there_is_work() -> None:

@@ -15,7 +15,8 @@ from lograft.wire.codes import ErrorCode
 from brokerd.limits import REPLICA_LAG_MAX_MS, REPLICATE_IDLE_MS, REPLICATE_SILENCE_MS
 from brokerd.pushing import pulse, session
 from brokerd.rpc.parts import StreamRegister
-from brokerd.tests.replicate_support import LEADER_ID, TOPIC_ID, LeaderWorld, be_patient, leader_world
+from brokerd.tests.leading_replica import LEADER_ID
+from brokerd.tests.replicate_support import TOPIC_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.support import WAIT_S
 
 
