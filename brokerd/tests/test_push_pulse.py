@@ -225,6 +225,7 @@ def test_a_leader_that_stood_still_listens_once_more() -> None:
 def test_a_stop_is_told_and_ends_with_the_last_route() -> None:
     """The stream is served until its partitions are led elsewhere; then it may be closed."""
     session = opened_session()
+    assert not session.is_finished, "a stream without routes lives on"
     subscribe(session, 1, log_end=5)
     session.step(StopWanted(drain_ms=2_000), 100)
     session.step(StopWanted(drain_ms=9_000), 200)
