@@ -220,3 +220,6 @@ ISR_GATHER_MS: Final = 10
 
 ISR_CALL_MS: Final = 10_000
 """Milliseconds after which a call that proposes in-sync replicas is given up, its outcome unknown."""
+
+RECENT_READS_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of batches that a leader keeps after it sent them to one follower, for the other followers of the partition."""

@@ -21,6 +21,7 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing.rate import CatchUpRate
 from brokerd.replication.follower_route import LedReplica
 from brokerd.rpc.parts import StreamRegister
+from brokerd.rpc.recent_reads import RecentReads
 
 UNREGISTERED_RETRY_MS = 250
 """Milliseconds after which a follower should try again at a leader that is not registered yet."""
@@ -87,6 +88,7 @@ class Leader:
         streams: register of all streams, for the limit and the stop.
         rate: how fast catch-up traffic may go, over all streams.
         followers: the streams that were opened.
+        reads: what was read for followers in sync.
     """
 
     cluster_id: str
@@ -97,6 +99,7 @@ class Leader:
     streams: StreamRegister
     rate: CatchUpRate
     followers: FollowerStreams = field(default_factory=FollowerStreams)
+    reads: RecentReads = field(default_factory=RecentReads)
 
     def check_open(self, request: pb.ReplicateOpen) -> int:
         """Check who comes; return the broker epoch of this leader.

@@ -170,6 +170,7 @@ class ReplicateStream:
 
     def forget(self, route: _Route) -> None:
         """Learn that a replica has ended a route."""
+        self._leader.reads.forget(route.replica)
         self._routes.pop(route.number, None)
 
     async def _write(self) -> None:
@@ -197,7 +198,10 @@ class ReplicateStream:
         """Read what the core asked for; None when the route ended instead."""
         replica = self._routes[wanted.route].replica
         try:
-            found = replica.read_for_follower(wanted.offset, wanted.max_bytes)
+            if wanted.is_in_sync:
+                found = self._leader.reads.read(replica, wanted.offset, wanted.max_bytes)
+            else:
+                found = replica.read_for_follower(wanted.offset, wanted.max_bytes)
         except RefusedError as error:
             # Retention may have overtaken a slow follower: it begins anew at the log start then.
             start_offset = replica.log_start_offset
@@ -273,7 +277,7 @@ class ReplicateStream:
             case LoseReplica():
                 route = self._routes.pop(effect.route, None)
                 if route is not None:
-                    route.replica.lose_follower(route)
+                    self._lose(route)
             case AbortPush():
                 self._finish(RefusedError(effect.failure))
             case ClosePush():
@@ -304,12 +308,16 @@ class ReplicateStream:
         try:
             while routes:
                 for route in routes[-REPLICA_SLICE:]:
-                    route.replica.lose_follower(route)
+                    self._lose(route)
                 del routes[-REPLICA_SLICE:]
                 await asyncio.sleep(0)
         finally:
             for route in routes:
-                route.replica.lose_follower(route)
+                self._lose(route)
+
+    def _lose(self, route: _Route) -> None:
+        self._leader.reads.forget(route.replica)
+        route.replica.lose_follower(route)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
