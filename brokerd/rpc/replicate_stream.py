@@ -238,16 +238,16 @@ class ReplicateStream:
                 request = pb.ReplicateRequest.FromString(data)
             except DecodeError:
                 raise undecodable() from None
-            if request.HasField("open"):
-                event: PushEvent = self._on_open(request.open)
-            else:
-                event = read_request(request)
+            is_open = request.HasField("open")
+            event = self._on_open(request.open) if is_open else read_request(request)
             effects = iter(session.step(event, monotonic_ms()))
             while slice_ := list(islice(effects, REPLICA_SLICE)):
                 for effect in slice_:
                     self._carry_out(effect)
                 if len(slice_) == REPLICA_SLICE:
                     await asyncio.sleep(0)
+            if is_open:
+                self._arm_timer()  # from now on the times of an open stream count
             if session.has_work:  # most acknowledgements and credits ask for nothing
                 self._wake.set()
 

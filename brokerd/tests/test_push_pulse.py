@@ -28,6 +28,7 @@ from brokerd.pushing.events import (
     LogGrown,
     Marks,
     PushEvent,
+    PushOpened,
     PushTick,
     RouteMark,
     RouteRefused,
@@ -274,3 +275,10 @@ def test_many_idle_routes_cost_no_time() -> None:
     assert session.deadline_ms() == REPLICATE_IDLE_MS
     assert tick(session, REPLICATE_IDLE_MS) == [Heartbeat()]
     assert session.next_read(REPLICATE_IDLE_MS) is None
+
+
+def test_the_times_of_a_stream_begin_with_its_opening() -> None:
+    """However long the opening took: neither silence nor a heartbeat counts from before it."""
+    session = PushSession(CatchUpRate(), 0)
+    session.step(PushOpened(in_sync_bytes=0, catch_up_bytes=0), 1_900)
+    assert session.deadline_ms() == 1_900 + REPLICATE_IDLE_MS

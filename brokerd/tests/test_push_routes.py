@@ -154,3 +154,17 @@ def test_the_stream_is_not_read_while_too_much_waits() -> None:
     assert count < MAX_STREAM_OUTBOX_ITEMS + SUBSCRIBES_PER_MESSAGE
     assert len(session.take_answers(0)) == count
     assert not session.must_pause
+
+
+def test_a_message_may_be_full() -> None:
+    """As many entries as the limit says are taken."""
+    session = opened_session()
+    numbers = range(SUBSCRIBES_PER_MESSAGE)
+    wanted = tuple(subscription(number, partition=number) for number in numbers)
+    effects = session.step(SubscriptionsReceived(subscriptions=wanted), 0)
+    assert effects == [SubscribeReplica(subscription=each) for each in wanted]
+    for number in numbers:
+        accept(session, number)
+    acks = tuple(RouteAck(route=number, appended_offset=0, flushed_offset=0) for number in range(ACKS_PER_MESSAGE))
+    assert len(session.step(AcksReceived(acks=acks), 0)) == ACKS_PER_MESSAGE
+    assert len(session.step(RoutesUnwanted(routes=tuple(numbers)), 0)) == SUBSCRIBES_PER_MESSAGE

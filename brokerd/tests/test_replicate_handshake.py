@@ -12,9 +12,11 @@ import pytest
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
+from brokerd.failure import RefusedError
 from brokerd.limits import REPLICA_LAG_MAX_MS, REPLICATE_IDLE_MS, REPLICATE_SILENCE_MS
 from brokerd.pushing import pulse, session
 from brokerd.rpc.parts import StreamRegister
+from brokerd.rpc.replicate_stream import ReplicateStream
 from brokerd.tests.leading_replica import LEADER_ID
 from brokerd.tests.replicate_support import TOPIC_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.support import WAIT_S
@@ -222,3 +224,55 @@ async def test_a_stream_that_is_not_opened_ends(world: LeaderWorld, monkeypatch:
     assert await stream.refusal() is ErrorCode.TIMED_OUT
     async with asyncio.timeout(WAIT_S):
         await world.streams.wait_empty()
+
+
+class Stuck:
+    """A connection over which the follower's first messages came, and two answers went; the next write never ends."""
+
+    def __init__(self, *requests: pb.ReplicateRequest) -> None:
+        self.requests = [request.SerializeToString() for request in requests]
+        self.answers: list[bytes] = []
+        self.is_stuck = asyncio.Event()
+
+    async def read(self) -> bytes:
+        if not self.requests:
+            await asyncio.Event().wait()
+        return self.requests.pop(0)
+
+    async def write(self, data: bytes) -> None:
+        if len(self.answers) == 2:
+            self.is_stuck.set()
+            await asyncio.Event().wait()
+        self.answers.append(data)
+
+
+@pytest.mark.parametrize("end", ["silence", "another stream", "stop"])
+async def test_a_write_that_never_ends_does_not_hold_up_the_end(
+    world: LeaderWorld, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A follower that neither reads nor speaks is let go, though the leader is in the middle of a message to it."""
+    monkeypatch.setattr(pulse, "REPLICATE_IDLE_MS", 5)
+    replica = world.lead()
+    replica.append(b"a")
+    credit = pb.ReplicaCredit(in_sync_bytes=1_000)
+    opening = pb.ReplicateOpen(cluster_id="c", follower_id=2, broker_epoch=20, leader_id=LEADER_ID, credit=credit)
+    subscriptions = pb.ReplicaSubscriptions(subscriptions=[SUBSCRIPTION])
+    stuck: Any = Stuck(pb.ReplicateRequest(open=opening), pb.ReplicateRequest(subscriptions=subscriptions))
+    stream = ReplicateStream(world.leader, stuck)
+    running = asyncio.create_task(stream.run())
+    async with asyncio.timeout(WAIT_S):
+        await stuck.is_stuck.wait()
+        if end == "silence":
+            monkeypatch.setattr(pulse, "REPLICATE_SILENCE_MS", 1)
+            # However late the next look is, it is not taken for a process that stood still.
+            monkeypatch.setattr(pulse, "REPLICATE_IDLE_MS", 1_000_000)
+        elif end == "stop":
+            world.streams.go_away("stop", 1)
+        else:
+            await world.follow()
+        if end == "stop":
+            await running
+        else:
+            with pytest.raises(RefusedError):
+                await running
+    assert replica.lost == [1]
