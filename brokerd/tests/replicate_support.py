@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +145,9 @@ class FollowerSide:
         self._count = 0
 
     async def send(self, **part: Any) -> None:
-        """Send one message."""
-        await self.call.write(pb.ReplicateRequest(**part).SerializeToString())
+        """Send one message; the next read tells how a stream ended that takes none any more."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.call.write(pb.ReplicateRequest(**part).SerializeToString())
 
     async def open(
         self,
