@@ -194,6 +194,9 @@ CATCH_UP_TURN_BYTES: Final = 1024 * 1024
 CATCH_UP_EVERY_BYTES: Final = 16 * 1024 * 1024
 """Bytes sent to in-sync replicas after which the others get one `CATCH_UP_TURN_BYTES`."""
 
+RECENT_READS_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of batches that a leader keeps after it sent them to one follower, for the other followers of the partition."""
+
 MAX_REPLICATE_STREAMS: Final = 1_024
 """Streams of followers open at once on one broker, one for each other broker; more are refused with OVERLOADED."""
 
