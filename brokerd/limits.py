@@ -160,3 +160,69 @@ SUBSCRIBE_RETRY_MIN_MS: Final = 50
 
 SUBSCRIBE_RETRY_MAX_MS: Final = 2_000
 """Most milliseconds between two subscriptions of a follower."""
+
+REPLICATE_RETRY_MIN_MS: Final = 50
+"""Milliseconds before a follower opens a broken stream to a leader again; doubles each time, plus up to a quarter at random."""
+
+REPLICATE_RETRY_MAX_MS: Final = 1_000
+"""Most milliseconds between two openings of a stream, besides the random part."""
+
+REPLICATE_RETRY_RESET_MS: Final = 10_000
+"""Milliseconds of life after which the next break of a stream begins at the shortest wait again."""
+
+REPLICATE_OPEN_MS: Final = 2_000
+"""Milliseconds that either side of a new stream waits for the other's first message."""
+
+REPLICATE_IDLE_MS: Final = 1_000
+"""Milliseconds without another message after which either side of a stream between brokers sends a heartbeat."""
+
+REPLICATE_SILENCE_MS: Final = 3_000
+"""Milliseconds without any message after which either side ends the stream."""
+
+REPLICA_CHUNK_BYTES: Final = 1024 * 1024
+"""Bytes of batches in one message to a follower; a single larger batch is still sent."""
+
+IN_SYNC_CREDIT_BYTES: Final = 16 * 1024 * 1024
+"""Bytes to in-sync replicas that a follower lets one leader have under way."""
+
+CATCH_UP_CREDIT_BYTES: Final = 4 * 1024 * 1024
+"""The same to replicas that are not in sync."""
+
+CATCH_UP_TURN_BYTES: Final = 1024 * 1024
+"""Bytes sent to replicas that are not in sync when in-sync ones never leave them a turn."""
+
+CATCH_UP_EVERY_BYTES: Final = 16 * 1024 * 1024
+"""Bytes sent to in-sync replicas after which the others get one `CATCH_UP_TURN_BYTES`."""
+
+RECENT_READS_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of batches that a leader keeps after it sent them to one follower, for the other followers of the partition."""
+
+MAX_REPLICATE_STREAMS: Final = 1_024
+"""Streams of followers open at once on one broker, one for each other broker; more are refused with OVERLOADED."""
+
+MAX_ROUTES_PER_REPLICATE_STREAM: Final = 1_000_000
+"""Subscriptions over the life of one stream, and its highest route number plus one; more end with OVERLOADED."""
+
+SUBSCRIBES_PER_MESSAGE: Final = 2_000
+"""Most subscriptions, or ends of them, in one message to a leader."""
+
+ACKS_PER_MESSAGE: Final = 2_000
+"""Most acknowledgements in one message to a leader."""
+
+MARKS_PER_MESSAGE: Final = 2_000
+"""Most high watermarks in one message to a follower."""
+
+REPLICA_COALESCE_MS: Final = 2
+"""Milliseconds between two messages of acknowledgements, or two of high watermarks, on one stream."""
+
+REPLICA_SLICE: Final = 200
+"""Partitions whose end of a stream is handled before the event loop gets its turn."""
+
+ISR_GATHER_MS: Final = 10
+"""Milliseconds that proposals of in-sync replicas are gathered for one call of the controller."""
+
+ISR_CALL_MS: Final = 10_000
+"""Milliseconds after which a call that proposes in-sync replicas is given up, its outcome unknown."""
+
+HIGH_WATERMARK_SAVE_MS: Final = 5_000
+"""Milliseconds between two savings of the high watermarks of partitions with several replicas."""

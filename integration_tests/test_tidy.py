@@ -27,6 +27,7 @@ CORES = (
     "brokerd/partition/",
     "brokerd/produce/",
     "brokerd/fetch/",
+    "brokerd/pushing/",
     "sdk/lograft/_core/",
 )
 

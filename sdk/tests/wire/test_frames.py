@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 from lograft.v1 import log_pb2
-from lograft.wire import frames
+from lograft.wire import frame_layout, frames
 from lograft.wire.frames import (
     FetchFrame,
     ProduceFrame,
@@ -196,8 +196,8 @@ def test_frame_tags_are_those_of_the_proto() -> None:
         (log_pb2.FetchChunk, ["route", "next_offset", "high_watermark"]),
     ):
         fields = message.DESCRIPTOR.fields_by_name
-        assert [frames._NUMBER_TAGS[fields[name].number][0] for name in names] == [
+        assert [frame_layout._NUMBER_TAGS[fields[name].number][0] for name in names] == [
             fields[name].number << 3 for name in names
         ]
-        assert frames._BODY_TAG[0] == fields["body"].number << 3 | 2
+        assert frame_layout._BODY_TAG[0] == fields["body"].number << 3 | 2
         assert set(fields) == {*names, "body"}

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may open a `Replicate` stream at this leader, and which stream of a follower counts.
+
+Owns the checks of `ReplicateOpen` and the register by follower. Must not know routes.
+Law: a follower has one stream here, the newest of its newest process.
+Source: docs/replication.md, "Handshake".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from lograft.internal.v1 import replication_pb2 as pb
+from lograft.wire.codes import ErrorCode
+from lograft.wire.limits import MAGIC
+
+from brokerd.failure import Failure, refused
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.pushing.rate import CatchUpRate
+from brokerd.replication.follower_route import LedReplica
+from brokerd.rpc.parts import StreamRegister
+from brokerd.rpc.recent_reads import RecentReads
+
+UNREGISTERED_RETRY_MS = 250
+"""Milliseconds after which a follower should try again at a leader that is not registered yet."""
+
+
+class FollowerStream(Protocol):
+    """A stream that has been opened."""
+
+    @property
+    def follower_id(self) -> int:
+        """Node id of the follower."""
+        ...
+
+    @property
+    def follower_epoch(self) -> int:
+        """Epoch of the follower's registration."""
+        ...
+
+    def supersede(self, failure: Failure) -> None:
+        """End the stream: another one of the follower counts from now on."""
+        ...
+
+
+class FollowerStreams:
+    """The streams by follower."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int, FollowerStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def enter(self, stream: FollowerStream) -> None:
+        """Let a stream count; an older one of the same follower ends.
+
+        Raises:
+            RefusedError: STALE_BROKER_EPOCH: the older one belongs to a newer process.
+        """
+        follower_id, epoch = stream.follower_id, stream.follower_epoch
+        older = self._streams.get(follower_id)
+        if older is not None:
+            if epoch < older.follower_epoch:
+                raise refused(ErrorCode.STALE_BROKER_EPOCH, _stale(follower_id, epoch, older.follower_epoch))
+            message = f"broker {follower_id} has opened another stream"
+            older.supersede(Failure(code=ErrorCode.STALE_BROKER_EPOCH, message=message))
+        self._streams[follower_id] = stream
+
+    def leave(self, stream: FollowerStream) -> None:
+        """Forget a stream that is over; nothing happens when another one took its place."""
+        if self._streams.get(stream.follower_id) is stream:
+            del self._streams[stream.follower_id]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """This broker, as the streams of its followers see it.
+
+    Attributes:
+        cluster_id: cluster id.
+        node_id: node id.
+        observer: the metadata.
+        broker_epoch: gives the epoch of the own registration; None: not registered yet.
+        find: gives the open replica of a topic id and partition.
+        streams: register of all streams, for the limit and the stop.
+        rate: how fast catch-up traffic may go, over all streams.
+        followers: the streams that were opened.
+        reads: what was read for followers in sync.
+    """
+
+    cluster_id: str
+    node_id: int
+    observer: MetadataObserver
+    broker_epoch: Callable[[], int | None]
+    find: Callable[[bytes, int], LedReplica | None]
+    streams: StreamRegister
+    rate: CatchUpRate
+    followers: FollowerStreams = field(default_factory=FollowerStreams)
+    reads: RecentReads = field(default_factory=RecentReads)
+
+    def check_open(self, request: pb.ReplicateOpen) -> int:
+        """Check who comes; return the broker epoch of this leader.
+
+        Raises:
+            RefusedError: WRONG_CLUSTER, INVALID_REQUEST, STALE_BROKER_EPOCH, OVERLOADED.
+        """
+        if request.cluster_id != self.cluster_id:
+            message = f"this is cluster {self.cluster_id!r}, not {request.cluster_id[:100]!r}: check the address"
+            raise refused(ErrorCode.WRONG_CLUSTER, message)
+        follower_id, epoch = request.follower_id, request.broker_epoch
+        if request.leader_id != self.node_id:
+            message = f"this is broker {self.node_id}, not {request.leader_id}: look up its address again"
+            raise refused(ErrorCode.INVALID_REQUEST, message)
+        if follower_id < 0 or follower_id == self.node_id or epoch < 0:
+            message = f"follower {follower_id} of broker epoch {epoch} cannot follow broker {self.node_id}"
+            raise refused(ErrorCode.INVALID_REQUEST, message)
+        if request.formats and MAGIC not in request.formats:
+            message = f"batch formats {sorted(request.formats)[:16]} do not hold {MAGIC}, which the logs here have"
+            raise refused(ErrorCode.INVALID_REQUEST, message)
+        known = self.observer.image.brokers.get(follower_id)
+        if known is not None and epoch < known.broker_epoch:
+            raise refused(ErrorCode.STALE_BROKER_EPOCH, _stale(follower_id, epoch, known.broker_epoch))
+        own_epoch = self.broker_epoch()
+        if own_epoch is None:
+            message = f"broker {self.node_id} is not registered yet: try again"
+            raise refused(ErrorCode.OVERLOADED, message, retry_after_ms=UNREGISTERED_RETRY_MS)
+        return own_epoch
+
+
+def _stale(follower_id: int, epoch: int, newer_epoch: int) -> str:
+    return (
+        f"broker {follower_id} is registered with epoch {newer_epoch}, this is the earlier one {epoch}: register again"
+    )

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the leader's side share: a server with the service alone, replicas that lead, and a follower's stream.
+
+The brokers 2 and 3 follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from lograft.internal.v1 import replication_pb2 as pb
+from lograft.wire.batch import iter_batches
+from lograft.wire.codes import ErrorCode
+from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+from lograft.wire.status import RemoteStatus, parse_rpc_error
+
+from brokerd.limits import MAX_REPLICATE_STREAMS
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.pushing import pulse, session
+from brokerd.pushing.rate import CatchUpRate
+from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
+from brokerd.replication.follower_route import LedReplica
+from brokerd.rpc.parts import StreamRegister
+from brokerd.rpc.replicate_handshake import Leader
+from brokerd.rpc.replicate_service import ReplicationService
+from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID, LeadingReplica
+from brokerd.tests.support import WAIT_S
+from metaquorum.controller.state import BrokerImage
+
+METHOD = "/lograft.internal.v1.ReplicationService/Replicate"
+TOPIC_ID = b"t" * 16
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no stream end by the clock; a test of that sets its own time."""
+    monkeypatch.setattr(pulse, "REPLICATE_SILENCE_MS", 1_000_000)
+    monkeypatch.setattr(session, "REPLICATE_OPEN_MS", 1_000_000)
+
+
+class LeaderWorld:
+    """A server with the service alone.
+
+    Attributes:
+        replicas: the partitions by topic id and number.
+        own_epoch: broker epoch of the leader; None: not registered.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.replicas: dict[tuple[bytes, int], LedReplica] = {}
+        self.own_epoch: int | None = 10
+        self.observer = MetadataObserver()
+        self.streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
+        self.rate = CatchUpRate()
+        self.leader = Leader(
+            cluster_id="c",
+            node_id=LEADER_ID,
+            observer=self.observer,
+            broker_epoch=lambda: self.own_epoch,
+            find=lambda topic_id, partition: self.replicas.get((topic_id, partition)),
+            streams=self.streams,
+            rate=self.rate,
+        )
+        self.address = ""
+        self._channels: list[grpc.aio.Channel] = []
+
+    def lead(self, partition: int = 0, **options: Any) -> LeadingReplica:
+        """Lead a partition."""
+        replica = LeadingReplica(self._directory / str(partition), **options)
+        self.replicas[TOPIC_ID, partition] = replica
+        return replica
+
+    def register(self, node_id: int, broker_epoch: int) -> None:
+        """Let the metadata have a registration."""
+        registered = BrokerImage(
+            broker_id=node_id,
+            incarnation_id=b"i" * 16,
+            broker_epoch=broker_epoch,
+            host="h",
+            port=1,
+            rack=None,
+            fenced=False,
+            in_controlled_shutdown=False,
+            log_directory_ids=(),
+            unclean=False,
+        )
+        self.observer.image.put_broker(registered)
+
+    def dial(self) -> FollowerSide:
+        """Begin a stream on a channel of its own."""
+        channel = grpc.aio.insecure_channel(
+            self.address,
+            options=(
+                ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.use_local_subchannel_pool", 1),
+            ),
+        )
+        self._channels.append(channel)
+        return FollowerSide(channel)
+
+    async def follow(self, node_id: int = 2, **fields: Any) -> FollowerSide:
+        """Open a stream."""
+        stream = self.dial()
+        await stream.open(node_id, **fields)
+        assert (await stream.part("opened")).opened.broker_epoch == self.own_epoch
+        return stream
+
+    async def close_channels(self) -> None:
+        """Cut everything."""
+        for channel in self._channels:
+            await channel.close()
+        self._channels.clear()
+
+
+@asynccontextmanager
+async def leader_world(directory: Path) -> AsyncIterator[LeaderWorld]:
+    """A leader that listens."""
+    world = LeaderWorld(directory)
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    server.add_generic_rpc_handlers((ReplicationService(world.leader).handler(),))
+    world.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield world
+    finally:
+        await world.close_channels()
+        await server.stop(WAIT_S)
+        for replica in world.replicas.values():
+            if isinstance(replica, LeadingReplica):
+                replica.log.close(clean=False)
+
+
+class FollowerSide:
+    """A follower's end of one stream, message by message; every wait ends."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call: Any = channel.stream_stream(METHOD)()
+        self._count = 0
+
+    async def send(self, **part: Any) -> None:
+        """Send one message; the next read tells how a stream ended that takes none any more."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.call.write(pb.ReplicateRequest(**part).SerializeToString())
+
+    async def open(
+        self,
+        node_id: int = 2,
+        *,
+        in_sync_bytes: int = 1 << 30,
+        catch_up_bytes: int = 1 << 30,
+        **fields: Any,
+    ) -> None:
+        """Send the opening."""
+        fields = {
+            "cluster_id": "c",
+            "follower_id": node_id,
+            "broker_epoch": 10 * node_id,
+            "leader_id": LEADER_ID,
+            "credit": pb.ReplicaCredit(in_sync_bytes=in_sync_bytes, catch_up_bytes=catch_up_bytes),
+            **fields,
+        }
+        await self.send(open=pb.ReplicateOpen(**fields))
+
+    async def subscribe(
+        self, route: int, *, partition: int = 0, end: int = 0, last_epoch: int | None = None, **fields: Any
+    ) -> None:
+        """Ask for a partition from an offset on; sessions count up."""
+        self._count += 1
+        fields = {
+            "route": route,
+            "topic_id": TOPIC_ID,
+            "partition": partition,
+            "session": self._count,
+            "leader_epoch": LEADER_EPOCH,
+            "log_end_offset": end,
+            "flushed_offset": end,
+            **fields,
+        }
+        wanted = pb.ReplicaSubscription(last_epoch=last_epoch, **fields)
+        await self.send(subscriptions=pb.ReplicaSubscriptions(subscriptions=[wanted]))
+
+    async def ack(self, route: int, appended: int, flushed: int | None = None) -> None:
+        """Tell what is held."""
+        ack = pb.ReplicaAck(
+            route=route, appended_offset=appended, flushed_offset=appended if flushed is None else flushed
+        )
+        await self.send(acks=pb.ReplicaAcks(acks=[ack]))
+
+    async def receive(self) -> BatchesFrame | pb.ReplicateResponse:
+        """Return the next message that is no heartbeat."""
+        while True:
+            async with asyncio.timeout(WAIT_S):
+                data = await self.call.read()
+            assert data is not grpc.aio.EOF, "the stream ended"
+            message = decode_replicate_response(data)
+            if isinstance(message, BatchesFrame) or message.WhichOneof("part") != "heartbeat":
+                return message
+
+    async def part(self, name: str) -> pb.ReplicateResponse:
+        """Return the next message, which must be this one; marks before it are passed over, they come when they come."""
+        while True:
+            message = await self.receive()
+            assert isinstance(message, pb.ReplicateResponse), message
+            kind = message.WhichOneof("part")
+            if kind == name:
+                return message
+            assert kind == "marks", message
+
+    async def batches(self) -> BatchesFrame:
+        """Return the next message, which must be batches; marks before it are passed over."""
+        while True:
+            message = await self.receive()
+            if isinstance(message, BatchesFrame):
+                return message
+            assert message.WhichOneof("part") == "marks", message
+
+    async def gather(self, end: int) -> tuple[bytes, list[BatchesFrame]]:
+        """Return the bytes, and the messages, up to an offset; there is one route, and each message continues the last one."""
+        frames: list[BatchesFrame] = []
+        place: int | None = None
+        while place is None or place < end:
+            frame = await self.batches()
+            assert place in (None, frame.base_offset)
+            frames.append(frame)
+            place = list(iter_batches(frame.body))[-1][1].next_offset
+        return b"".join(bytes(frame.body) for frame in frames), frames
+
+    async def ended(self, route: int, error: int) -> pb.RouteEnded:
+        """Return the next message, which must be the end of a route."""
+        ended = (await self.part("ended")).ended
+        assert (ended.route, ended.error) == (route, error), ended
+        return ended
+
+    async def failure(self) -> RemoteStatus:
+        """Read until the stream ends, and return how."""
+        async with asyncio.timeout(WAIT_S):
+            try:
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+            except grpc.aio.AioRpcError as error:
+                return parse_rpc_error(error)
+        raise AssertionError("the stream ended without a failure")
+
+    async def refusal(self) -> ErrorCode | None:
+        """Return the code with which the stream ends."""
+        return (await self.failure()).code
+
+    async def orderly_end(self) -> None:
+        """Read until the stream ends in good order."""
+        async with asyncio.timeout(WAIT_S):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+            assert await self.call.code() is grpc.StatusCode.OK

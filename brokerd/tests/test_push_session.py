@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core of a stream at the leader: opening, subscriptions, acknowledgements, batches, what bad input does."""
+
+from __future__ import annotations
+
+import pytest
+from lograft.wire.codes import ErrorCode
+
+from brokerd.limits import (
+    MAX_CREDIT_BYTES,
+    REPLICA_CHUNK_BYTES,
+    REPLICATE_OPEN_MS,
+)
+from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
+from brokerd.pushing.events import (
+    Accepted,
+    AckReplica,
+    AcksReceived,
+    ChunkRead,
+    CreditReceived,
+    Diverged,
+    HeartbeatReceived,
+    LeaderMoved,
+    LogGrown,
+    LoseReplica,
+    Opened,
+    PushEvent,
+    PushOpened,
+    PushTick,
+    ReadFailed,
+    ReadReplica,
+    RouteAck,
+    RouteDiverged,
+    RouteRefused,
+    RoutesUnwanted,
+    StopWanted,
+    SubscribeReplica,
+    SubscriptionsReceived,
+    TrafficChanged,
+)
+from brokerd.pushing.rate import CatchUpRate
+from brokerd.pushing.session import PushSession
+from brokerd.tests.push_support import (
+    accept,
+    acked,
+    ended,
+    only_abort,
+    opened_session,
+    read,
+    subscribe,
+    subscription,
+)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        SubscriptionsReceived(subscriptions=()),
+        RoutesUnwanted(routes=()),
+        AcksReceived(acks=()),
+        CreditReceived(in_sync_bytes=1, catch_up_bytes=1),
+        HeartbeatReceived(),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_open_comes_first(event: PushEvent) -> None:
+    """Any other first message ends the stream, and says what was expected."""
+    failure = only_abort(PushSession(CatchUpRate(), 0).step(event, 0))
+    assert failure.code is ErrorCode.INVALID_REQUEST
+    assert "`open`" in failure.message
+
+
+def test_opened_is_the_first_answer_even_at_a_stop() -> None:
+    """Nothing is written before the answer to the opening, not even that the broker stops."""
+    session = PushSession(CatchUpRate(), 0)
+    assert session.step(StopWanted(drain_ms=100), 0) == []
+    assert not session.has_answers
+    assert session.take_answers(0) == []
+    assert not session.is_finished
+    assert session.step(PushOpened(in_sync_bytes=0, catch_up_bytes=0), 0) == []
+    assert session.has_answers
+    assert session.take_answers(0)[0] == Opened()
+    assert session.is_finished
+
+
+def test_open_comes_once() -> None:
+    """A second opening ends the stream."""
+    failure = only_abort(opened_session().step(PushOpened(in_sync_bytes=1, catch_up_bytes=1), 0))
+    assert failure.code is ErrorCode.INVALID_REQUEST
+    assert "twice" in failure.message
+
+
+@pytest.mark.parametrize(("in_sync", "catch_up"), [(-1, 0), (0, -1), (MAX_CREDIT_BYTES + 1, 0)])
+def test_bad_credit_ends_the_stream(in_sync: int, catch_up: int) -> None:
+    """Credit below zero or over the limit is refused, at the opening and later."""
+    opening = PushOpened(in_sync_bytes=in_sync, catch_up_bytes=catch_up)
+    assert only_abort(PushSession(CatchUpRate(), 0).step(opening, 0)).code is ErrorCode.INVALID_REQUEST
+    later = CreditReceived(in_sync_bytes=in_sync, catch_up_bytes=catch_up)
+    assert only_abort(opened_session().step(later, 0)).code is ErrorCode.INVALID_REQUEST
+
+
+def test_a_stream_that_is_never_opened_ends() -> None:
+    """The opening has its time limit."""
+    session = PushSession(CatchUpRate(), 1_000)
+    assert session.deadline_ms() == 1_000 + REPLICATE_OPEN_MS
+    assert session.step(PushTick(), 1_000 + REPLICATE_OPEN_MS - 1) == []
+    assert only_abort(session.step(PushTick(), 1_000 + REPLICATE_OPEN_MS)).code is ErrorCode.TIMED_OUT
+
+
+def test_an_accepted_route_is_sent_everything_from_the_followers_end_on() -> None:
+    """Acceptance first, then batches from the follower's log end to the leader's, one chunk at a time."""
+    session = opened_session()
+    wanted = subscription(7, end=10)
+    assert session.step(SubscriptionsReceived(subscriptions=(wanted,)), 0) == [SubscribeReplica(subscription=wanted)]
+    assert session.next_read(0) is None
+    accept(session, 7, end=30, high_watermark=12, log_start_offset=3)
+    assert session.next_read(0) is None, "the answer goes first"
+    assert session.take_answers(0) == [Accepted(route=7, high_watermark=12, log_start_offset=3)]
+    assert session.next_read(0) == ReadReplica(
+        route=7,
+        offset=10,
+        max_bytes=REPLICA_CHUNK_BYTES,
+        high_watermark=12,
+        log_start_offset=3,
+        is_in_sync=True,
+    )
+    assert session.step(ChunkRead(route=7, next_offset=25, size_bytes=100), 0) == []
+    assert read(session, 30) == (7, 25)
+    assert session.next_read(0) is None
+
+
+def test_an_answer_goes_before_batches_of_any_route() -> None:
+    """While an answer waits nothing is read: batches never overtake what is said."""
+    session = opened_session()
+    subscribe(session, 1, log_end=5)
+    subscribe(session, 2, partition=1)
+    session.step(RouteRefused(route=2, error=SubscriptionError.NOT_LEADER, log_start_offset=0), 0)
+    assert session.next_read(0) is None
+    assert session.take_answers(0) == [ended(2, SubscriptionError.NOT_LEADER)]
+    assert read(session, 5) == (1, 0)
+
+
+def test_growth_wakes_a_route_that_had_everything() -> None:
+    """A route at the log end is sent what is appended; older news, and news of no route, change nothing."""
+    session = opened_session()
+    subscribe(session, 1, log_end=0)
+    assert session.next_read(0) is None
+    session.step(LogGrown(route=1, log_end_offset=4), 0)
+    session.step(LogGrown(route=1, log_end_offset=3), 0)
+    session.step(LogGrown(route=99, log_end_offset=4), 0)
+    assert read(session, 4) == (1, 0)
+    session.step(LogGrown(route=1, log_end_offset=4), 0)
+    assert session.next_read(0) is None
+
+
+def test_growth_before_the_acceptance_is_not_lost() -> None:
+    """The log may grow while the answer is under way; it is sent after the acceptance, not before."""
+    session = opened_session()
+    session.step(SubscriptionsReceived(subscriptions=(subscription(1),)), 0)
+    session.step(LogGrown(route=1, log_end_offset=9), 0)
+    session.step(LeaderMoved(route=1, high_watermark=5, log_start_offset=0), 0)
+    assert session.next_read(0) is None
+    accept(session, 1, end=6)
+    session.take_answers(0)
+    assert read(session, 9) == (1, 0)
+    assert session.next_read(0) is None
+
+
+def test_a_route_that_is_gone_hears_no_late_answer() -> None:
+    """What a replica says of a route that was let go, or says twice, is passed over."""
+    session = opened_session()
+    subscribe(session, 1)
+    subscribe(session, 2, partition=1)
+    session.step(RoutesUnwanted(routes=(1,)), 0)
+    accept(session, 1, end=5)
+    accept(session, 2, end=5)
+    session.step(RouteDiverged(route=1, leader_end=EpochEnd(1, 2)), 0)
+    session.step(RouteRefused(route=1, error=SubscriptionError.NOT_LEADER, log_start_offset=0), 0)
+    session.step(TrafficChanged(route=1, is_in_sync=False), 0)
+    session.step(LeaderMoved(route=1, high_watermark=5, log_start_offset=0), 0)
+    assert session.step(ChunkRead(route=1, next_offset=5, size_bytes=10), 0) == []
+    assert session.step(ReadFailed(route=1, error=SubscriptionError.STORAGE_FAILED, log_start_offset=0), 0) == []
+    assert session.take_answers(0) == []
+    assert session.next_read(0) is None
+    assert session.route_count == 1
+
+
+def test_diverged_and_refused_end_the_route() -> None:
+    """Both are told to the follower; the replica knows already, so it is not told again."""
+    session = opened_session()
+    wanted = (subscription(1), subscription(2, partition=1))
+    session.step(SubscriptionsReceived(subscriptions=wanted), 0)
+    assert session.step(RouteDiverged(route=1, leader_end=EpochEnd(4, 8)), 0) == []
+    assert session.step(RouteRefused(route=2, error=SubscriptionError.BELOW_LOG_START, log_start_offset=6), 0) == []
+    assert session.take_answers(0) == [
+        Diverged(route=1, leader_end=EpochEnd(4, 8)),
+        ended(2, SubscriptionError.BELOW_LOG_START, 6),
+    ]
+    assert session.route_count == 0
+
+
+def test_an_end_takes_a_waiting_route_out_of_its_turn() -> None:
+    """Nothing is sent on a route behind its end."""
+    session = opened_session()
+    subscribe(session, 1, log_end=5)
+    session.step(RouteRefused(route=1, error=SubscriptionError.NOT_LEADER, log_start_offset=0), 0)
+    session.take_answers(0)
+    assert session.next_read(0) is None
+
+
+def test_acknowledgements_go_to_their_replicas() -> None:
+    """Each of an accepted route is passed on, in order; those of routes unknown, over or not accepted yet are not."""
+    session = opened_session()
+    for route in (1, 2, 3):
+        subscribe(session, route, partition=route, log_end=8)
+        read(session, 8)
+    session.step(RoutesUnwanted(routes=(2,)), 0)
+    session.step(SubscriptionsReceived(subscriptions=(subscription(4, partition=4),)), 0)
+    acks = tuple(RouteAck(route=route, appended_offset=8, flushed_offset=route) for route in (3, 9, 2, 1, 4, -1))
+    assert session.step(AcksReceived(acks=acks), 0) == [
+        AckReplica(route=3, appended_offset=8, flushed_offset=3),
+        AckReplica(route=1, appended_offset=8, flushed_offset=1),
+    ]
+    assert session.take_answers(0) == []
+
+
+@pytest.mark.parametrize(("appended", "flushed"), [(6, 0), (5, 6), (-1, -1), (5, -1)], ids=str)
+def test_a_false_acknowledgement_ends_its_route_alone(appended: int, flushed: int) -> None:
+    """Beyond what was sent, or against itself: nothing of it is counted; the other route of the message is."""
+    session = opened_session()
+    subscribe(session, 1, log_end=9)
+    read(session, 5)
+    subscribe(session, 2, partition=1)
+    acks = (
+        RouteAck(route=1, appended_offset=appended, flushed_offset=flushed),
+        RouteAck(route=2, appended_offset=0, flushed_offset=0),
+    )
+    assert session.step(AcksReceived(acks=acks), 0) == [
+        LoseReplica(route=1),
+        AckReplica(route=2, appended_offset=0, flushed_offset=0),
+    ]
+    assert session.take_answers(0) == [ended(1, SubscriptionError.INVALID_ACK)]
+    assert session.next_read(0) is None
+
+
+def test_what_was_sent_may_be_acknowledged_in_full() -> None:
+    """The end of the last message is the most."""
+    session = opened_session()
+    subscribe(session, 1, log_end=9)
+    read(session, 5)
+    assert session.step(acked(1, 5), 0) == [AckReplica(route=1, appended_offset=5, flushed_offset=5)]
+
+
+def test_a_failed_read_ends_the_route() -> None:
+    """The follower hears why, the replica that the subscription is over; nothing of the credit is spent."""
+    session = opened_session()
+    subscribe(session, 1, log_end=9)
+    assert session.next_read(0) is not None
+    failed = ReadFailed(route=1, error=SubscriptionError.BELOW_LOG_START, log_start_offset=4)
+    assert session.step(failed, 0) == [LoseReplica(route=1)]
+    assert session.take_answers(0) == [ended(1, SubscriptionError.BELOW_LOG_START, 4)]
+    assert session.credit_bytes(is_in_sync=True) == 1_000_000
+
+
+def test_a_read_that_gives_nothing_ends_the_route() -> None:
+    """The log end says that something is there; reading it forever would never end."""
+    session = opened_session()
+    subscribe(session, 1, log_end=9)
+    assert session.next_read(0) is not None
+    assert session.step(ChunkRead(route=1, next_offset=0, size_bytes=0), 0) == [LoseReplica(route=1)]
+    assert session.take_answers(0) == [ended(1, SubscriptionError.STORAGE_FAILED)]
+
+
+def test_each_class_spends_its_own_credit() -> None:
+    """A route spends the credit of its class, and changes it when the replica says so."""
+    session = opened_session(in_sync_bytes=100, catch_up_bytes=100)
+    subscribe(session, 1, log_end=9)
+    read(session, 1, size_bytes=30)
+    assert (session.credit_bytes(is_in_sync=True), session.credit_bytes(is_in_sync=False)) == (70, 100)
+    session.step(TrafficChanged(route=1, is_in_sync=False), 0)
+    session.step(TrafficChanged(route=1, is_in_sync=False), 0)
+    following = session.next_read(0)
+    assert following is not None
+    assert not following.is_in_sync
+    session.step(ChunkRead(route=1, next_offset=2, size_bytes=130), 0)
+    assert (session.credit_bytes(is_in_sync=True), session.credit_bytes(is_in_sync=False)) == (70, -30)
+    assert session.next_read(0) is None
+    session.step(CreditReceived(in_sync_bytes=0, catch_up_bytes=30), 0)
+    assert session.next_read(0) is None
+    session.step(CreditReceived(in_sync_bytes=0, catch_up_bytes=1), 0)
+    assert read(session, 9) == (1, 2)
+
+
+def test_a_change_of_class_while_idle_counts_from_the_next_append_on() -> None:
+    """A route that has nothing to send is in no queue, whatever its class becomes."""
+    session = opened_session(catch_up_bytes=0)
+    subscribe(session, 1)
+    session.step(TrafficChanged(route=1, is_in_sync=False), 0)
+    session.step(LogGrown(route=1, log_end_offset=1), 0)
+    assert session.next_read(0) is None
+    session.step(TrafficChanged(route=1, is_in_sync=True), 0)
+    assert read(session, 1) == (1, 0)
+
+
+def test_the_writer_is_asked_only_where_there_is_work() -> None:
+    """Acknowledgements and credit of a stream that has sent everything wake nobody; answers, growth and the end of a stop do."""
+    session = opened_session(in_sync_bytes=0)
+    subscribe(session, 1)
+    session.step(acked(1, 0), 0)
+    session.step(CreditReceived(in_sync_bytes=5, catch_up_bytes=5), 0)
+    assert not session.has_work
+    session.step(LogGrown(route=1, log_end_offset=3), 0)
+    assert session.has_work
+    read(session, 3)
+    assert not session.has_work
+    session.step(StopWanted(drain_ms=100), 0)
+    assert session.has_work
+    session.take_answers(0)
+    assert not session.has_work
+    session.step(RoutesUnwanted(routes=(1,)), 0)
+    assert session.has_work

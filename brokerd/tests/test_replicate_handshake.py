@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicate over real gRPC at the leader: who is let in, what bad input does, heartbeats and silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lograft.internal.v1 import replication_pb2 as pb
+from lograft.wire.codes import ErrorCode
+
+from brokerd.failure import RefusedError
+from brokerd.limits import REPLICA_LAG_MAX_MS, REPLICATE_IDLE_MS, REPLICATE_SILENCE_MS
+from brokerd.pushing import pulse, session
+from brokerd.rpc.parts import StreamRegister
+from brokerd.rpc.replicate_stream import ReplicateStream
+from brokerd.tests.leading_replica import LEADER_ID
+from brokerd.tests.replicate_support import TOPIC_ID, LeaderWorld, be_patient, leader_world
+from brokerd.tests.support import WAIT_S
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LeaderWorld]:
+    """A leader that listens, and waits for a slow machine."""
+    be_patient(monkeypatch)
+    async with leader_world(tmp_path) as made:
+        yield made
+
+
+async def test_the_opening_is_answered_with_the_times(world: LeaderWorld) -> None:
+    """The follower learns the leader's registration, and how often to speak."""
+    stream = world.dial()
+    await stream.open(formats=[2, 16])
+    opened = (await stream.part("opened")).opened
+    assert opened == pb.ReplicateOpened(
+        broker_epoch=10, idle_ms=REPLICATE_IDLE_MS, silence_ms=REPLICATE_SILENCE_MS, lag_max_ms=REPLICA_LAG_MAX_MS
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"cluster_id": "other"}, ErrorCode.WRONG_CLUSTER),
+        ({"cluster_id": ""}, ErrorCode.WRONG_CLUSTER),
+        ({"leader_id": 3}, ErrorCode.INVALID_REQUEST),
+        ({"follower_id": LEADER_ID}, ErrorCode.INVALID_REQUEST),
+        ({"follower_id": -1}, ErrorCode.INVALID_REQUEST),
+        ({"broker_epoch": -1}, ErrorCode.INVALID_REQUEST),
+        ({"formats": [1, 2]}, ErrorCode.INVALID_REQUEST),
+        ({"follower_id": 2, "broker_epoch": 19}, ErrorCode.STALE_BROKER_EPOCH),
+        ({"in_sync_bytes": -1}, ErrorCode.INVALID_REQUEST),
+        ({"catch_up_bytes": 2**62}, ErrorCode.INVALID_REQUEST),
+    ],
+    ids=str,
+)
+async def test_who_is_not_meant_is_refused(world: LeaderWorld, fields: dict[str, Any], code: ErrorCode) -> None:
+    """Each reason has its code, and a stream that is open already hears nothing of it."""
+    world.register(2, 20)
+    good = await world.follow()
+    stream = world.dial()
+    await stream.open(**{"follower_id": 3, "broker_epoch": 30, **fields})
+    failure = await stream.failure()
+    assert failure.code is code
+    assert failure.message
+    world.lead()
+    await good.subscribe(1)
+    await good.part("accepted")
+
+
+async def test_a_registration_ahead_of_the_metadata_is_let_in(world: LeaderWorld) -> None:
+    """The leader's metadata may be behind the follower's registration."""
+    world.register(2, 20)
+    await world.follow(broker_epoch=21)
+
+
+async def test_a_leader_without_a_registration_asks_to_wait(world: LeaderWorld) -> None:
+    """It cannot say yet which process it is."""
+    world.own_epoch = None
+    stream = world.dial()
+    await stream.open()
+    failure = await stream.failure()
+    assert failure.code is ErrorCode.OVERLOADED
+    assert failure.retry_after_ms
+
+
+async def test_streams_have_a_most(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than the limit is refused with OVERLOADED."""
+    monkeypatch.setattr(world.streams, "_max_streams", 1)
+    first = await world.follow(2)
+    second = world.dial()
+    await second.open(3)
+    assert await second.refusal() is ErrorCode.OVERLOADED
+    await first.subscribe(1)
+    await first.ended(1, pb.ROUTE_ERROR_NOT_LEADER)
+    assert isinstance(world.streams, StreamRegister)
+
+
+@pytest.mark.parametrize("epoch", [20, 21])
+async def test_a_second_stream_of_a_follower_ends_the_first(world: LeaderWorld, epoch: int) -> None:
+    """Of the same process or a newer one; what the first had bound is lost there and may be bound by the second."""
+    replica = world.lead()
+    first = await world.follow()
+    await first.subscribe(1)
+    await first.part("accepted")
+    second = await world.follow(broker_epoch=epoch)
+    assert await first.refusal() is ErrorCode.STALE_BROKER_EPOCH
+    await second.subscribe(1, session=2)
+    await second.part("accepted")
+    await replica.until(lambda: replica.lost == [1])
+    replica.append(b"a")
+    assert (await second.batches()).route == 1
+    assert len(world.leader.followers) == 1
+
+
+async def test_an_older_process_does_not_end_the_stream_of_a_newer(world: LeaderWorld) -> None:
+    """It is refused, though the metadata does not know the newer registration yet; other followers are nobody's business."""
+    first = await world.follow(broker_epoch=20)
+    other = await world.follow(3)
+    second = world.dial()
+    await second.open(broker_epoch=19)
+    assert await second.refusal() is ErrorCode.STALE_BROKER_EPOCH
+    for stream in (first, other):
+        await stream.subscribe(1)
+        await stream.ended(1, pb.ROUTE_ERROR_NOT_LEADER)
+
+
+SUBSCRIPTION = pb.ReplicaSubscription(route=1, topic_id=TOPIC_ID, session=1, leader_epoch=5)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [b"\xff\xff\xff"],
+        [b""],
+        [b"\x7a\x00"],
+        [pb.ReplicateRequest(open=pb.ReplicateOpen(cluster_id="c"))],
+        [pb.ReplicateRequest(credit=pb.ReplicaCredit(in_sync_bytes=-1))],
+        [pb.ReplicateRequest(credit=pb.ReplicaCredit(catch_up_bytes=2**63 - 1))],
+        [pb.ReplicateRequest(subscriptions=pb.ReplicaSubscriptions(subscriptions=[SUBSCRIPTION, SUBSCRIPTION]))],
+        [pb.ReplicateRequest(subscriptions=pb.ReplicaSubscriptions(subscriptions=[SUBSCRIPTION] * 2_001))],
+        [pb.ReplicateRequest(subscriptions=pb.ReplicaSubscriptions(subscriptions=[pb.ReplicaSubscription(route=-1)]))],
+        [pb.ReplicateRequest(acks=pb.ReplicaAcks(acks=[pb.ReplicaAck()] * 2_001))],
+        [pb.ReplicateRequest(unsubscriptions=pb.ReplicaUnsubscriptions(routes=[0] * 2_001))],
+    ],
+    ids=[
+        "no message",
+        "empty message",
+        "unknown part",
+        "second open",
+        "credit below zero",
+        "credit over the limit",
+        "number used twice",
+        "too many subscriptions",
+        "number below zero",
+        "too many acks",
+        "too many unsubscriptions",
+    ],
+)
+async def test_bad_messages_end_their_stream_alone(world: LeaderWorld, messages: list[Any]) -> None:
+    """The follower is told INVALID_REQUEST, its routes are lost; the stream of another follower goes on."""
+    replica = world.lead(isr=(1, 2, 3))
+    bad, good = await world.follow(2), await world.follow(3)
+    for stream in (bad, good):
+        await stream.subscribe(0)
+        await stream.part("accepted")
+    for message in messages:
+        await bad.call.write(message if isinstance(message, bytes) else message.SerializeToString())
+    assert await bad.refusal() is ErrorCode.INVALID_REQUEST
+    await replica.until(lambda: 2 not in replica.routes)
+    replica.append(b"a")
+    assert (await good.batches()).route == 0
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"subscriptions": pb.ReplicaSubscriptions(subscriptions=[SUBSCRIPTION])},
+        {"acks": pb.ReplicaAcks()},
+        {"heartbeat": pb.ReplicaHeartbeat()},
+        {"credit": pb.ReplicaCredit(in_sync_bytes=1)},
+        {"unsubscriptions": pb.ReplicaUnsubscriptions()},
+    ],
+    ids=lambda part: next(iter(part)),
+)
+async def test_nothing_comes_before_the_opening(world: LeaderWorld, part: dict[str, Any]) -> None:
+    """Any other first message is refused, and has no effect."""
+    replica = world.lead()
+    stream = world.dial()
+    await stream.send(**part)
+    assert await stream.refusal() is ErrorCode.INVALID_REQUEST
+    assert replica.routes == {}
+
+
+async def test_an_idle_stream_hears_heartbeats(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader speaks when it has nothing to say, again and again."""
+    monkeypatch.setattr(pulse, "REPLICATE_IDLE_MS", 5)
+    stream = await world.follow()
+    for _ in range(3):
+        async with asyncio.timeout(WAIT_S):
+            response = pb.ReplicateResponse.FromString(await stream.call.read())
+        assert response.WhichOneof("part") == "heartbeat"
+
+
+async def test_a_silent_follower_is_let_go(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream ends with TIMED_OUT, and its replicas hear that it is lost."""
+    replica = world.lead()
+    stream = await world.follow()
+    await stream.subscribe(1)
+    await stream.part("accepted")
+    monkeypatch.setattr(pulse, "REPLICATE_SILENCE_MS", 1)
+    await stream.send(heartbeat=pb.ReplicaHeartbeat())
+    world.streams.go_away("looks at the time anew", 60_000)
+    assert await stream.refusal() is ErrorCode.TIMED_OUT
+    assert replica.lost == [1]
+
+
+async def test_a_stream_that_is_not_opened_ends(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says nothing at all is not waited for."""
+    monkeypatch.setattr(session, "REPLICATE_OPEN_MS", 1)
+    stream = world.dial()
+    assert await stream.refusal() is ErrorCode.TIMED_OUT
+    async with asyncio.timeout(WAIT_S):
+        await world.streams.wait_empty()
+
+
+class Stuck:
+    """A connection over which the follower's first messages came, and two answers went; the next write never ends."""
+
+    def __init__(self, *requests: pb.ReplicateRequest) -> None:
+        self.requests = [request.SerializeToString() for request in requests]
+        self.answers: list[bytes] = []
+        self.is_stuck = asyncio.Event()
+
+    async def read(self) -> bytes:
+        if not self.requests:
+            await asyncio.Event().wait()
+        return self.requests.pop(0)
+
+    async def write(self, data: bytes) -> None:
+        if len(self.answers) == 2:
+            self.is_stuck.set()
+            await asyncio.Event().wait()
+        self.answers.append(data)
+
+
+@pytest.mark.parametrize("end", ["silence", "another stream", "stop"])
+async def test_a_write_that_never_ends_does_not_hold_up_the_end(
+    world: LeaderWorld, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """A follower that neither reads nor speaks is let go, though the leader is in the middle of a message to it."""
+    monkeypatch.setattr(pulse, "REPLICATE_IDLE_MS", 5)
+    replica = world.lead()
+    replica.append(b"a")
+    credit = pb.ReplicaCredit(in_sync_bytes=1_000)
+    opening = pb.ReplicateOpen(cluster_id="c", follower_id=2, broker_epoch=20, leader_id=LEADER_ID, credit=credit)
+    subscriptions = pb.ReplicaSubscriptions(subscriptions=[SUBSCRIPTION])
+    stuck: Any = Stuck(pb.ReplicateRequest(open=opening), pb.ReplicateRequest(subscriptions=subscriptions))
+    stream = ReplicateStream(world.leader, stuck)
+    running = asyncio.create_task(stream.run())
+    async with asyncio.timeout(WAIT_S):
+        await stuck.is_stuck.wait()
+        if end == "silence":
+            monkeypatch.setattr(pulse, "REPLICATE_SILENCE_MS", 1)
+            # However late the next look is, it is not taken for a process that stood still.
+            monkeypatch.setattr(pulse, "REPLICATE_IDLE_MS", 1_000_000)
+        elif end == "stop":
+            world.streams.go_away("stop", 1)
+        else:
+            await world.follow()
+        if end == "stop":
+            await running
+        else:
+            with pytest.raises(RefusedError):
+                await running
+    assert replica.lost == [1]
