@@ -84,10 +84,10 @@ class IsolatingRounds:
         started_s = time.monotonic()
         self._cut(scene, broker_id, case)
         scene.hurt.add(broker_id)
-        problems: list[str] = []
+        late: list[str] = []
         try:
             if case.must_serve and scene.shape.is_redundant:
-                problems = scene.served_despite(f"broker {broker_id} cut off {case.text}")
+                late = scene.served_despite(f"broker {broker_id} cut off {case.text}")
             served_s = time.monotonic()
             # The others may have taken over long before: the guest goes on for the whole cut.
             scene.load.hold(started_s + HOLD_S)
@@ -107,7 +107,7 @@ class IsolatingRounds:
             started_s=started_s,
             ended_s=ended_s,
             times_s=times_s,
-            problems=problems,
+            late=late,
         )
 
     def _cut(self, scene: Scene, broker_id: int, case: Case) -> None:

@@ -27,7 +27,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
     started_s = time.monotonic()
     process.kill()
     scene.hurt.add(broker_id)
-    problems = scene.served_despite(f"without broker {broker_id}") if scene.shape.is_redundant else []
+    late = scene.served_despite(f"without broker {broker_id}") if scene.shape.is_redundant else []
     process.start()
     scene.hurt.discard(broker_id)
     scene.wait_in_sync()
@@ -42,7 +42,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
             "unavailable": scene.load.longest_gaps_s(led, started_s, ended_s),
             "others": scene.load.longest_gaps_s(others, started_s, ended_s),
         },
-        problems=problems,
+        late=late,
     )
 
 

@@ -27,11 +27,11 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
     started_s = time.monotonic()
     process.pause()
     scene.hurt.add(broker_id)
-    problems: list[str] = []
+    late: list[str] = []
     try:
         if scene.shape.is_redundant:
             scene.wait_removed(broker_id)
-            problems = scene.served_despite(f"broker {broker_id} stopped")
+            late = scene.served_despite(f"broker {broker_id} stopped")
         served_s = time.monotonic()
     finally:
         process.resume()
@@ -47,7 +47,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
             "unavailable": scene.load.longest_gaps_s(led, started_s, served_s),
             "unavailable_after_waking": scene.load.longest_gaps_s(scene.partitions, served_s, ended_s),
         },
-        problems=problems,
+        late=late,
     )
 
 

@@ -29,7 +29,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
     process.kill()
     scene.hurt.add(broker_id)
     shutil.rmtree(scene.cluster.directory / process.name)
-    problems = scene.served_despite(f"without broker {broker_id}")
+    late = scene.served_despite(f"without broker {broker_id}")
     served_s = time.monotonic()
     process.start()
     scene.hurt.discard(broker_id)
@@ -37,7 +37,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
     copied_s = time.monotonic()
     other.kill()
     scene.hurt.add(other_id)
-    problems += scene.served_despite(f"without broker {other_id}, and {broker_id} wiped before")
+    late += scene.served_despite(f"without broker {other_id}, and {broker_id} wiped before")
     other.start()
     scene.hurt.discard(other_id)
     scene.wait_in_sync()
@@ -49,7 +49,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
             "unavailable": scene.load.longest_gaps_s(led, started_s, served_s),
             "copied": [copied_s - served_s],
         },
-        problems=problems,
+        late=late,
     )
 
 
