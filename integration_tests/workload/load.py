@@ -57,7 +57,7 @@ class Load:
         self.acknowledgements = Acknowledgements(settings.partition_count)
         self._bootstrap = bootstrap
         self._guests: list[Sender] = []
-        self.senders = [self._sender(bootstrap, f"s{number}") for number in range(settings.senders)]
+        self.senders = [self._sender(bootstrap, number) for number in range(settings.senders)]
         self._readers: list[Reader] = [
             Poller(bootstrap, f"c{number}", self.tps, history=self.history, seed=seed * 1_000 + number)
             for number in range(settings.pollers)
@@ -66,17 +66,18 @@ class Load:
         self._is_stopped = False
         self.started_s = 0.0
 
-    def _sender(self, bootstrap: str, name: str) -> Sender:
+    def _sender(self, bootstrap: str, number: int) -> Sender:
         settings = self.settings
         return Sender(
             bootstrap,
-            name,
+            f"s{number}",
             topic=settings.topic,
             partitions=list(range(settings.partition_count)),
             rate_per_s=settings.rate_per_s / settings.senders,
             delivery_timeout_ms=settings.delivery_timeout_ms,
             history=self.history,
             acknowledgements=self.acknowledgements,
+            first=number * settings.partition_count // settings.senders,
         )
 
     def __enter__(self) -> Self:

@@ -95,6 +95,7 @@ class Sender:
         delivery_timeout_ms: of the producer.
         history: gets every send.
         acknowledgements: gets every receipt.
+        first: index of the partition to begin with: senders in step would reach a partition together, and leave it alone together.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Sender:
         delivery_timeout_ms: int,
         history: HistoryFile,
         acknowledgements: Acknowledgements | None = None,
+        first: int = 0,
     ) -> None:
         self.name = name
         self.failures: Counter[str] = Counter()
@@ -118,7 +120,7 @@ class Sender:
         self.broken: BaseException | None = None
         self._bootstrap = bootstrap
         self._topic = topic
-        self._partitions = partitions
+        self._partitions = [*partitions[first:], *partitions[:first]]
         self._rate_per_s = rate_per_s
         self._delivery_timeout_ms = delivery_timeout_ms
         self._history = history
