@@ -223,3 +223,6 @@ ISR_GATHER_MS: Final = 10
 
 ISR_CALL_MS: Final = 10_000
 """Milliseconds after which a call that proposes in-sync replicas is given up, its outcome unknown."""
+
+HIGH_WATERMARK_SAVE_MS: Final = 5_000
+"""Milliseconds between two savings of the high watermarks of partitions with several replicas."""

@@ -3,8 +3,8 @@
 
 Owns nothing but the order. Start: data directory, quorum node (own observer, or the voter of the same process),
 listener, registration; then, once the metadata has caught up with the registration, the logs; then the request to
-be unfenced. Health turns SERVING when the controller has done that. Stop: no new streams, GoAway to the open ones,
-leave from the controller, drain, listener, logs clean, mark of the clean stop, quorum node.
+be unfenced. Health turns SERVING when the controller has done that. Stop: leave from the controller, which moves the
+leaders; no new streams, GoAway to the open ones, drain, listener, logs clean, mark of the clean stop, quorum node.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import grpc.aio
 
 from brokerd.clock import monotonic_ms
 from brokerd.errors import BrokerError, BrokerFailedError
+from brokerd.following.replication import Replication
 from brokerd.health import Health
 from brokerd.limits import (
     DRAIN_MS,
     MAX_FETCH_STREAMS,
     MAX_PRODUCE_STREAMS,
+    MAX_REPLICATE_STREAMS,
     MAX_WATCH_STREAMS,
     PRODUCER_EXPIRY_CHECK_MS,
     SET_ASIDE_CHECK_MS,
@@ -37,7 +39,9 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
 from brokerd.metrics import open_metrics
+from brokerd.pushing.rate import CatchUpRate
 from brokerd.quorum import QuorumMember, open_quorum_member
+from brokerd.replication.follower_route import LedReplica
 from brokerd.replication.locator import Locator
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.rpc.admin_service import AdminService
@@ -46,6 +50,8 @@ from brokerd.rpc.log_directory_calls import LogDirectoryCalls
 from brokerd.rpc.log_service import LogService
 from brokerd.rpc.metadata_service import MetadataService
 from brokerd.rpc.parts import BrokerParts, StreamRegister
+from brokerd.rpc.replicate_handshake import Leader
+from brokerd.rpc.replicate_service import ReplicationService
 from brokerd.settings import BrokerSettings
 from metaquorum.settings import Address
 from storage.clean_stop import last_clean_stop, mark_clean_stop
@@ -83,9 +89,11 @@ class BrokerServer:
             StreamRegister("fetch", MAX_FETCH_STREAMS),
             StreamRegister("watch", MAX_WATCH_STREAMS),
         )
+        self._follower_streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
         self._quorum: QuorumMember | None = None
         self._metrics: MetricsListener | None = None
         self._host: ReplicaHost | None = None
+        self._replication: Replication | None = None
         self._directories: OpenedDirectories | None = None
         self._lifecycle: BrokerLifecycle | None = None
         self._producer_ids: ProducerIds | None = None
@@ -113,6 +121,11 @@ class BrokerServer:
         """`host:port` of the quorum listener of this process; None without a voter in it."""
         own_voter = None if self._quorum is None else self._quorum.own_voter
         return None if own_voter is None else own_voter[1]
+
+    @property
+    def observer(self) -> MetadataObserver:
+        """The metadata of this broker."""
+        return self._observer
 
     @property
     def replica_host(self) -> ReplicaHost | None:
@@ -149,9 +162,17 @@ class BrokerServer:
             settings.more_data_directories,
             SpaceLimits.from_soft(settings.min_free_bytes),
         )
-        self._host = ReplicaHost(directories=self._directories.logs, node_id=node_id, observer=self._observer)
         calls = ControllerCalls(
             self._observer, self._peers, self._quorum.bootstrap_addresses, own_voter=self._quorum.own_voter
+        )
+        self._replication = Replication(
+            calls, self._observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=self._broker_epoch
+        )
+        self._host = ReplicaHost(
+            directories=self._directories.logs,
+            node_id=node_id,
+            observer=self._observer,
+            peers=self._replication.peers,
         )
         identity = BrokerIdentity(
             cluster_id=cluster_id,
@@ -179,6 +200,7 @@ class BrokerServer:
             LogService(parts).handler(),
             MetadataService(parts).handler(),
             AdminService(calls, self._observer, log_directories).handler(),
+            ReplicationService(self._leader(node_id, cluster_id, self._host)).handler(),
         )
         self._server, bound = await make_server(handlers, self._health, settings.listen)
         self._address = settings.advertise or bound
@@ -234,12 +256,13 @@ class BrokerServer:
         self._is_stopping = True
         await self._health.set_serving(False)
         self._serving.clear()
-        for register in self._registers:
+        # The leaders move first, while everything is still served: clients follow the hint to the next one.
+        if self._lifecycle is not None and not await self._lifecycle.shut_down(timeout_ms=SHUTDOWN_HANDOVER_MS):
+            logger.warning("stopping without the controller's leave")
+        for register in (*self._registers, self._follower_streams):
             register.go_away("the broker is stopping: connect elsewhere", DRAIN_MS)
         await self._drain()
         if self._lifecycle is not None:
-            if not await self._lifecycle.shut_down(timeout_ms=SHUTDOWN_HANDOVER_MS):
-                logger.warning("stopping without the controller's leave")
             await self._lifecycle.stop()
         tasks = tuple(self._tasks)
         for task in tasks:
@@ -250,6 +273,8 @@ class BrokerServer:
         if self._producer_ids is not None:
             await self._producer_ids.close()
         is_clean = self._host is not None and await self._host.stop()
+        if self._replication is not None:
+            await self._replication.close()
         if self._directories is not None:
             if is_clean:
                 await self._mark_clean_stop(self._directories)
@@ -307,7 +332,27 @@ class BrokerServer:
                     return
             await self._observer.wait_for(self._observer.metadata_offset + 1, timeout_ms=ELECTION_WAIT_MS // 4)
 
+    def _leader(self, node_id: int, cluster_id: str, host: ReplicaHost) -> Leader:
+        def find(topic_id: bytes, partition: int) -> LedReplica | None:
+            replica = host.find(topic_id, partition)
+            return None if replica is None else replica.followers
+
+        return Leader(
+            cluster_id=cluster_id,
+            node_id=node_id,
+            observer=self._observer,
+            broker_epoch=self._broker_epoch,
+            find=find,
+            streams=self._follower_streams,
+            rate=CatchUpRate(),
+        )
+
+    def _broker_epoch(self) -> int | None:
+        return None if self._lifecycle is None else self._lifecycle.broker_epoch
+
     def _on_state(self, state: BrokerState) -> None:
+        if self._replication is not None:
+            self._replication.note_registration()
         is_serving = self._is_up and state.broker_epoch is not None and not state.is_fenced and not self._is_stopping
         if is_serving == self._serving.is_set():
             return

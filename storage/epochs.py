@@ -97,6 +97,11 @@ class LeaderEpochs:
         slot = bisect_right(self._starts, offset)
         return self._epochs[slot - 1] if slot else None
 
+    def end_at(self, offset: int, log_end_offset: int) -> int:
+        """Return the end (exclusive) of the run of records with the epoch of the one at an offset."""
+        slot = bisect_right(self._starts, offset)
+        return self._starts[slot] if slot < len(self._starts) else log_end_offset
+
     def truncate_suffix(self, to_offset: int) -> bool:
         """Forget the epochs that begin at `to_offset` or beyond; tell whether there were any."""
         kept = bisect_left(self._starts, to_offset)

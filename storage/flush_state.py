@@ -82,6 +82,14 @@ class FlushState:
         self.flushed_offset = max(self.flushed_offset, log_start_offset)
         self.close_segments(dropped)
 
+    def note_restart(self, offset: int, dropped: Iterable[Segment]) -> None:
+        """Note that the log is empty and begins at an offset (durably); no group is in flight."""
+        assert self._in_flight is None, "a group is in flight"
+        self.flushed_offset = offset
+        self._names_saved = True
+        self.close_segments(dropped)
+        may_close(self._parts.segments.active.file)
+
     def close_segments(self, segments: Iterable[Segment]) -> None:
         """Close files now, or when the group in flight is back."""
         self._close_later.extend(segments)

@@ -3,13 +3,13 @@
 
 Rules of use
     One owner (thread or event loop) calls everything; only `FlushWork.run` may run elsewhere. Nothing here waits
-    for the device except `truncate_suffix`, `truncate_prefix`, `apply_retention`, `close` and opening; a read may wait for
-    the device if the page cache misses.
+    for the device except `truncate_suffix`, `truncate_prefix`, `restart_at`, `apply_retention`, `close` and opening; a read
+    may wait for the device if the page cache misses.
 
 Laws
     log_start_offset <= flushed_offset <= log_end_offset; offsets are contiguous; leader epochs never go back.
     A refused append leaves everything as it was. After `DiskFailedError` nothing is written any more; reads go on.
-    `flushed_offset` moves only in `end_flush` (up) and `truncate_suffix` (down): never claim what may be lost.
+    `flushed_offset` moves only in `end_flush` (up), `truncate_suffix` (down) and with the log start: never claim what may be lost.
 
 Theory
     `PartitionLog` decides what may be called when, and remembers a failure; `tail` appends, `reader` reads,
@@ -42,8 +42,8 @@ from .producers import ProducerWindows
 from .reader import LogReader
 from .recovery import LogParts, open_log
 from .scrub_owner import LogScrub
+from .suffix import LogSuffix
 from .tail import LogTail
-from .truncation import truncate_suffix
 from .types import Appended, DamagedRange, EpochEnd, LogRead, LogSettings, RecoveryReport, TimestampAndOffset
 
 __all__ = [
@@ -150,6 +150,12 @@ class PartitionLog:
     def last_epoch(self) -> int | None:
         """Largest leader epoch of the log, or None for a log that never had one."""
         return self._tail.leader_epoch
+
+    @property
+    def last_record_epoch(self) -> int | None:
+        """Leader epoch of the last record, or None for a log without records, wherever it begins."""
+        end_offset = self._tail.end_offset
+        return self._parts.epochs.epoch_at(end_offset - 1) if end_offset > self._parts.log_start_offset else None
 
     @property
     def producers(self) -> ProducerWindows:
@@ -303,17 +309,22 @@ class PartitionLog:
         """Return the leader epoch of the record at an offset; None below the first one."""
         return self._parts.epochs.epoch_at(offset)
 
-    def divergence(self, *, last_epoch: int, fetch_offset: int) -> EpochEnd | None:
-        """Compare the end of a follower's log with this one; None if it is a prefix of this one.
+    def epoch_end_at(self, offset: int) -> int:
+        """Return the end (exclusive) of the run of records with the leader epoch of the one at `offset`; at the log end, that.
 
-        Args:
-            last_epoch: leader epoch of the follower's last record.
-            fetch_offset: the follower's log end offset (exclusive).
+        Raises:
+            OffsetOutOfRangeError: below the log start or above the log end.
+        """
+        start_offset, end_offset = self.log_start_offset, self._tail.end_offset
+        if not start_offset <= offset <= end_offset:
+            raise OffsetOutOfRangeError(offset, log_start_offset=start_offset, log_end_offset=end_offset)
+        return self._parts.epochs.end_at(offset, end_offset)
+
+    def divergence(self, *, last_epoch: int, fetch_offset: int) -> EpochEnd | None:
+        """Compare the end of a follower's log with this one; see `LeaderEpochs.divergence`.
 
         Raises:
             OffsetOutOfRangeError: `last_epoch` is not known here, or the offset is below the log start.
-
-        Source: KIP-595; Kafka, Partition.readRecords.
         """
         known, start_offset, end_offset = self._tail.leader_epoch, self.log_start_offset, self._tail.end_offset
         if known is None or last_epoch > known or fetch_offset < start_offset:
@@ -324,35 +335,24 @@ class PartitionLog:
     def truncate_suffix(self, to_offset: int) -> int:
         """Drop all records at `to_offset` and beyond; whole batches, so that the log may end a little lower.
 
-        Waits for the device. A flush group in flight stays valid for what is below. At or above the log end: does nothing.
-
-        Returns:
-            The new log end offset.
-
-        Raises:
-            OffsetOutOfRangeError: below the log start.
-            DiskFailedError: the log directory failed for good.
-            LogClosedError: the log is closed.
+        Waits for the device. A flush group in flight stays valid for what is below. At the log end only a leader epoch without a
+        record goes. See `LogSuffix.truncate` for errors. Returns the new log end offset.
         """
         with self._writing():
-            end_offset, floor_offset = self._tail.end_offset, self.prefix.floor_offset
-            if to_offset < floor_offset:
-                raise OffsetOutOfRangeError(to_offset, log_start_offset=floor_offset, log_end_offset=end_offset)
-            if to_offset >= end_offset:
-                return end_offset
-            self._reader.forget_all()
-            self.prefix.forget_ages()
-            dropped = truncate_suffix(
-                self._disk,
-                self._directory,
-                self._parts,
-                to_offset=to_offset,
-                flushed_offset=self.flushed_offset,
-                interval_bytes=self._tail.settings.index_interval_bytes,
-            )
-        self._tail.follow_truncation()
-        self._flush_state.note_truncation(self._tail.end_offset, dropped)
-        return self._tail.end_offset
+            return self._suffix().truncate(to_offset)
+
+    def restart_at(self, offset: int) -> None:
+        """Drop everything, and begin anew, empty, at any offset: for a follower that has nothing in common with its leader.
+
+        A crash leaves the old log or the empty one. Waits for the device; see `LogSuffix.restart` for errors, and what may not
+        be in flight.
+        """
+        with self._writing():
+            self._suffix().restart(offset)
+
+    def _suffix(self) -> LogSuffix:
+        sides = (self._tail, self._flush_state, self._reader, self.prefix, self.compaction)
+        return LogSuffix(self._disk, self._directory, self._parts, *sides)
 
     def truncate_prefix(self, to_offset: int, now_ms: int) -> int:
         """Let the log begin at `to_offset` (inclusive); see `LogPrefix.truncate`. Waits for the device."""

@@ -20,6 +20,7 @@ TEMPORARY_SUFFIX = ".tmp"
 DELETED_SUFFIX = ".deleted"
 CLEANED_SUFFIX = ".cleaned"
 SWAP_SUFFIX = ".swap"
+RESTART_SUFFIX = ".restart"
 FUTURE_SUFFIX = "-future"
 MOVED_SUFFIX = "-moved"
 
@@ -36,6 +37,7 @@ META_FILE = "meta.json"
 BALLAST_FILE = "ballast"
 LOG_DIRECTORIES_FILE = "log-directories"
 CLEAN_STOP_FILE = "clean-stop"
+HIGH_WATERMARK_FILE = "high-watermark-checkpoint"
 LOCK_FILE = "lock"
 METADATA_DIRECTORY = "metadata"
 METADATA_LOG_DIRECTORY = "log"
@@ -50,6 +52,7 @@ MAX_PARTITION = 2**31 - 1
 """Largest partition number, inclusive."""
 
 _OFFSET_FILE = re.compile(r"(\d{20})(\.log|\.index|\.timeindex|\.snapshot|\.seal)", re.ASCII)
+_RESTART_FILE = re.compile(r"(\d{20})\.restart", re.ASCII)
 _SWAP_FILE = re.compile(r"(\d{20})-(\d{20})\.swap", re.ASCII)
 _MOVE_DIRECTORY = re.compile(r"([0-9a-f]{32}-\d+)\.([0-9a-f]{32})(-future|-moved)", re.ASCII)
 _PARTITION_DIRECTORY = re.compile(r"([0-9a-f]{32})-(0|[1-9]\d{0,9})", re.ASCII)
@@ -96,6 +99,17 @@ def parse_offset_file_name(name: str) -> OffsetFile | None:
         return None
     base_offset = int(match[1])
     return OffsetFile(base_offset, match[2]) if base_offset < 2**63 else None
+
+
+def restart_file_name(offset: int) -> str:
+    """Name the mark of a log that is being emptied and begins anew at `offset`."""
+    return offset_file_name(offset, RESTART_SUFFIX)
+
+
+def parse_restart_file_name(name: str) -> int | None:
+    """Read a name made by `restart_file_name`; None for any other name."""
+    match = _RESTART_FILE.fullmatch(name)
+    return int(match[1]) if match is not None and int(match[1]) < 2**63 else None
 
 
 def swap_file_name(swap: SwapFile) -> str:

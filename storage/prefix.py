@@ -118,6 +118,11 @@ class LogPrefix:
         """Nothing may be cut below (inclusive): the log start, or where the work in flight puts it."""
         return self._parts.log_start_offset if self._in_flight is None else self._in_flight.to_offset
 
+    @property
+    def is_in_flight(self) -> bool:
+        """True between `begin` and `end`."""
+        return self._in_flight is not None
+
     def truncate(self, to_offset: int, now_ms: int) -> int:
         """Let the log begin at an offset, and remove the segments wholly below; return the log start.
 

@@ -3,7 +3,7 @@
 
 Order of an open (a crash between any two steps leaves a log that opens again):
 
-1. make the directory; remove `*.tmp` and `*.deleted`; check `partition.metadata`; finish `*.cleaned` and `*.swap`
+1. make the directory; remove `*.tmp` and `*.deleted`; check `partition.metadata`; finish `*.restart`, `*.cleaned` and `*.swap`
 2. read and sync `log-start`; remove segments wholly below it; a gap above it is damage, or a torn tail if nothing above it
    was flushed (`recovery_prefix`)
    open `recovery-point`; a log without segments is new, or begins again at its log start (or, with a flushed offset above
@@ -57,6 +57,7 @@ from .recovery_caches import note_epoch, read_epochs, restore_producers, walk_ep
 from .recovery_point import RecoveryPoint, RecoveryPointFile
 from .recovery_prefix import drop_below, drop_torn_tail, note_lost_front, restart_empty
 from .recovery_walk import UncleanWalk, WalkFindings
+from .restart import finish_restart
 from .segment import Segment
 from .segment_set import SegmentSet
 from .types import DamagedRange, LogSettings, RecoveryReport
@@ -117,14 +118,17 @@ class _Opening:
         self._segments: list[Segment] = []
         self._recovery_point: RecoveryPointFile | None = None
         self._has_epoch_file = False
+        self._is_restarted = False
         self.report = RecoveryReport()
 
     def run(self, found_names: list[str]) -> LogParts:
         # What the listing does not show is not asked for: a clean open is most of what a start does.
         names = self._tidy(found_names)
-        self._has_epoch_file = EPOCH_FILE in names
         self._check_identity()
-        names = finish_swaps(self._disk, self._directory, names)
+        restarted = finish_restart(self._disk, self._directory, names)
+        self._is_restarted = restarted is not None
+        names = finish_swaps(self._disk, self._directory, names if restarted is None else restarted)
+        self._has_epoch_file = EPOCH_FILE in names
         if LOG_START_FILE in names:
             self._log_start_offset = self._read_log_start()
         files = drop_below(
@@ -196,6 +200,7 @@ class _Opening:
     ) -> LogParts:
         """Make a new log, or begin again at the log start. The recovery point is on disk before the first segment is."""
         start_offset = self._log_start_offset
+        is_new = start_offset == 0 and not self._is_restarted
         point = recovery_point.point
         flushed_offset = point.flushed_offset if point is not None else None
         # Nothing was flushed above the log start: a removal was interrupted before the new segment's name was synced.
@@ -217,15 +222,15 @@ class _Opening:
             recovery_point,
             snapshots,
             epochs=LeaderEpochs(),
-            epochs_saved=start_offset == 0,
+            epochs_saved=is_new,
             producers=newest[1] if newest is not None else ProducerWindows(),
             report=RecoveryReport(
-                created=start_offset == 0,
+                created=is_new,
                 recovery_point=flushed_offset,
                 cut_offset=start_offset if cut_bytes > 0 else None,
                 cut_bytes=cut_bytes,
                 undecidable_bytes=cut_bytes,
-                restarted_offset=start_offset if start_offset > 0 else None,
+                restarted_offset=None if is_new else start_offset,
             ),
         )
 

@@ -100,6 +100,11 @@ class Segment:
         return segment
 
     @property
+    def damage(self) -> DamagedRanges:
+        """The damaged ranges of the log."""
+        return self._damage
+
+    @property
     def path(self) -> str:
         """Path of the log file."""
         return f"{self._directory}/{offset_file_name(self.base_offset, LOG_SUFFIX)}"

@@ -145,8 +145,8 @@ class RecoveryReport:
         cut_offset: the log was cut back to this offset because of a torn tail; None if it was not.
         cut_bytes: bytes cut, whole segments included.
         undecidable_bytes: of these, bytes followed by valid batches: the last flush group was torn in its middle.
-        restarted_offset: the log ended below its log start (the tail was never flushed, and had been removed): it
-            begins again, empty, at this offset; None if not.
+        restarted_offset: the log begins again, empty, at this offset: it ended below its log start (the tail was never flushed,
+            and had been removed), or a restart was interrupted; None if not.
         damaged: all ranges known to be damaged now, as far as they reach above the log start.
         rebuilt_segments: base offsets of segments whose indexes were rebuilt.
     """

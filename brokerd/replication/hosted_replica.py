@@ -4,8 +4,7 @@
 Owns the log (it is the only one that calls it) and carries out the effects of the core. Must not decide what is
 acknowledged or readable: the core does. Everything runs on the event loop thread, except the fdatasync itself.
 
-Law: listeners are called after the state of the core is complete. Inside `on_high_watermark` they may read offsets but
-not add or remove listeners.
+Law: listeners are called after the state of the core is complete.
 Source: architecture sections 6 and 8.
 """
 
@@ -21,13 +20,21 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.header import BatchHeader
 
 from brokerd.clock import monotonic_ms, wall_ms
-from brokerd.failure import Failure, LeaderPlace, ReadableOffsets, RefusedError
+from brokerd.failure import Failure, LeaderPlace, RefusedError
 from brokerd.partition.effects import (
+    AcceptSubscription,
+    AdvanceLogStart,
+    AppendBatches,
+    BeginLeaderEpoch,
     CompleteAck,
+    DivergeSubscription,
     Effect,
     EndService,
+    EndSubscription,
     FailAck,
     FlushLog,
+    ForgetEmptyEpoch,
+    ProposeIsr,
     PublishHighWatermark,
 )
 from brokerd.partition.events import (
@@ -37,27 +44,38 @@ from brokerd.partition.events import (
     BatchAppended,
     Event,
     FlushPolicyChanged,
-    LeadershipChanged,
     LogFlushed,
+    PartitionChanged,
     ReplicaRemoved,
     StorageFailed,
-    Tick,
 )
 from brokerd.partition.replica import PartitionReplica
-from brokerd.replication.listening import AckCallback, ReadListener, ServiceListener, client_text, log_settings
+from brokerd.replication.core_runner import CoreRunner
+from brokerd.replication.led_followers import LedFollowers
+from brokerd.replication.listening import AckCallback, log_settings
+from brokerd.replication.log_copying import LogCopying
 from brokerd.replication.log_flushing import LogFlushing
 from brokerd.replication.log_front import LogFront
+from brokerd.replication.log_lease import LogLease
 from brokerd.replication.record_rules import check_records
-from brokerd.replication.refusals import append_failure, end_code, end_failure, moving_failure, range_failure
+from brokerd.replication.refusals import (
+    append_failure,
+    end_code,
+    end_failure,
+    moving_failure,
+    too_few_failure,
+)
+from brokerd.replication.replica_listeners import ReplicaListeners
+from brokerd.replication.replica_peers import ReplicaPeers
+from brokerd.replication.replica_reading import ReplicaReading
 from metaquorum.controller.topic_configs import TopicSettings
 from storage.errors import (
     DiskFailedError,
     LogClosedError,
-    OffsetOutOfRangeError,
     StorageError,
 )
 from storage.flusher import GroupFlusher
-from storage.log import Appended, LogRead, PartitionLog, TimestampAndOffset
+from storage.log import Appended, PartitionLog
 from storage.space_guard import SpaceGuard
 
 logger = logging.getLogger(__name__)
@@ -65,7 +83,7 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class HostedReplica:
+class HostedReplica(ReplicaReading):
     """See the module docstring.
 
     Args:
@@ -79,9 +97,12 @@ class HostedReplica:
         leader_place: gives the leader of the partition as clients see it, for hints.
         space: says whether the log directory has room for an append.
         on_disk_failed: told when the log directory failed.
+        peers: the other brokers and the controller; None: only for a partition of one replica.
 
     Attributes:
         front: where old segments go.
+        listeners: who uses this replica.
+        space: says whether the log directory has room.
         is_moving: True while the log is being moved to another directory; it is not compacted meanwhile.
         settings: effective configs of the topic as they are now.
     """
@@ -99,31 +120,29 @@ class HostedReplica:
         leader_place: Callable[[], LeaderPlace | None],
         space: SpaceGuard,
         on_disk_failed: Callable[[DiskFailedError], None],
+        peers: ReplicaPeers | None = None,
     ) -> None:
+        super().__init__(core, log)
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
-        self._core = core
-        self._log = log
+        self._runner = CoreRunner(core, self._carry_out, self._after_step)
         self.settings = settings
         self._leader_place = leader_place
-        self._space = space
+        self.space = space
         self._on_disk_failed = on_disk_failed
+        self._peers = peers
+        # What a partition of several replicas needs; made at first use.
+        self._followers: LedFollowers | None = None
+        self._copying: LogCopying | None = None
         self.front = LogFront(log, self)
         self._flushing = LogFlushing(log, flusher, self)
-        self._loop = asyncio.get_running_loop()
-        # Dictionaries for their order: who came first is told first.
-        self._service_listeners: dict[ServiceListener, None] = {}
-        self._read_listeners: dict[ServiceListener, ReadListener] = {}
+        self._lease = LogLease(self.front, self._flushing)
+        self.listeners = ReplicaListeners()
         self._ack_callbacks: dict[int, AckCallback] = {}
         self._next_token = 0
         self.is_moving = False
-        self._held: asyncio.Event | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._is_closed = self._is_clean = False
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
     @property
     def is_leader(self) -> bool:
@@ -141,19 +160,36 @@ class HostedReplica:
         return self._core.leader_epoch or 0
 
     @property
-    def log_start_offset(self) -> int:
-        """First readable offset (inclusive)."""
-        return self._log.log_start_offset
+    def log(self) -> PartitionLog:
+        """The log, for the parts of this replica."""
+        return self._log
 
     @property
-    def log_end_offset(self) -> int:
-        """Offset that the next record will get."""
-        return self._log.log_end_offset
+    def is_lent(self) -> bool:
+        """True while somebody else works on the log; it takes no appends."""
+        return self._lease.is_lent
 
     @property
-    def high_watermark(self) -> int:
-        """End (exclusive) of the readable records."""
-        return self._core.high_watermark
+    def in_sync(self) -> tuple[int, ...]:
+        """Node ids of the maximal in-sync replicas that a leader of several reckons with; another object after every change."""
+        return self._core.maximal_isr
+
+    @property
+    def is_alone(self) -> bool:
+        """True while the partition has this replica only."""
+        return self._core.roles.is_alone
+
+    @property
+    def leads_several(self) -> bool:
+        """True while this broker leads the partition and others follow."""
+        return self._core.roles.leadership is not None
+
+    @property
+    def followers(self) -> LedFollowers:
+        """The followers, as their streams see this replica."""
+        if self._followers is None:
+            self._followers = LedFollowers(self)
+        return self._followers
 
     @property
     def is_compacted(self) -> bool:
@@ -165,11 +201,6 @@ class HostedReplica:
         """Most bytes of one batch, header included."""
         return self.settings.max_message_bytes
 
-    @property
-    def readable_range(self) -> ReadableOffsets:
-        """The offsets that can be read."""
-        return ReadableOffsets(log_start_offset=self._log.log_start_offset, high_watermark=self._core.high_watermark)
-
     def refusal(self) -> Failure:
         """Say why this replica does not serve; only while it is no leader."""
         if self._core.is_failed:
@@ -180,8 +211,8 @@ class HostedReplica:
             return Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=250)
         return Failure(code=ErrorCode.NOT_LEADER, message=f"broker {place.leader_id} leads {self}", leader=place)
 
-    def append(self, batch: bytes | memoryview, header: BatchHeader) -> Appended:
-        """Append a batch that `check_batch` has accepted.
+    def append(self, batch: bytes | memoryview, header: BatchHeader, *, level: AckLevel = AckLevel.LEADER) -> Appended:
+        """Append a batch that `check_batch` has accepted, for somebody who will wait for `level`.
 
         Raises:
             RefusedError: not appended; STORAGE_FAILED after a write error means that a part may be in the log.
@@ -190,19 +221,21 @@ class HostedReplica:
         leader_epoch = core.leader_epoch
         if not core.is_leader or leader_epoch is None:
             raise RefusedError(self.refusal())
-        if self._held is not None:
+        if level is AckLevel.ALL and core.is_below_min_isr:
+            raise RefusedError(too_few_failure(str(self)))
+        if self.is_lent:
             raise RefusedError(moving_failure(str(self)))
         now_ms = wall_ms()
         check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
         try:
-            self._space.admit(len(batch), now_ms=monotonic_ms())
+            self.space.admit(len(batch), now_ms=monotonic_ms())
             appended = self._log.append_as_leader(batch, header, leader_epoch=leader_epoch, now_ms=now_ms)
         except StorageError as error:
             if isinstance(error, DiskFailedError):
                 self._fail(error)
             raise RefusedError(append_failure(error, str(self))) from error
         if not appended.duplicate:
-            self._step(BatchAppended(log_end_offset=self._log.log_end_offset))
+            self._runner.step(BatchAppended(log_end_offset=self._log.log_end_offset))
         return appended
 
     def want_ack(self, next_offset: int, level: AckLevel, callback: AckCallback) -> int:
@@ -214,94 +247,57 @@ class HostedReplica:
         self._next_token += 1
         token = self._next_token
         self._ack_callbacks[token] = callback
-        self._step(AckWanted(token=token, next_offset=next_offset, level=level))
+        self._runner.step(AckWanted(token=token, next_offset=next_offset, level=level))
         return token
 
     def drop_ack(self, token: int) -> None:
         """Stop to wait; nothing happens when the callback was called already."""
         if self._ack_callbacks.pop(token, None) is not None:
-            self._step(AckDropped(token=token))
+            self._runner.step(AckDropped(token=token))
 
-    def read(self, offset: int, max_bytes: int, *, end_offset: int) -> LogRead:
-        """Read whole batches from the one that holds `offset` on, below `end_offset` (exclusive); at least one.
-
-        Raises:
-            RefusedError: out of range, damaged, or the disk does not give the bytes.
-        """
-        try:
-            return self._log.read(offset, max_bytes, end_offset=end_offset)
-        except OffsetOutOfRangeError as error:
-            raise RefusedError(self.out_of_range(offset)) from error
-        except StorageError as error:
-            logger.error("read failed: partition=%s offset=%d: %s", self, offset, error)
-            raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
-
-    def find_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
-        """Find the first readable record with the timestamp or a later one.
-
-        Raises:
-            RefusedError: the log could not be read.
-        """
-        try:
-            return self._log.find_timestamp(timestamp_ms, end_offset=self._core.high_watermark)
-        except StorageError as error:
-            logger.error("search by time failed: partition=%s timestamp_ms=%d: %s", self, timestamp_ms, error)
-            raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
-
-    def out_of_range(self, offset: int) -> Failure:
-        """Make the refusal of an offset that cannot be read."""
-        return range_failure(offset, str(self), self.readable_range)
-
-    def add_service_listener(self, listener: ServiceListener) -> None:
-        """Tell the listener when the service ends."""
-        self._service_listeners[listener] = None
-
-    def add_read_listener(self, listener: ReadListener) -> None:
-        """Tell the listener when the high watermark moves and when the service ends."""
-        self._service_listeners[listener] = None
-        self._read_listeners[listener] = listener
-
-    def remove_listener(self, listener: ServiceListener) -> None:
-        """Stop to tell the listener; nothing happens when it was not added."""
-        self._service_listeners.pop(listener, None)
-        self._read_listeners.pop(listener, None)
-
-    @property
-    def listener_count(self) -> int:
-        """How many listeners there are."""
-        return len(self._service_listeners)
-
-    def set_leadership(self, *, leader_id: int | None, leader_epoch: int) -> None:
-        """Take over what the metadata says about the leader."""
+    def take_partition(self, event: PartitionChanged) -> None:
+        """Take over what the metadata says about the partition."""
         was_leader, old_epoch = self._core.is_leader, self._core.leader_epoch
-        self._step(LeadershipChanged(leader_id=leader_id, leader_epoch=leader_epoch))
+        self._runner.step(event)
         if (self._core.is_leader, self._core.leader_epoch) != (was_leader, old_epoch):
             logger.info(
                 "role: partition=%s leader_id=%s leader_epoch=%d is_leader=%s log_end_offset=%d",
                 self,
-                leader_id,
-                leader_epoch,
+                event.partition.leader_id,
+                event.partition.leader_epoch,
                 self._core.is_leader,
                 self._log.log_end_offset,
             )
+
+    def take_event(self, event: Event) -> None:
+        """Give an event to the core: what the parts of this replica, and the controller, have to tell."""
+        self._runner.step(event)
+
+    def pause_events(self) -> None:
+        """Keep events from the core until `resume_events`: the log is being cut."""
+        self._runner.pause()
+
+    def resume_events(self, event: Event) -> None:
+        """Give the core the event that it waits for, and then what was held back."""
+        self._runner.resume(event)
 
     def apply_settings(self, settings: TopicSettings) -> None:
         """Take over changed topic configs."""
         if settings == self.settings:
             return
         self.settings = settings
-        if self._held is None:
+        if not self.is_lent:
             self._log.apply_settings(log_settings(settings))
-        self._step(FlushPolicyChanged(policy=settings.flush_policy, interval_ms=settings.flush_interval_ms))
+        self._runner.step(FlushPolicyChanged(policy=settings.flush_policy, interval_ms=settings.flush_interval_ms))
 
     def fail(self, message: str) -> None:
         """Serve no more: the log directory failed."""
         if not self._core.is_failed:
-            self._step(StorageFailed(message=message))
+            self._runner.step(StorageFailed(message=message))
 
     def run_step(self, step: Callable[[PartitionLog, int], _Result]) -> _Result:
         """Let background work take a short step on the log, with the high watermark; raises what it raises, or LogClosedError."""
-        if self._is_closed or self._held is not None:
+        if self._is_closed or self.is_lent:
             raise LogClosedError(self._log.directory)
         try:
             return step(self._log, self.high_watermark)
@@ -310,41 +306,42 @@ class HostedReplica:
             raise
 
     @asynccontextmanager
+    async def lent(self) -> AsyncGenerator[PartitionLog]:
+        """Take no append or step of background work until the context ends; reads go on."""
+        async with self._lease.lent():
+            try:
+                yield self._log
+            finally:
+                self._log.apply_settings(log_settings(self.settings))
+
+    @asynccontextmanager
     async def held(self) -> AsyncGenerator[None]:
         """Flush to the end, and take no append or step of background work until the context ends; reads go on.
 
         Raises:
             LogClosedError: the replica is closed or failed, or cannot be flushed.
         """
-        assert self._held is None, f"{self} is held"
-        self._held = held = asyncio.Event()
-        try:
-            async with self.front.held():
-                if not await self._flushing.flush_all():
-                    raise LogClosedError(self._log.directory)
-                yield
-        finally:
-            self._held = None
-            self._log.apply_settings(log_settings(self.settings))
-            held.set()
+        async with self.lent():
+            if not await self._flushing.flush_all():
+                raise LogClosedError(self._log.directory)
+            yield
 
     def check_room(self, size_bytes: int) -> None:
         """Let compaction write a file beside the log; may be called from any thread; raises DiskSpaceLowError if there is no room."""
-        self._space.check_room(size_bytes, now_ms=monotonic_ms(), is_freeing=True)
+        self.space.check_room(size_bytes, now_ms=monotonic_ms(), is_freeing=True)
 
     async def wait_released(self) -> None:
         """Wait until the log is not held."""
-        while self._held is not None:
-            await self._held.wait()
+        await self._lease.wait_released()
 
     def adopt(
         self, log: PartitionLog, *, space: SpaceGuard, on_disk_failed: Callable[[DiskFailedError], None]
     ) -> PartitionLog:
         """Go on with the same log in another directory, while this one is held; return the old one, to be closed."""
         old = self._log
-        assert self._held is not None, f"{self} is not held"
+        assert self.is_lent, f"{self} is not held"
         assert log.flushed_offset == log.log_end_offset == old.log_end_offset, f"{self}: {log.log_end_offset}"
-        self._log, self._space, self._on_disk_failed = log, space, on_disk_failed
+        self._log, self.space, self._on_disk_failed = log, space, on_disk_failed
         self.front.adopt(log)
         self._flushing.log = log
         return old
@@ -358,9 +355,10 @@ class HostedReplica:
         if self._is_closed:
             return self._is_clean
         self._is_closed = True
-        self._step(ReplicaRemoved(message=message))
-        if self._timer is not None:
-            self._timer.cancel()
+        self._runner.step(ReplicaRemoved(message=message))
+        self._runner.close()
+        if self._copying is not None:
+            await self._copying.cutting.wait_idle()
         await self._flushing.wait_idle()
         await self.front.close()
         try:
@@ -372,17 +370,19 @@ class HostedReplica:
             self._is_clean = not self._core.is_failed and self._log.failure is None
         return self._is_clean
 
-    def _step(self, event: Event) -> None:
-        for effect in self._core.step(event, monotonic_ms()):
-            self._carry_out(effect)
-        if self._core.deadline_ms() is not None and self._timer is None:
-            self._arm_timer()
+    def _after_step(self, event: Event) -> None:
+        followers = self._followers
+        if followers is not None:
+            if type(event) is BatchAppended:
+                followers.tell_growth(event.log_end_offset)
+            followers.tell_in_sync()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case PublishHighWatermark():
-                for listener in self._read_listeners.values():
-                    listener.on_high_watermark(effect.high_watermark)
+                self.listeners.tell_high_watermark(effect.high_watermark)
+                if self._followers is not None:
+                    self._followers.tell_marks()
             case CompleteAck():
                 callback = self._ack_callbacks.pop(effect.token, None)
                 if callback is not None:
@@ -392,41 +392,48 @@ class HostedReplica:
             case FailAck():
                 callback = self._ack_callbacks.pop(effect.token, None)
                 if callback is not None:
-                    callback(None)
+                    callback(effect.reason)
             case EndService():
                 self._end_service(effect)
+            case AcceptSubscription() | DivergeSubscription() | EndSubscription():
+                self.followers.answer(effect)
+            case BeginLeaderEpoch():
+                self._log.assign_epoch(effect.leader_epoch)
+            case ProposeIsr():
+                assert self._peers is not None, f"{self} has peers"
+                self._peers.proposals.propose(self, effect)
+            case ForgetEmptyEpoch():
+                self._log.truncate_suffix(self._log.log_end_offset)
+            case AdvanceLogStart():
+                self.front.advance(effect.log_start_offset)
+            case AppendBatches():
+                self._copied().append()
             case _:
-                # Only `PartitionChanged` brings the core to any other, and nobody gives it that yet.
-                raise AssertionError(f"{self} has one replica, and its core asks for {effect}")
+                self._copied().carry_out(effect)
+
+    def _copied(self) -> LogCopying:
+        if self._copying is None:
+            assert self._peers is not None, f"{self} has peers"
+            self._copying = LogCopying(self, self._peers.links)
+        return self._copying
 
     def _end_service(self, effect: EndService) -> None:
         leader = self._leader_place() if end_code(effect) is ErrorCode.NOT_LEADER else None
         failure = end_failure(effect, str(self), leader)
-        listeners = tuple(self._service_listeners)
-        self._service_listeners.clear()
-        self._read_listeners.clear()
-        for listener in listeners:
-            listener.on_service_end(failure)
+        self.listeners.end_service(failure)
 
     def note_flushed(self, flushed_offset: int) -> None:
         """Learn that everything below an offset (exclusive) is on stable storage."""
-        self._step(LogFlushed(flushed_offset=flushed_offset))
+        self._runner.step(LogFlushed(flushed_offset=flushed_offset))
 
     def note_front(self) -> None:
         """Follow the log: what lies below its start counts as flushed."""
         if self._log.flushed_offset > self._core.flushed_offset:
-            self._step(LogFlushed(flushed_offset=self._log.flushed_offset))
+            self._runner.step(LogFlushed(flushed_offset=self._log.flushed_offset))
+        if self._followers is not None:
+            self._followers.tell_marks()
 
     def _fail(self, error: DiskFailedError) -> None:
         logger.critical("log failed: partition=%s: %s", self, error)
         self.fail(f"the log failed: {error}")
         self._on_disk_failed(error)
-
-    def _arm_timer(self) -> None:
-        deadline_ms = self._core.deadline_ms()
-        assert deadline_ms is not None, "no deadline"
-        self._timer = self._loop.call_later(max(deadline_ms - monotonic_ms(), 0) / 1000, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._step(Tick())

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Final, Protocol
 
 from brokerd.failure import Failure
+from brokerd.partition.effects import LossReason
 from brokerd.partition.events import Durability
 from metaquorum.controller.topic_configs import TopicSettings
 from storage.errors import StorageError
@@ -16,8 +17,8 @@ from storage.log import LogSettings
 SHARED_SETTINGS: Final = 1_024
 """Different settings that are remembered, so that idle logs share them."""
 
-AckCallback = Callable[[Durability | None], None]
-"""Called once with what was reached, or with None when nobody will ever know."""
+AckCallback = Callable[[Durability | LossReason], None]
+"""Called once with what was reached, or with the reason why nobody knows what becomes of the records."""
 
 
 class ServiceListener(Protocol):

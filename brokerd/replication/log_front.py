@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
+from brokerd.clock import wall_ms
 from storage.errors import DiskFailedError, LogClosedError, OffsetOutOfRangeError, StorageError
 from storage.log import PartitionLog
 from storage.prefix import PrefixWork
@@ -48,7 +49,7 @@ class LogFront:
         owner: who owns it, and made this object.
     """
 
-    __slots__ = ("_is_closed", "_log", "_owner", "_step_end")
+    __slots__ = ("_advancing", "_is_closed", "_log", "_owner", "_step_end", "_wanted_start_offset")
 
     def __init__(self, log: PartitionLog, owner: LogOwner) -> None:
         self._log = log
@@ -56,6 +57,8 @@ class LogFront:
         self._is_closed = False
         # Only during a step: a broker holds many idle partitions.
         self._step_end: asyncio.Event | None = None
+        self._advancing: asyncio.Task[None] | None = None
+        self._wanted_start_offset = 0
 
     async def apply_retention(self, now_ms: int) -> int:
         """Roll a segment that is old by the clock, remove what is due and delete what was removed long ago.
@@ -125,6 +128,28 @@ class LogFront:
                 self._owner.note_disk_failure(error)
                 raise
             return log.log_start_offset
+
+    def advance(self, log_start_offset: int) -> None:
+        """Let the log of a follower begin where its leader's does, a little later; what goes wrong is logged.
+
+        Args:
+            log_start_offset: first offset to keep (inclusive), at most the high watermark.
+        """
+        self._wanted_start_offset = max(self._wanted_start_offset, log_start_offset)
+        if self._advancing is None and not self._is_closed and log_start_offset > self._log.log_start_offset:
+            self._advancing = asyncio.create_task(self._advance(), name="log-start")
+
+    async def _advance(self) -> None:
+        try:
+            while not self._is_closed and self._wanted_start_offset > self._log.log_start_offset:
+                await self._delete_before(self._wanted_start_offset, wall_ms())
+        except StorageError as error:
+            # The leader tells its log start again with its next batches.
+            logger.error(
+                "log start not moved: partition=%s to_offset=%d: %s", self._owner, self._wanted_start_offset, error
+            )
+        finally:
+            self._advancing = None
 
     async def _carry_out(self, work: PrefixWork, now_ms: int) -> int:
         with suppress(StorageError):  # `end` raises it

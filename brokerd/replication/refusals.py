@@ -21,6 +21,9 @@ SPACE_RETRY_MS: Final = 1_000
 MOVE_RETRY_MS: Final = 50
 """Advice to a client whose append came in the last step of a move; it takes a few syncs."""
 
+REPLICAS_RETRY_MS: Final = 250
+"""Advice to a client whose append found too few replicas in sync."""
+
 _CODES: Final = {
     LossReason.NOT_LEADER: ErrorCode.NOT_LEADER,
     LossReason.NO_LEADER: ErrorCode.LEADER_NOT_AVAILABLE,
@@ -44,6 +47,21 @@ def moving_failure(partition: str) -> Failure:
     """Say that an append came in the last step of a move between log directories; nothing was appended."""
     message = f"{partition} is just being switched to another log directory: nothing was appended, send it again"
     return Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=MOVE_RETRY_MS)
+
+
+def too_few_failure(partition: str) -> Failure:
+    """Say that fewer replicas are in sync than `min.insync.replicas`; nothing was appended."""
+    message = f"fewer replicas of {partition} are in sync than min.insync.replicas asks for: nothing was appended"
+    return Failure(code=ErrorCode.NOT_ENOUGH_REPLICAS, message=message, retry_after_ms=REPLICAS_RETRY_MS)
+
+
+def too_few_after_failure(partition: str) -> Failure:
+    """Say that too few replicas stayed in sync for records that are in the leader's log."""
+    message = (
+        f"fewer replicas of {partition} are in sync than min.insync.replicas asks for: "
+        "the records are in the leader's log and may still be committed"
+    )
+    return Failure(code=ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, message=message, retry_after_ms=REPLICAS_RETRY_MS)
 
 
 def range_failure(offset: int, partition: str, readable: ReadableOffsets) -> Failure:

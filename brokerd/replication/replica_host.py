@@ -27,19 +27,24 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.failure import LeaderPlace, refused
-from brokerd.limits import FLUSH_THREADS, LOG_OPEN_TASKS, MAX_OPEN_LOG_FILES, RETENTION_CHECK_MS
+from brokerd.limits import FLUSH_THREADS, LOG_OPEN_TASKS, REPLICA_SLICE, RETENTION_CHECK_MS
 from brokerd.metadata.changes import MetadataChange
 from brokerd.metadata.observer import MetadataObserver
+from brokerd.partition.events import BrokerChanged
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.cleaning import LogCleaning
 from brokerd.replication.directory_care import DirectoryCare
+from brokerd.replication.high_watermarks import HighWatermark, HighWatermarks
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.inherited_configs import InheritedConfigs
-from brokerd.replication.listening import log_settings
+from brokerd.replication.log_cutting import last_epoch
 from brokerd.replication.log_front import LogFront
+from brokerd.replication.log_opening import LogOpening
 from brokerd.replication.moving import ReplicaMoves
+from brokerd.replication.partition_news import broker_state, leaderless_count, partition_changed
 from brokerd.replication.producer_expiry import expire_producers
 from brokerd.replication.refusals import STOPPING
+from brokerd.replication.replica_peers import ReplicaPeers
 from brokerd.replication.replica_slot import ReplicaSlot
 from brokerd.replication.retention_task import RetentionTask
 from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
@@ -49,9 +54,8 @@ from metaquorum.controller.topic_configs import TopicSettings
 from storage.compaction.cleaner import CleanerSettings
 from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError, LogClosedError, StorageError
-from storage.file_budget import FileBudget
 from storage.flusher import GroupFlusher
-from storage.log import OpenedLog, PartitionLog
+from storage.log import PartitionLog
 from storage.names import PartitionIdentity, partition_directory_name
 
 DEFAULT_CLEANER: Final = CleanerSettings()
@@ -74,6 +78,7 @@ class ReplicaHost:
         retention_check_ms: milliseconds between two rounds of retention.
         cleaner: how logs are compacted.
         scrub: how sealed segments are checked.
+        peers: the other brokers and the controller; None: for partitions of one replica only.
 
     Attributes:
         retention: makes old data go.
@@ -93,12 +98,14 @@ class ReplicaHost:
         retention_check_ms: int = RETENTION_CHECK_MS,
         cleaner: CleanerSettings = DEFAULT_CLEANER,
         scrub: ScrubSettings = DEFAULT_SCRUB,
+        peers: ReplicaPeers | None = None,
     ) -> None:
         self._directories = directories
         self._care = DirectoryCare(directories, now_ms=now_ms, on_failure=self.note_disk_failure)
-        self._files = FileBudget(MAX_OPEN_LOG_FILES)
+        self._opening = LogOpening(directories)
         self._now_ms = now_ms
         self._node_id = node_id
+        self._peers = peers
         self._observer = observer
         self._flusher = GroupFlusher(FLUSH_THREADS)
         self.retention = RetentionTask(self._fronts, interval_ms=retention_check_ms, now_ms=now_ms)
@@ -106,6 +113,7 @@ class ReplicaHost:
         self.scrubbing = LogScrubbing(self._replicas, settings=scrub)
         self.moves = ReplicaMoves(self)
         self._slots: dict[bytes, dict[int, ReplicaSlot]] = {}
+        self._high_watermarks = HighWatermarks(directories, self._replicated, self.note_disk_failure)
         self._inherited = InheritedConfigs(observer, self._slots.keys(), self._reconcile)
         self._open_limit = asyncio.Semaphore(LOG_OPEN_TASKS)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,6 +129,7 @@ class ReplicaHost:
             StorageError: a directory cannot be used.
         """
         await asyncio.to_thread(self._directories.scan)
+        await self._high_watermarks.start()
         self._observer.on_change(self._on_change)
         known: set[str] = set()
         for topic in self._observer.image.topics():
@@ -145,6 +154,7 @@ class ReplicaHost:
         for slot in list(self._all_slots()):
             slot.is_removed = True
         await self.wait_idle()
+        await self._high_watermarks.stop()
         replicas = list(self._replicas())
         self._slots.clear()
         are_clean = [await replica.close(STOPPING) for replica in replicas]
@@ -163,14 +173,7 @@ class ReplicaHost:
 
     def leaderless_count(self) -> int:
         """Count the partitions here that have no leader although this broker is in sync and could lead them."""
-        image = self._observer.image
-        topics = (image.topic_by_id(topic_id) for topic_id in self._slots)
-        return sum(
-            partition.leader_id is None and self._node_id in partition.isr
-            for topic in topics
-            if topic is not None
-            for partition in topic.partitions
-        )
+        return leaderless_count(self._observer.image, self._slots.keys(), self._node_id)
 
     def replicas_in(self, directory: LogDirectory) -> list[HostedReplica]:
         """Return the open replicas in a log directory, by topic and partition."""
@@ -220,6 +223,12 @@ class ReplicaHost:
     def _replicas(self) -> Iterator[HostedReplica]:
         return (slot.replica for slot in self._all_slots() if slot.replica is not None)
 
+    def _replicated(self) -> Iterator[HighWatermark]:
+        for topic_id, slots in self._slots.items():
+            for partition, slot in slots.items():
+                if slot.replica is not None and slot.directory is not None and not slot.replica.is_alone:
+                    yield slot.directory, _directory_name(topic_id, partition), slot.replica.high_watermark
+
     def _fronts(self) -> Iterator[LogFront]:
         return (replica.front for replica in self._replicas())
 
@@ -233,6 +242,19 @@ class ReplicaHost:
                 self._remove(topic_id, partition, slot)
         if change.inherited_configs and self._inherited.change():
             self._spawn(self._inherited.apply())
+        if change.broker_ids:
+            self._spawn(self._tell_brokers(change.broker_ids))
+
+    async def _tell_brokers(self, broker_ids: frozenset[int]) -> None:
+        """Tell every replica that leads how the metadata has these brokers now; each takes what concerns it."""
+        for count, replica in enumerate(tuple(self._replicas()), start=1):
+            if replica.leads_several:
+                for broker_id in sorted(broker_ids):
+                    state = broker_state(self._observer.image, broker_id)
+                    if state is not None:
+                        replica.take_event(BrokerChanged(broker=state))
+            if count % REPLICA_SLICE == 0:
+                await asyncio.sleep(0)
 
     def _reconcile(self, topic: TopicImage) -> None:
         settings = self._settings(topic)
@@ -247,16 +269,18 @@ class ReplicaHost:
                 slot = slots[image.partition] = ReplicaSlot()
                 self._spawn(self._open(topic.topic, topic.topic_id, image.partition, slot, settings))
             elif slot.replica is not None:
-                self._update(slot.replica, image, settings)
+                self._update(slot.replica, topic, image, settings)
         if not slots:
             del self._slots[topic.topic_id]
 
     def _settings(self, topic: TopicImage) -> TopicSettings:
         return settings_of(self._observer.image, topic.configs, self._node_id)
 
-    def _update(self, replica: HostedReplica, image: PartitionImage, settings: TopicSettings) -> None:
+    def _update(
+        self, replica: HostedReplica, topic: TopicImage, image: PartitionImage, settings: TopicSettings
+    ) -> None:
         replica.apply_settings(settings)
-        replica.set_leadership(leader_id=image.leader_id, leader_epoch=image.leader_epoch)
+        replica.take_partition(partition_changed(self._observer.image, topic, image))
 
     async def _open(
         self, topic: str, topic_id: bytes, partition: int, slot: ReplicaSlot, settings: TopicSettings
@@ -267,14 +291,13 @@ class ReplicaHost:
                 return
             identity = PartitionIdentity(topic_id, partition)
             try:
-                directory, opened = await asyncio.to_thread(self._open_log, identity, settings)
+                directory, opened = await asyncio.to_thread(self._opening.open, topic, identity, settings)
             except StorageError as error:
                 slot.problem = error
                 slot.end_opening()
                 logger.error("log not opened: partition=%s-%d: %s", topic, partition, error)
                 self._note_failure_at(partition_directory_name(identity), error)
                 return
-        self._report(topic, partition, opened)
         replica = self._make_replica(topic, topic_id, partition, directory, opened.log, settings)
         slot.replica, slot.directory = replica, directory
         if slot.is_removed:
@@ -286,35 +309,15 @@ class ReplicaHost:
         # The metadata may have moved while the log was being opened.
         current = self._observer.image.topic_by_id(topic_id)
         if current is not None and partition < len(current.partitions):
-            self._update(replica, current.partitions[partition], self._settings(current))
+            self._update(replica, current, current.partitions[partition], self._settings(current))
         slot.end_opening()
-
-    def _open_log(self, identity: PartitionIdentity, settings: TopicSettings) -> tuple[LogDirectory, OpenedLog]:
-        """Open a log where it lies, or make a new one where there is room. Runs in a thread."""
-        name = partition_directory_name(identity)
-        directory = self._directories.place(name, now_ms=monotonic_ms())
-        if directory.failure is not None:
-            raise DiskFailedError(directory.path, f"the log directory failed before: {directory.failure}")
-        return directory, self._open_at(identity, directory, f"{directory.partitions_path}/{name}", settings)
-
-    def _open_at(
-        self, identity: PartitionIdentity, directory: LogDirectory, path: str, settings: TopicSettings
-    ) -> OpenedLog:
-        return PartitionLog.open(
-            directory.disk,
-            path,
-            settings=log_settings(settings),
-            now_ms=wall_ms(),
-            identity=identity,
-            files=self._files,
-        )
 
     def open_moved(self, identity: PartitionIdentity, directory: LogDirectory, path: str) -> PartitionLog:
         """Open the log of a replica that was moved to another directory. Runs in a thread."""
         replica = self.find(*identity)
         if replica is None:
             raise LogClosedError(path)
-        return self._open_at(identity, directory, path, replica.settings).log
+        return self._opening.open_at(identity, directory, path, replica.settings).log
 
     def move(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
         """Begin to move the log of a replica to another log directory; `moves` tells how it goes.
@@ -340,12 +343,19 @@ class ReplicaHost:
         log: PartitionLog,
         settings: TopicSettings,
     ) -> HostedReplica:
+        image = self._observer.image.topic_by_id(topic_id)
+        is_alone = image is None or image.partitions[partition].replicas == (self._node_id,)
+        name = _directory_name(topic_id, partition)
         core = PartitionReplica(
             node_id=self._node_id,
             log_end_offset=log.log_end_offset,
             flushed_offset=log.flushed_offset,
             flush_policy=settings.flush_policy,
             flush_interval_ms=settings.flush_interval_ms,
+            high_watermark=None if is_alone else self._high_watermarks.known(directory, name, log),
+            last_epoch=last_epoch(log),
+            # Rises over the life of the process, also where a replica goes and comes back.
+            session_count=monotonic_ms(),
         )
         return HostedReplica(
             topic=topic,
@@ -358,16 +368,7 @@ class ReplicaHost:
             leader_place=lambda: self.leader_place(topic_id, partition),
             space=directory.space,
             on_disk_failed=lambda error: self.note_disk_failure(directory, error),
-        )
-
-    def _report(self, topic: str, partition: int, opened: OpenedLog) -> None:
-        logger.info(
-            "log open: partition=%s-%d log_start_offset=%d log_end_offset=%d report=%s",
-            topic,
-            partition,
-            opened.log.log_start_offset,
-            opened.log.log_end_offset,
-            opened.report,
+            peers=self._peers,
         )
 
     def _remove(self, topic_id: bytes, partition: int, slot: ReplicaSlot) -> None:

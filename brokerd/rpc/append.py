@@ -26,8 +26,10 @@ from lograft.wire.partitioner import partition_for_key
 from brokerd.clock import wall_ms
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.limits import APPEND_WAIT_MS, BIND_WAIT_MS
+from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.refusals import too_few_after_failure
 from brokerd.rpc.batch_check import is_stored_anew
 from brokerd.rpc.calls import CallFailedError, ServicerContext, check_cluster, left_ms, was_forwarded
 from brokerd.rpc.forward import Forwarder
@@ -136,7 +138,7 @@ class AppendCalls:
         stored = memoryview(batch)
         if is_stored_anew(stored, replica.settings):
             stored = await self._store_anew(stored, replica)
-        appended = replica.append(stored, read_header(stored))
+        appended = replica.append(stored, read_header(stored), level=level)
         durability = await self._wait_for_ack(replica, appended.next_offset, level, context)
         return log_pb2.AppendedRange(
             partition=part.partition,
@@ -157,24 +159,26 @@ class AppendCalls:
     async def _wait_for_ack(
         self, replica: HostedReplica, next_offset: int, level: AckLevel, context: ServicerContext
     ) -> Durability:
-        reached: asyncio.Future[Durability | None] = asyncio.get_running_loop().create_future()
+        reached: asyncio.Future[Durability | LossReason] = asyncio.get_running_loop().create_future()
 
-        def on_ack(durability: Durability | None) -> None:
+        def on_ack(outcome: Durability | LossReason) -> None:
             if not reached.done():
-                reached.set_result(durability)
+                reached.set_result(outcome)
 
         token = replica.want_ack(next_offset, level, on_ack)
         try:
             async with asyncio.timeout(left_ms(context, at_most_ms=APPEND_WAIT_MS) / 1000):
-                durability = await reached
+                outcome = await reached
         except TimeoutError:
-            durability = None
+            outcome = None
         finally:
             replica.drop_ack(token)
-        if durability is None:
+        if outcome is LossReason.NOT_ENOUGH_REPLICAS:
+            raise RefusedError(too_few_after_failure(str(replica)))
+        if not isinstance(outcome, Durability):
             message = "the records are in the leader's log and were not acknowledged: they may or may not stay"
             raise refused(ErrorCode.OUTCOME_UNKNOWN, message)
-        return durability
+        return outcome
 
     async def _forward(
         self, request: log_pb2.AppendRequest, part: _Part, context: ServicerContext

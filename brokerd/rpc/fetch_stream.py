@@ -47,7 +47,7 @@ from brokerd.rpc.calls import ServicerContext, check_cluster, undecodable
 from brokerd.rpc.fetch_codec import encode_fetch_answer, encode_fetch_go_away, read_fetch_routes
 from brokerd.rpc.parts import BrokerParts
 from brokerd.rpc.produce_codec import check_formats
-from brokerd.rpc.wake import Wake
+from brokerd.wake import Wake
 
 
 class _Binding:
@@ -93,7 +93,7 @@ class FetchStream:
                 if self._timer is not None:
                     self._timer.cancel()
                 for binding in self._bindings.values():
-                    binding.replica.remove_listener(binding)
+                    binding.replica.listeners.remove(binding)
                 self._bindings.clear()
                 await asyncio.wait((reader,))
 
@@ -206,7 +206,7 @@ class FetchStream:
                 continue
             binding = _Binding(self, wanted.route, replica)
             self._bindings[wanted.route] = binding
-            replica.add_read_listener(binding)
+            replica.listeners.add_read(binding)
             self._step(
                 FetchRouteBound(
                     route=wanted.route,
@@ -250,7 +250,7 @@ class FetchStream:
             case ReleaseFetchRoute():
                 binding = self._bindings.pop(effect.route, None)
                 if binding is not None:
-                    binding.replica.remove_listener(binding)
+                    binding.replica.listeners.remove(binding)
             case AbortFetchStream():
                 raise RefusedError(effect.failure)
             case ResolveFetchRoutes():

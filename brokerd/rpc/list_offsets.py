@@ -14,6 +14,7 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import Failure, LeaderPlace, refused
 from brokerd.limits import BIND_WAIT_MS, FORWARD_WAIT_MS, MAX_OFFSET_QUERIES
+from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.by_leader import answer_by_leader
 from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, was_forwarded
 from brokerd.rpc.forward import Forwarder
@@ -21,6 +22,9 @@ from brokerd.rpc.parts import BrokerParts
 from brokerd.rpc.status import partition_error
 
 METHOD: Final = "/lograft.v1.LogService/ListOffsets"
+
+END_RETRY_MS: Final = 50
+"""Advice to a client whose leader is new; it takes an acknowledgement of the in-sync replicas."""
 
 
 class ListOffsetsCalls:
@@ -81,13 +85,27 @@ class ListOffsetsCalls:
         if query.position == log_pb2.OFFSET_POSITION_EARLIEST:
             result.offset = replica.log_start_offset
         elif query.position == log_pb2.OFFSET_POSITION_LATEST:
+            check_end_known(replica)
             result.offset = replica.high_watermark
         elif query.position == log_pb2.OFFSET_POSITION_UNSPECIFIED and query.HasField("timestamp_ms"):
             found = replica.find_timestamp(query.timestamp_ms)
-            if found is not None:
+            if found is None:
+                check_end_known(replica)
+            else:
                 result.offset = found.offset
                 result.timestamp_ms = found.timestamp_ms
         else:
             message = "a query needs position EARLIEST (1) or LATEST (2), or no position and a timestamp_ms"
             raise refused(ErrorCode.INVALID_REQUEST, message)
         return result
+
+
+def check_end_known(replica: HostedReplica) -> None:
+    """Refuse to say where the readable records end, while the leader is new and does not know.
+
+    Raises:
+        RefusedError: OFFSET_NOT_AVAILABLE.
+    """
+    if not replica.is_end_known:
+        message = f"the leader of {replica} is new and does not know yet what was committed before it: ask again"
+        raise refused(ErrorCode.OFFSET_NOT_AVAILABLE, message, retry_after_ms=END_RETRY_MS)

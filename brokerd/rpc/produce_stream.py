@@ -26,6 +26,7 @@ from lograft.wire.header import BatchHeader
 
 from brokerd.failure import Failure, RefusedError, refused
 from brokerd.limits import BIND_WAIT_MS
+from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.produce.events import (
     AbortStream,
@@ -50,12 +51,13 @@ from brokerd.produce.events import (
 )
 from brokerd.produce.session import ProduceSession
 from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.refusals import too_few_after_failure
 from brokerd.rpc.batch_check import Checked, check, is_costly, is_stored_anew
 from brokerd.rpc.calls import ServicerContext, check_cluster, undecodable
 from brokerd.rpc.identities import check_identity
 from brokerd.rpc.parts import BrokerParts
 from brokerd.rpc.produce_codec import AnswerEncoder, check_formats, encode_go_away, read_acks, read_routes
-from brokerd.rpc.wake import Wake
+from brokerd.wake import Wake
 
 
 class _Binding:
@@ -83,6 +85,8 @@ class ProduceStream:
         self._encoder = AnswerEncoder(parts.cluster_id, parts.node_id)
         self._bindings: dict[int, _Binding] = {}
         self._level = AckLevel.ALL
+        # What an append has to be able to reach; without receipts nobody waits for more than the leader's log.
+        self._wanted = AckLevel.ALL
         # (-1, -1) in a batch header says that the batch has no producer.
         self._identity = (-1, -1)
         self._wake = Wake()
@@ -101,7 +105,7 @@ class ProduceStream:
                 self._is_over = True
                 reader.cancel()
                 for binding in self._bindings.values():
-                    binding.replica.remove_listener(binding)
+                    binding.replica.listeners.remove(binding)
                 self._bindings.clear()
                 await asyncio.wait((reader,))
 
@@ -175,6 +179,7 @@ class ProduceStream:
         check_formats(request.formats)
         acks = read_acks(request.acks)
         self._level = AckLevel.LEADER if acks is Acks.LEADER else AckLevel.ALL
+        self._wanted = AckLevel.ALL if acks is Acks.ALL else AckLevel.LEADER
         if request.without_idempotence:
             if request.HasField("producer"):
                 message = "`producer` and `without_idempotence` exclude each other"
@@ -198,7 +203,7 @@ class ProduceStream:
                 continue
             binding = _Binding(self, wanted.route, replica, replica.max_message_bytes)
             self._bindings[wanted.route] = binding
-            replica.add_service_listener(binding)
+            replica.listeners.add_service(binding)
             self._step(
                 RouteBound(
                     route=wanted.route,
@@ -241,7 +246,7 @@ class ProduceStream:
             return
         try:
             self._check_producer(checked)
-            appended = binding.replica.append(body, checked)
+            appended = binding.replica.append(body, checked, level=self._wanted)
         except RefusedError as error:
             self._step(BatchFailed(route=route, batch_number=batch_number, failure=error.failure))
             return
@@ -264,11 +269,16 @@ class ProduceStream:
                 f"the stream was opened with {wanted}",
             )
 
-    def _on_ack(self, route: int, batch_number: int, durability: Durability | None) -> None:
-        # None: the replica ends its service, and with it the route, right after.
-        if durability is None or self._is_over:
+    def _on_ack(self, route: int, batch_number: int, reached: Durability | LossReason) -> None:
+        if self._is_over:
             return
-        self._step(AckReached(route=route, batch_number=batch_number, durability=durability))
+        if isinstance(reached, Durability):
+            self._step(AckReached(route=route, batch_number=batch_number, durability=reached))
+        elif reached is LossReason.NOT_ENOUGH_REPLICAS:
+            binding = self._bindings.get(route)
+            if binding is not None:
+                self._step(RouteLost(route=route, failure=too_few_after_failure(str(binding.replica))))
+        # For any other reason the replica ends its service, and with it the route, right after.
 
     def _step(self, event: Event) -> None:
         for effect in self._session.step(event):
@@ -281,7 +291,7 @@ class ProduceStream:
             case ReleaseRoute():
                 binding = self._bindings.pop(effect.route, None)
                 if binding is not None:
-                    binding.replica.remove_listener(binding)
+                    binding.replica.listeners.remove(binding)
             case AbortStream():
                 raise RefusedError(effect.failure)
             case ResolveRoutes() | AppendBatch() | AwaitAck():

@@ -98,7 +98,7 @@ class ReadCalls:
             message = f"{MAX_WAITING_READS} reads wait on this broker, which is its limit"
             raise refused(ErrorCode.OVERLOADED, message, retry_after_ms=1_000)
         waiter = _Waiter(offset)
-        replica.add_read_listener(waiter)
+        replica.listeners.add_read(waiter)
         self._waiting_count += 1
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -107,7 +107,7 @@ class ReadCalls:
             return  # no record came in time: the answer is empty
         finally:
             self._waiting_count -= 1
-            replica.remove_listener(waiter)
+            replica.listeners.remove(waiter)
 
     async def _records(
         self, replica: HostedReplica, offset: int, max_records: int, max_bytes: int

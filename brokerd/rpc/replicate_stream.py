@@ -51,7 +51,7 @@ from brokerd.replication.follower_route import FollowerRequest, LedReplica
 from brokerd.rpc.calls import ServicerContext, undecodable
 from brokerd.rpc.replicate_codec import encode_push_answer, read_open, read_request
 from brokerd.rpc.replicate_handshake import Leader
-from brokerd.rpc.wake import Wake
+from brokerd.wake import Wake
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from brokerd.metadata.changes import MetadataChange
 from brokerd.rpc.cluster_codec import broker_message, topic_message
 from brokerd.rpc.parts import BrokerParts
 from brokerd.rpc.status import partition_error
-from brokerd.rpc.wake import Wake
+from brokerd.wake import Wake
 from metaquorum.controller.image import TopicImage
 
 

@@ -124,7 +124,7 @@ async def test_read_waiting_on_a_deleted_topic_is_refused(disk: SlowDisk) -> Non
     read = log_pb2.ReadRequest(topic="t", max_wait_ms=30_000)
     waiting = asyncio.create_task(reads.read(read, Deadline(None)))  # type: ignore[arg-type]
     async with asyncio.timeout(WAIT_S):
-        while not replica.listener_count:
+        while not len(replica.listeners):
             await asyncio.to_thread(lambda: None)
     host.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
     with pytest.raises(RefusedError) as caught:

@@ -86,7 +86,7 @@ async def test_replica_goes_on_in_the_other_directory(two: Two) -> None:
     for number in range(20):
         await acked(replica, append(replica, [b"%d" % number]))
     listener = Listener()
-    replica.add_read_listener(listener)
+    replica.listeners.add_read(listener)
     move = await two.moved()
     assert (move.state, move.error, str(move)) == (MoveState.DONE, None, "t-0")
     assert move.copied_bytes == move.size_bytes > 0
@@ -204,7 +204,7 @@ async def test_failing_source_ends_the_move_and_the_partition(two: Two) -> None:
     await acked(replica, append(replica, [b"a"]))
     await two.moved()
     listener = Listener()
-    replica.add_service_listener(listener)
+    replica.listeners.add_service(listener)
     two.second.refuse("rename", "moved-to", Refusal.IO_ERROR)
     move = await two.moved(FIRST)
     assert move.state is MoveState.FAILED

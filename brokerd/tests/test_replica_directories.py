@@ -82,7 +82,7 @@ async def test_failed_directory_ends_its_own_partitions_only(two: tuple[Host, Si
     assert len(hurt) == 2
     listeners = [Listener() for _ in replicas]
     for replica, listener in zip(replicas, listeners, strict=True):
-        replica.add_service_listener(listener)
+        replica.listeners.add_service(listener)
     second.refuse("append", "/more", Refusal.IO_ERROR)
     with pytest.raises(RefusedError) as caught:
         append(replicas[hurt[0]], [b"b"])

@@ -13,6 +13,7 @@ from lograft.wire.codes import ErrorCode
 from brokerd.failure import Failure, RefusedError
 from brokerd.limits import DELETED_PARTITION_KEEP_MS, UNKNOWN_PARTITION_KEEP_MS
 from brokerd.metadata.observer import MetadataObserver
+from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.replication import inherited_configs
 from brokerd.replication.hosted_replica import HostedReplica
@@ -126,8 +127,8 @@ def append(replica: HostedReplica, values: Sequence[bytes]) -> int:
     return replica.append(memoryview(batch), read_header(batch)).next_offset
 
 
-async def acked(replica: HostedReplica, next_offset: int, level: AckLevel = AckLevel.ALL) -> Durability | None:
-    reached: asyncio.Future[Durability | None] = asyncio.get_running_loop().create_future()
+async def acked(replica: HostedReplica, next_offset: int, level: AckLevel = AckLevel.ALL) -> Durability | LossReason:
+    reached: asyncio.Future[Durability | LossReason] = asyncio.get_running_loop().create_future()
     replica.want_ack(next_offset, level, reached.set_result)
     async with asyncio.timeout(WAIT_S):
         return await reached
@@ -138,7 +139,7 @@ async def test_log_is_opened_for_a_new_topic_and_flushed_before_the_ack(host: Ho
     host.create_topic()
     replica = await host.replica()
     listener = Listener()
-    replica.add_read_listener(listener)
+    replica.listeners.add_read(listener)
     next_offset = append(replica, [b"a", b"b"])
     assert (next_offset, replica.high_watermark, listener.high_watermarks) == (2, 0, [])
     synced_before = sum(call.operation == "sync" for call in host.disk.calls)
@@ -230,11 +231,11 @@ async def test_failed_fsync_fails_the_directory_and_acknowledges_nothing(host: H
     host.create_topic(partition_count=2)
     first, second = await host.replica(0), await host.replica(1)
     listeners = (Listener(), Listener())
-    first.add_service_listener(listeners[0])
-    second.add_read_listener(listeners[1])
+    first.listeners.add_service(listeners[0])
+    second.listeners.add_read(listeners[1])
     host.disk.refuse("sync", "-0/", Refusal.IO_ERROR)
     next_offset = append(first, [b"a"])
-    assert await acked(first, next_offset) is None
+    assert await acked(first, next_offset) is LossReason.STORAGE_FAILED
     async with asyncio.timeout(WAIT_S):
         assert "sync failed" in str(await host.host.failed)
     for listener in listeners:
@@ -255,7 +256,7 @@ async def test_failed_write_fails_the_directory(host: Host) -> None:
         append(replica, [b"a"])
     assert caught.value.failure.code is ErrorCode.STORAGE_FAILED
     assert host.host.failed.done()
-    assert await acked(replica, 0) is None
+    assert await acked(replica, 0) is LossReason.STORAGE_FAILED
 
 
 async def test_full_disk_refuses_and_recovers(host: Host) -> None:
@@ -290,7 +291,7 @@ async def test_dropped_ack_is_not_called(host: Host) -> None:
     host.create_topic()
     replica = await host.replica()
     next_offset = append(replica, [b"a"])
-    calls: list[Durability | None] = []
+    calls: list[Durability | LossReason] = []
     token = replica.want_ack(next_offset, AckLevel.ALL, calls.append)
     replica.drop_ack(token)
     replica.drop_ack(token)
@@ -303,7 +304,7 @@ async def test_lost_leadership_ends_the_routes_with_a_hint(host: Host) -> None:
     host.create_topic()
     replica = await host.replica()
     listener = Listener()
-    replica.add_read_listener(listener)
+    replica.listeners.add_read(listener)
     host.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=None)))
     assert [failure.code for failure in listener.failures] == [ErrorCode.LEADER_NOT_AVAILABLE]
     with pytest.raises(RefusedError) as caught:
@@ -320,7 +321,7 @@ async def test_removed_topic_is_set_aside_and_deleted_later(host: Host) -> None:
     replica = await host.replica()
     await acked(replica, append(replica, [b"a"]))
     listener = Listener()
-    replica.add_service_listener(listener)
+    replica.listeners.add_service(listener)
     host.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
     with pytest.raises(RefusedError) as caught:
         await host.replica()
@@ -354,7 +355,7 @@ async def test_stopping_ends_routes_with_shutting_down(host: Host) -> None:
     replica = await host.replica()
     append(replica, [b"a"])
     listener = Listener()
-    replica.add_service_listener(listener)
+    replica.listeners.add_service(listener)
     await host.host.stop()
     await host.host.stop()
     assert [failure.code for failure in listener.failures] == [ErrorCode.SHUTTING_DOWN]

@@ -7,6 +7,7 @@ Laws after an opening
     3. every offset from log start to log end is covered by exactly one batch; what was acknowledged as flushed (after the end of a
        process: as written) is there, unless an operation removed it
     4. what stands at an offset was written there; what a truncation dropped does not come back once it has returned
+       A restart under way may leave an empty log at its offset instead, which nobody ever wrote to
     5. of a compacted log the newest record of each key is there, or deleted; nothing deleted is back
     6. leader epochs, look-ups by time and idempotence windows say what was written; a scrub finds nothing
 Source: docs/storage.md sections 2, 3, 6 and 10.
@@ -25,7 +26,7 @@ from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.errors import DataLossError
 from storage.log import Appended, OpenedLog, PartitionLog
 
-LEFTOVERS = (".swap", ".cleaned", ".deleted", ".tmp")
+LEFTOVERS = (".swap", ".cleaned", ".deleted", ".restart", ".tmp")
 """Ends of names that no opening leaves."""
 FIRST_TIMESTAMP_MS = 1_000
 """The record at offset n has the timestamp FIRST_TIMESTAMP_MS + n."""
@@ -64,6 +65,7 @@ class History:
         start_offset: the log start that was answered last, inclusive.
         starting_offset: the highest log start that a removal under way may bring; else `start_offset`.
         truncating_to: where a truncation under way cuts; None: none is.
+        restarting_to: where a restart under way begins anew; None: none is.
         compacts: records may be replaced by newer ones of their key.
         lost: offsets that were damaged behind the log's back (first, end); empty if none.
         is_set_aside: the step of a directory operation that is never undone has returned.
@@ -76,6 +78,7 @@ class History:
     start_offset: int = 0
     starting_offset: int = 0
     truncating_to: int | None = None
+    restarting_to: int | None = None
     compacts: bool = False
     lost: tuple[int, int] = (0, 0)
     is_set_aside: bool = False
@@ -100,6 +103,20 @@ class History:
         self.sent = [sent for sent in self.sent if sent.next_offset <= to_offset]
         self.flushed_offset = min(self.flushed_offset, to_offset)
         self.written_offset = min(self.written_offset, to_offset)
+
+    def restart(self, offset: int) -> None:
+        """Forget everything: the log begins anew, empty, at an offset."""
+        self.records, self.sent, self.lost = {}, [], (0, 0)
+        self.flushed_offset = self.written_offset = self.start_offset = self.starting_offset = offset
+        self.truncating_to = self.restarting_to = None
+
+    def settle_restart(self, log: PartitionLog, *, everything_kept: bool) -> None:
+        """Take up that an opening found the log that a restart under way leaves, if it did."""
+        to_offset, self.restarting_to = self.restarting_to, None
+        start, end = log.log_start_offset, log.log_end_offset
+        is_old = start == self.start_offset and end >= self.least_end(everything_kept=everything_kept)
+        if to_offset is not None and start == end == to_offset and not is_old:
+            self.restart(to_offset)
 
     def settle(self, log: PartitionLog) -> None:
         """Take up what an opening found: all of it is on stable storage."""
@@ -131,6 +148,7 @@ def check_opened(opened: OpenedLog, names: list[str], history: History, *, every
         StorageError: the log does not answer.
     """
     log = opened.log
+    history.settle_restart(log, everything_kept=everything_kept)
     left = [name for name in names if name.endswith(LEFTOVERS)]
     assert not left, f"after an opening {left} is there"
     least = history.least_end(everything_kept=everything_kept)

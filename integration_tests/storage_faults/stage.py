@@ -144,6 +144,12 @@ class Stage:
         self.log.truncate_prefix(to_offset, self.now_ms)
         self._settle_start()
 
+    def restart(self, offset: int) -> None:
+        """Drop everything and begin anew at an offset; from the call on it may be so, from its return on it must."""
+        self.history.restarting_to = offset
+        self.log.restart_at(offset)
+        self.history.restart(offset)
+
     def retain(self) -> int:
         """Apply retention to what is flushed; return how many segments went."""
         first_point = len(self.points)

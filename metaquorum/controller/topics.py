@@ -165,15 +165,11 @@ def _size_problem(image: AppendedImage, settings: ControllerSettings, command: C
             ErrorCode.INVALID_PARTITION_COUNT,
             f"the partition count must be from 1 to {settings.max_request_partitions}, not {command.partition_count}",
         )
-    if command.replication_factor < 0:
+    if not 0 <= command.replication_factor <= topic_configs.MAX_REPLICATION_FACTOR:
         return refuse(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"the replication factor must be from 1 on, not {command.replication_factor}",
-        )
-    if command.replication_factor > 1:
-        return refuse(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"replication factor {command.replication_factor}: replication is not offered yet, use 1",
+            f"the replication factor must be from 1 to {topic_configs.MAX_REPLICATION_FACTOR}, "
+            f"not {command.replication_factor}",
         )
     if image.topic_count >= settings.max_topics:
         return refuse(ErrorCode.LIMIT_EXCEEDED, f"the cluster has {image.topic_count} topics, its limit")

@@ -128,12 +128,34 @@ def test_create_topic_with_as_many_partitions_as_allowed() -> None:
     assert sorted(world.image.counts.leaders.values()) == [3_333, 3_333, 3_334]
 
 
-@pytest.mark.parametrize(("factor", "words"), [(-1, "not -1"), (2, "not offered yet"), (2**31 - 1, "not offered yet")])
-def test_create_topic_with_replication_is_refused(factor: int, words: str) -> None:
-    """More than one replica is refused with a message that says that it is not offered yet."""
+def test_create_topic_with_replicas() -> None:
+    """Every partition has as many replicas as asked for, on different brokers, all in sync; the first one leads."""
+    world = world_with_brokers(4)
+    world.run(create_topic("t", partition_count=12, replication_factor=3))
+    topic = world.image.topic_by_name("t")
+    assert topic is not None
+    for partition in topic.partitions:
+        assert len(set(partition.replicas)) == len(partition.replicas) == 3
+        assert partition.isr == partition.replicas
+        assert partition.leader_id == partition.replicas[0]
+    assert set(world.image.counts.leaders.values()) == {3}
+    assert set(world.image.counts.replicas.values()) == {9}
+
+
+@pytest.mark.parametrize("factor", [-1, 101, 2**31 - 1])
+def test_create_topic_with_an_impossible_replication_factor_is_refused(factor: int) -> None:
+    """A factor below 0 means nothing, and one above the limit is a mistake."""
     refusal = world_with_brokers(3).refusal(create_topic("t", replication_factor=factor))
     assert refusal.code is ErrorCode.INVALID_REPLICATION_FACTOR
-    assert words in refusal.message
+    assert f"not {factor}" in refusal.message
+
+
+@pytest.mark.parametrize("factor", [4, 100])
+def test_create_topic_with_more_replicas_than_brokers_is_refused(factor: int) -> None:
+    """A broker has one replica of a partition at most, so the message says how many brokers are needed."""
+    refusal = world_with_brokers(3).refusal(create_topic("t", replication_factor=factor))
+    assert refusal.code is ErrorCode.NOT_ENOUGH_BROKERS
+    assert f"{factor} usable" in refusal.message
 
 
 def test_create_topic_without_a_usable_broker_is_refused() -> None:

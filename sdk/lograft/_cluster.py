@@ -174,10 +174,11 @@ class Cluster:
         return result
 
     def _candidates(self) -> list[str]:
-        """Addresses to try: the last that answered, then those given, then every broker that is known."""
+        """Addresses to try: the last that answered, those given, every broker that is known; last those that just failed."""
         known = [broker.address for broker in self.view.brokers() if not broker.fenced]
         ordered = ([self._preferred] if self._preferred else []) + list(self._settings.addresses) + known
-        return list(dict.fromkeys(ordered))
+        is_failing = self.transport.is_failing
+        return sorted(dict.fromkeys(ordered), key=lambda address: is_failing(address, Purpose.CONTROL))
 
     def _give_up(self, failure: LograftError | None, timeout_ms: int, candidates: Sequence[str]) -> LograftError:
         if isinstance(failure, NoBrokerError):

@@ -146,12 +146,18 @@ class FetchEngine:
         task.add_done_callback(self._tasks.discard)
 
     def _on_metadata(self) -> None:
-        """Leaders may have moved: those who wait for one need not wait longer."""
+        """Leaders may have moved: those who wait for one need not wait longer, nor those who ask one that is none any more."""
         for fetcher in list(self._fetchers.values()):
-            if fetcher.retry is None:
-                continue
             leader = self._cluster.leader(fetcher.cursor.tp.topic, fetcher.cursor.tp.partition)
-            if leader is not None and leader != fetcher.avoided:
+            stream = fetcher.stream
+            if leader is None:
+                continue
+            if stream is not None:
+                if stream.leader.broker_id != leader.broker_id:
+                    # It may be frozen, or not be reached: it would never say so.
+                    stream.unbind(fetcher)
+                    self._route(fetcher)
+            elif fetcher.retry is not None and leader != fetcher.avoided:
                 fetcher.retry.cancel()
                 self._route(fetcher)
 

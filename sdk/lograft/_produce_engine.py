@@ -32,7 +32,7 @@ from lograft.errors import (
     RequestTimeoutError,
     UnknownTopicError,
 )
-from lograft.settings import UNKNOWN_TOPIC_WAIT_MS, ProducerSettings
+from lograft.settings import OLD_LEADER_GRACE_MS, UNKNOWN_TOPIC_WAIT_MS, ProducerSettings
 from lograft.types import BatchReceipt, Durability
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.codes import ErrorCode
@@ -109,8 +109,9 @@ class ProduceEngine:
         if self._tick is not None:
             self._tick.cancel()
         for sender in self._senders.values():
-            if sender.retry is not None:
-                sender.retry.cancel()
+            for timer in (sender.retry, sender.leaving):
+                if timer is not None:
+                    timer.cancel()
             self._detach(sender)
             error = OutcomeUnknownError("the producer was closed before the batch was acknowledged")
             while sender.sequencer.queue:
@@ -170,6 +171,30 @@ class ProduceEngine:
             if sender.retry is not None and leader is not None and leader != sender.avoided:
                 sender.retry.cancel()
                 self._route(sender)
+        for sender in self._senders.values():
+            stream = sender.stream
+            if stream is None or not self._has_moved(sender, stream):
+                continue
+            if not stream.is_open:
+                self._leave(sender)
+            elif sender.leaving is None:
+                # It is about to say so itself, behind the receipts that it still has; a frozen one never does.
+                delay_s = OLD_LEADER_GRACE_MS / 1000
+                sender.leaving = self._loop.call_later(delay_s, self._leave_late, sender, stream)
+
+    def _has_moved(self, sender: PartitionSender, stream: ProduceStream) -> bool:
+        leader = self._cluster.leader(sender.topic, sender.partition)
+        return leader is not None and leader.broker_id != stream.broker_id
+
+    def _leave_late(self, sender: PartitionSender, stream: ProduceStream) -> None:
+        sender.leaving = None
+        if not self._is_closed and sender.stream is stream and self._has_moved(sender, stream):
+            self._leave(sender)
+
+    def _leave(self, sender: PartitionSender) -> None:
+        """Take a partition off the stream to a broker that leads it no more, and go to the one that does."""
+        self._detach(sender)
+        self._route(sender)
 
     # -- identities
 

@@ -45,6 +45,7 @@ class PartitionSender:
         retry: timer of the next try to find a leader.
         last_error: why the partition was last without a route.
         avoided: leader that could not be used; the same one is tried again only after a pause.
+        leaving: timer after which it leaves the stream to a broker that leads it no more, if that has not ended it by then.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class PartitionSender:
         "backoff",
         "is_ready",
         "last_error",
+        "leaving",
         "max_batch_bytes",
         "partition",
         "retry",
@@ -81,3 +83,4 @@ class PartitionSender:
         self.retry: asyncio.TimerHandle | None = None
         self.last_error: LograftError | None = None
         self.avoided: Leader | None = None
+        self.leaving: asyncio.TimerHandle | None = None

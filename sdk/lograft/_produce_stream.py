@@ -109,6 +109,11 @@ class ProduceStream:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run())
 
+    @property
+    def is_open(self) -> bool:
+        """True once the broker has answered."""
+        return self._is_open
+
     def bind(self, sender: PartitionSender) -> None:
         """Bind a partition; `on_bound` or `on_route_end` or `on_stream_end` answers."""
         sender.stream = self

@@ -125,6 +125,11 @@ class Transport:
             raise _nobody_at(address) from None
         return channel
 
+    def is_failing(self, address: str, purpose: Purpose) -> bool:
+        """True if the last attempt to connect failed: others should be asked first."""
+        channel = self._channels.get((address, purpose))
+        return channel is not None and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
     async def close(self) -> None:
         """Close every channel; calls on them end."""
         self._is_closed = True

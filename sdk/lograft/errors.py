@@ -8,6 +8,9 @@
     |   +-- BufferTimeoutError       the producer's buffer stayed full for the delivery timeout
     |   +-- NotLeaderError           leadership moves
     |   +-- LeaderNotAvailableError  the partition has no leader
+    |   +-- NotEnoughReplicasError   too few replicas are in sync; nothing was appended
+    |   +-- NotEnoughReplicasAfterAppendError  they became too few while the records waited for them
+    |   +-- OffsetNotAvailableError  a new leader cannot tell the latest offset yet
     |   +-- OverloadedError          a limit of the server is reached
     |   +-- QuorumUnavailableError   the metadata quorum has no leader
     |   +-- ServerUnavailableError   other passing troubles of a server
@@ -103,6 +106,27 @@ class LeaderNotAvailableError(RetriableError):
     """The partition has no leader at the moment."""
 
     default_code = ErrorCode.LEADER_NOT_AVAILABLE
+
+
+class NotEnoughReplicasError(RetriableError):
+    """Fewer replicas are in sync than min.insync.replicas asks for; nothing was appended."""
+
+    default_code = ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+class NotEnoughReplicasAfterAppendError(RetriableError):
+    """The in-sync replicas became too few while appended records waited for them.
+
+    The records may still be committed. Producers send them again only where the broker recognises them.
+    """
+
+    default_code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+
+class OffsetNotAvailableError(RetriableError):
+    """A new leader cannot tell the latest offset yet."""
+
+    default_code = ErrorCode.OFFSET_NOT_AVAILABLE
 
 
 class OverloadedError(RetriableError):
@@ -303,6 +327,9 @@ _BY_CODE: Final[dict[ErrorCode, type[LograftError]]] = {
     ErrorCode.TIMED_OUT: RequestTimeoutError,
     ErrorCode.OVERLOADED: OverloadedError,
     ErrorCode.QUORUM_UNAVAILABLE: QuorumUnavailableError,
+    ErrorCode.NOT_ENOUGH_REPLICAS: NotEnoughReplicasError,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: NotEnoughReplicasAfterAppendError,
+    ErrorCode.OFFSET_NOT_AVAILABLE: OffsetNotAvailableError,
 }
 
 

@@ -36,6 +36,9 @@ UNKNOWN_TOPIC_WAIT_MS: Final = 1_000
 MAX_REPORTED_FAILURES: Final = 1_000
 """Failed batches that a producer remembers for the next flush; further ones are only counted."""
 
+OLD_LEADER_GRACE_MS: Final = 500
+"""Milliseconds that a broker which leads a partition no more has to say so itself, behind the receipts that it still has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:

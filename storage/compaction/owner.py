@@ -4,7 +4,8 @@
 Theory
     `facts` -> (`plan.find_range` decides) -> `begin` gives the task of a `CompactionPass`, which works in another thread ->
     `swap` each group that it wrote -> `end`. Every call here is short, but `swap`, which syncs the directory three times.
-    Appends, retention and truncation go on in between; a group whose sources changed meanwhile is thrown away.
+    Appends, retention and truncation go on in between; a group whose sources changed meanwhile is thrown away, and so is a
+    pass under which the log was restarted. One pass of a log is under way at a time.
 
 Belongs to the owner of the log. Source: docs/storage.md section 6.
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from storage.checkpoints import encode_lines, read_lines, replace_file
+from storage.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
 from storage.env import Disk
 from storage.errors import DiskFullError
 from storage.flush_state import FlushState
@@ -59,6 +60,7 @@ class LogCompaction:
         "_disk",
         "_facts",
         "_flush_state",
+        "_is_void",
         "_parts",
         "_reader",
         "_state",
@@ -84,6 +86,7 @@ class LogCompaction:
         self._reader = reader
         self._writing = writing
         self._state: CleanState | None = None
+        self._is_void = False
         # Made at the first look: most logs are not compacted.
         self._facts: dict[int, _KnownFacts] | None = None
 
@@ -138,6 +141,7 @@ class LogCompaction:
             DiskFailedError, LogClosedError, DiskReadError, CorruptLogError: as `facts`.
         """
         with self._writing():
+            self._is_void = False
             settings = self._tail.settings
             map_offset, dirty_offset = self._clean_offsets()
             producers = self._parts.producers
@@ -196,6 +200,9 @@ class LogCompaction:
             DiskFailedError, LogClosedError: the log can no longer be written.
         """
         with self._writing():
+            if self._is_void:
+                remove_if_exists(self._disk, cleaned.path)
+                return False
             if not swap_group(self._disk, self._directory, self._parts, cleaned, now_ms=now_ms):
                 return False
             # Positions are remembered by segment, timestamps by the place of the segment.
@@ -211,8 +218,19 @@ class LogCompaction:
             DiskFailedError, LogClosedError: the log can no longer be written.
         """
         with self._writing():
+            if self._is_void:
+                return
             leader_epoch = self._epoch_below(outcome.dirty_offset)
             self._save(CleanState.after(outcome, leader_epoch=leader_epoch, segments=_sizes(self._parts.segments)))
+
+    def forget(self) -> None:
+        """Forget how far the log was compacted, after everything in it has gone; the checkpoint is gone too.
+
+        A pass under way is void: segments of another history may have the offsets and sizes of those that it read.
+        """
+        self._state = None
+        self._facts = None
+        self._is_void = True
 
     def _follow_swap(self, cleaned: CleanedGroup) -> None:
         """Put the new segment into the list of known sizes, if its sources were all there."""

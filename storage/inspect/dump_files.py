@@ -20,11 +20,18 @@ from storage.inspect.formats import (
 )
 from storage.inspect.sections import Row, Section
 from storage.inspect.targets import file_kind
-from storage.inspect.texts import parse_cleaner_checkpoint, parse_damaged_ranges, parse_epochs, parse_partition_metadata
+from storage.inspect.texts import (
+    parse_cleaner_checkpoint,
+    parse_damaged_ranges,
+    parse_epochs,
+    parse_high_watermarks,
+    parse_partition_metadata,
+)
 from storage.names import (
     CLEANER_FILE,
     DAMAGE_FILE,
     EPOCH_FILE,
+    HIGH_WATERMARK_FILE,
     INDEX_SUFFIX,
     LOG_START_FILE,
     PARTITION_FILE,
@@ -169,6 +176,9 @@ def _text(name: str, kind: str | None, content: bytes) -> Section:
         columns = ("segment_base_offset", "base_offset", "end_offset", "position", "end_position")
         rows = [tuple(getattr(each, column) for column in columns) for each in parse_damaged_ranges(content)]
         return Section(kind="damaged_range", title=name, columns=columns, rows=rows)
+    if kind == HIGH_WATERMARK_FILE:
+        entries = parse_high_watermarks(content)
+        return Section(kind="high_watermark", title=name, columns=("partition", "high_watermark"), rows=entries)
     assert kind == PARTITION_FILE, f"{name}: no kind of file of a log"
     identity = parse_partition_metadata(content)
     columns = ("topic_id", "partition")

@@ -37,6 +37,7 @@ from storage.names import (
     TEMPORARY_SUFFIX,
     PartitionIdentity,
     parse_offset_file_name,
+    parse_restart_file_name,
     parse_swap_file_name,
 )
 from storage.types import DamagedRange
@@ -106,6 +107,9 @@ def load_log_files(path: str, report: LogReport) -> LogFiles:
         FileMissingError, DiskAccessError, DiskReadError: the directory or a file cannot be read.
     """
     files = LogFiles(path=path, sizes=list_files(path))
+    if _is_restarting(files, report):
+        files.identity = _parse(files, PARTITION_FILE, parse_partition_metadata, Severity.LAW, report)
+        return files
     for name, size_bytes in files.sizes.items():
         parsed = parse_offset_file_name(name)
         if parsed is not None and parsed.suffix == LOG_SUFFIX:
@@ -126,6 +130,15 @@ def load_log_files(path: str, report: LogReport) -> LogFiles:
     _load_texts(files, report)
     _note_leftovers(files, report)
     return files
+
+
+def _is_restarting(files: LogFiles, report: LogReport) -> bool:
+    """Tell whether the next opening goes on to empty the log; then nothing that lies there counts any more."""
+    marked = [(offset, name) for name in files.sizes if (offset := parse_restart_file_name(name)) is not None]
+    for files.log_start_offset, name in marked:
+        message = f"the log was being emptied: it begins anew at {files.log_start_offset} when it is opened"
+        report.add(Severity.NOTE, name, message)
+    return bool(marked)
 
 
 def _complete_swaps(files: LogFiles, report: LogReport) -> None:

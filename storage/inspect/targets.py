@@ -15,6 +15,7 @@ from storage.names import (
     CLEANER_FILE,
     DAMAGE_FILE,
     EPOCH_FILE,
+    HIGH_WATERMARK_FILE,
     LOG_START_FILE,
     LOG_SUFFIX,
     META_FILE,
@@ -77,6 +78,8 @@ def kind_of(path: str) -> TargetKind:
 def file_kind(path: str) -> str | None:
     """Return what kind of file a name says: a suffix such as `.log`, or the whole name of a checkpoint; None for others."""
     name = Path(path).name
+    if name == HIGH_WATERMARK_FILE:
+        return name
     parsed = parse_offset_file_name(name)
     if parsed is not None:
         return parsed.suffix

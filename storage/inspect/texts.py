@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of the text checkpoints: leader epochs, damaged ranges, and which partition it is. Pure.
+"""Parsers of the text checkpoints: leader epochs, damaged ranges, high watermarks, and which partition it is. Pure.
 
 Written from docs/storage_format.md, section 2 ("Text checkpoints").
 """
@@ -12,11 +12,12 @@ from lograft.wire.checksum import crc32c
 
 from storage.epochs import EpochStart
 from storage.inspect.formats import MalformedError
-from storage.names import MAX_PARTITION, TOPIC_ID_BYTES, PartitionIdentity
+from storage.names import MAX_PARTITION, TOPIC_ID_BYTES, PartitionIdentity, parse_partition_directory_name
 from storage.types import DamagedRange
 
 _VERSION_LINE = "0"
 _CRC_PREFIX = "crc32c "
+_OFFSET_DIGITS_MAX = 19
 _CLEANER_NAMES = ("dirty_offset", "map_offset", "leader_epoch", "next_horizon_ms")
 
 
@@ -115,6 +116,23 @@ def _is_number(words: list[str]) -> bool:
     return len(words) == 2 and words[1].removeprefix("-").isdecimal()
 
 
+def parse_high_watermarks(content: bytes) -> tuple[tuple[str, int], ...]:
+    """Read `high-watermark-checkpoint`: (partition directory, high watermark), ascending.
+
+    Raises:
+        MalformedError: it is none, or its names do not ascend.
+    """
+    entries: list[tuple[str, int]] = []
+    for line in parse_lines(content):
+        name, _, digits = line.partition(" ")
+        if parse_partition_directory_name(name) is None or not _is_offset(digits):
+            raise MalformedError(f"the line {line!r} is no partition with its high watermark")
+        if entries and name <= entries[-1][0]:
+            raise MalformedError(f"{name} follows {entries[-1][0]}")
+        entries.append((name, int(digits)))
+    return tuple(entries)
+
+
 def parse_partition_metadata(content: bytes) -> PartitionIdentity:
     """Read `partition.metadata`.
 
@@ -128,6 +146,10 @@ def parse_partition_metadata(content: bytes) -> PartitionIdentity:
             return PartitionIdentity(bytes.fromhex(topic_id), int(partition))
         case _:
             raise MalformedError(f"its lines are {lines}, not topic_id and partition")
+
+
+def _is_offset(word: str) -> bool:
+    return word.isdecimal() and len(word) <= _OFFSET_DIGITS_MAX and int(word) < 2**63
 
 
 def _is_topic_id(word: str) -> bool:

@@ -25,15 +25,23 @@ from storage.inspect.formats import (
     parse_recovery_point,
     parse_snapshot,
     parse_time_index,
+    was_never_written,
 )
 from storage.inspect.log_check import check_log
 from storage.inspect.record_judges import EpochJudge, judge_content
 from storage.inspect.targets import TargetKind, file_kind, kind_of, logs_of
-from storage.inspect.texts import parse_cleaner_checkpoint, parse_damaged_ranges, parse_epochs, parse_partition_metadata
+from storage.inspect.texts import (
+    parse_cleaner_checkpoint,
+    parse_damaged_ranges,
+    parse_epochs,
+    parse_high_watermarks,
+    parse_partition_metadata,
+)
 from storage.names import (
     CLEANER_FILE,
     DAMAGE_FILE,
     EPOCH_FILE,
+    HIGH_WATERMARK_FILE,
     INDEX_SUFFIX,
     LOG_START_FILE,
     LOG_SUFFIX,
@@ -71,6 +79,7 @@ _PARSERS: dict[str, Callable[[bytes], object]] = {
     DAMAGE_FILE: parse_damaged_ranges,
     CLEANER_FILE: parse_cleaner_checkpoint,
     PARTITION_FILE: parse_partition_metadata,
+    HIGH_WATERMARK_FILE: parse_high_watermarks,
 }
 
 
@@ -108,9 +117,22 @@ def _verify_data_directory(path: str, others: list[str]) -> LogReport:
         checked = read_small(f"{path}/{name}")
         if checked is not None and not is_checked_json(checked):
             report.add(Severity.LAW, name, "it is damaged: its checksum does not match")
+    _verify_high_watermarks(path, report)
     for name in others:
         report.add(Severity.NOTE, f"{PARTITIONS_DIRECTORY}/{name}", "it is no partition in use: not looked at")
     return report
+
+
+def _verify_high_watermarks(path: str, report: LogReport) -> None:
+    """Judge the checkpoint of high watermarks. It is written without a sync: a power failure may leave none of its bytes."""
+    content = read_small(f"{path}/{HIGH_WATERMARK_FILE}")
+    if content is None:
+        return
+    try:
+        parse_high_watermarks(content)
+    except MalformedError as error:
+        severity = Severity.NOTE if was_never_written(content) else Severity.CACHE
+        report.add(severity, HIGH_WATERMARK_FILE, f"it is damaged: {error}")
 
 
 def is_checked_json(content: bytes) -> bool:

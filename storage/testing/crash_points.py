@@ -22,6 +22,7 @@ from storage.testing.log_appends import Append, AppendAsFollower, plain_batch
 from storage.testing.log_faults import CloseAndOpen, CrashNow
 from storage.testing.log_model import LogModel
 from storage.testing.log_operations import AssignEpoch, BeginFlush, EndFlush, RunFlush, TruncateSuffix
+from storage.testing.log_restart import RestartAt
 from storage.testing.log_world import World
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
@@ -156,6 +157,36 @@ def follower(world: World) -> None:
             flush(world)
 
 
+def restart(world: World, offset: int) -> None:
+    """Drop everything and begin anew."""
+    world.perform(RestartAt(offset=offset), _RNG)
+
+
+def restarts_anew(world: World) -> None:
+    """Begin anew above the log, below its start, inside it again and again; other records follow at these offsets."""
+    for _ in range(9):
+        append(world, 2)
+    flush(world)
+    append(world, 2, epoch=1)
+    restart(world, 40)
+    for _ in range(7):
+        append(world, 2, epoch=3)
+    flush(world)
+    restart(world, 4)
+    for number in range(5):
+        append(world, 2, epoch=number % 2)
+        flush(world)
+        for _ in range(3):
+            append(world, 2, epoch=4)
+        restart(world, world.model.start_offset + 2)
+    append(world, 2, epoch=1)
+    world.perform(CloseAndOpen(clean=True), _RNG)
+    restart(world, world.model.start_offset)
+    restart(world, 0)
+    append(world, 2)
+    flush(world)
+
+
 SCENARIOS: dict[Callable[[World], None], LogSettings] = {
     appends_and_flushes: TINY,
     large_batches: LARGE,
@@ -163,6 +194,7 @@ SCENARIOS: dict[Callable[[World], None], LogSettings] = {
     truncations: SMALL,
     restarts: SMALL,
     follower: SMALL,
+    restarts_anew: SMALL,
 }
 """All scenarios, with the settings of their log; a new one is added here."""
 

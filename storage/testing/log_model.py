@@ -8,6 +8,7 @@ Laws
     After a crash the log is a run of whole batches from the log start on, at least as long as what was flushed.
     With every unsynced byte kept (`kill -9`) nothing is lost. A truncation that has returned is never undone.
     The log start never goes back below the durable one, and never above what was asked for.
+    A restart at an offset leaves the whole old log, as any crash may, or an empty one at that offset; once it has returned, this.
     Inside a compaction pass each batch is the old one, or what compaction may make of it (`model_compaction`).
     There is never damage: a crash is no damage.
 
@@ -59,13 +60,14 @@ class LogModel:
         history: all batches as they were appended, also those that were removed or compacted since.
         announced: batches of an append under way: a crash may leave them, or the first of them, too.
         truncating_to: where a truncation under way cuts; a crash may leave anything from there on.
+        restarting_to: where a restart under way lets the log begin anew; None: none is.
         flushed_offset: everything below was acknowledged as flushed, exclusive.
         flush_target: what the flush group in flight may claim when it is taken back, exclusive; None: none in flight.
         prefix_target: where the removal in flight puts the log start; None: none is in flight.
         compacting: a swap under way.
         compacted_to: below it records were replaced by others: no legal truncation goes there (exclusive).
         producers: idempotence windows.
-        forgotten_at: producer id -> log end when it was forgotten for being idle.
+        forgotten_at: producer id -> log end when it was forgotten: for being idle, or with its batches.
     """
 
     def __init__(self) -> None:
@@ -78,6 +80,7 @@ class LogModel:
         self.history: list[ModelBatch] = []
         self.announced: list[ModelBatch] = []
         self.truncating_to: int | None = None
+        self.restarting_to: int | None = None
         self.flushed_offset = 0
         self.flush_target: int | None = None
         self.prefix_target: int | None = None
@@ -119,6 +122,10 @@ class LogModel:
         if leader_epoch != self.last_epoch:
             self._epochs = [each for each in self._epochs if each[1] < offset]
             self._epochs.append((leader_epoch, offset))
+
+    def forget_epochs(self, from_offset: int) -> None:
+        """Forget the leader epochs that begin at an offset or beyond."""
+        self._epochs = [each for each in self._epochs if each[1] < from_offset]
 
     def epoch_at(self, offset: int) -> int | None:
         """Return the leader epoch of the record at an offset; None below the first one."""
@@ -203,10 +210,17 @@ class LogModel:
         self.truncating_to = None
         self.batches = [batch for batch in self.batches if batch.header.base_offset < to_offset]
         self.history = [batch for batch in self.history if batch.header.base_offset < to_offset]
-        self._epochs = [each for each in self._epochs if each[1] < to_offset]
+        self.forget_epochs(to_offset)
         self.producers = windows_of(batch.header for batch in self.history)
         if self.flush_target is not None:
             self.flush_target = min(self.flush_target, max(to_offset, self.start_offset))
+
+    def restart(self, offset: int) -> None:
+        """Everything is gone, and the log begins anew, empty, at an offset."""
+        kept = self.now_ms
+        vars(self).update(vars(LogModel()))
+        self.now_ms = kept
+        self.start_offset = self.flushed_offset = offset
 
     def begin_at(self, offset: int) -> None:
         """The log begins at an offset now (not below the old one), and nothing below it is served."""
@@ -224,10 +238,18 @@ class LogModel:
             self._epochs = [(begun[-1][0], offset), *(each for each in self._epochs if each[1] > offset)]
 
     def least_after_crash(self, *, everything_kept: bool) -> int:
-        """Return the log end offset that a crash must leave at least."""
+        """Return the log end offset that a crash must leave at least, unless it leaves a log that was restarted."""
         if not everything_kept:
             return self.flushed_offset
         return self.end_offset if self.truncating_to is None else self.truncating_to
+
+    def settle_restart(self, start_offset: int, end_offset: int, *, everything_kept: bool) -> None:
+        """Take up that an open found the log that a restart under way leaves, if it did."""
+        to_offset, self.restarting_to = self.restarting_to, None
+        least = self.least_after_crash(everything_kept=everything_kept)
+        is_old = start_offset == self.start_offset and end_offset >= least
+        if to_offset is not None and start_offset == end_offset == to_offset and not is_old:
+            self.restart(to_offset)
 
     def settle(self, found: bytes, *, start_offset: int) -> None:
         """Take up what an open found: the bytes of all its batches.
@@ -258,7 +280,7 @@ class LogModel:
         known = old[-1].header.base_offset if old else -1
         new = [batch for batch in announced if known < batch.header.base_offset < end_offset]
         self.history = old + new
-        self._epochs = [each for each in self._epochs if each[1] < end_offset]
+        self.forget_epochs(end_offset)
         for batch in new:
             if self.last_epoch is None or batch.header.leader_epoch > self.last_epoch:
                 self.assign_epoch(batch.header.leader_epoch, max(batch.header.base_offset, self.start_offset))
@@ -291,6 +313,9 @@ class LogModel:
         Raises:
             AssertionError: see `judge_windows`.
         """
+        for producer_id in self.producers.keys() - seen.keys():
+            # Its batches are gone, and the snapshot that knew it was lost: it may begin anew, and an older snapshot may come back.
+            self.forgotten_at[producer_id] = self.end_offset
         self.producers = judge_windows(
             seen,
             history=(batch.header for batch in self.history),

@@ -20,6 +20,7 @@ from storage.testing.log_appends import Append, AppendAsFollower, AppendToFullDi
 from storage.testing.log_compaction import COMPACTION_OPERATIONS
 from storage.testing.log_model import LogModel
 from storage.testing.log_prefix import PREFIX_OPERATIONS
+from storage.testing.log_restart import RestartAt
 from storage.testing.log_scrub import SCRUB_OPERATIONS
 from storage.testing.log_transactions import TRANSACTION_OPERATIONS
 from storage.testing.log_world import Operation, World, attempt
@@ -169,6 +170,8 @@ class TruncateSuffix(Operation):
     def draw(cls, world: World, rng: random.Random) -> TruncateSuffix:
         """See `Operation`; most cuts are near the end, none in what was compacted, some below the log start."""
         model = world.model
+        if rng.randrange(6) == 0:
+            return cls(to_offset=model.end_offset)
         lowest = max(model.floor_offset, model.compacted_to)
         if lowest == model.prefix_target and rng.randrange(4) == 0:
             return cls(to_offset=rng.randint(max(0, lowest - 4), lowest))
@@ -194,6 +197,9 @@ class TruncateSuffix(Operation):
             return
         if model.truncating_to is not None:
             model.truncate()
+        else:
+            # A leader epoch that was assigned at the log end and has no record.
+            model.forget_epochs(self.to_offset)
         assert outcome == model.end_offset, f"the log ends at {outcome}, not at {model.end_offset}"
 
     def after(self, world: World, rng: random.Random) -> None:
@@ -304,6 +310,36 @@ class AssignEpoch(Operation):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeadInVain(Operation):
+    """A leader appends nothing in its epoch, which a flush saves, and becomes a follower: the epoch is forgotten."""
+
+    weight = 2
+    leader_epoch: int
+
+    @classmethod
+    def is_possible(cls, world: World) -> bool:
+        """See `Operation`: no group may be in flight, nor a removal, which may go beyond the log end."""
+        return world.is_writable and world.work is None and world.prefix is None
+
+    @classmethod
+    def draw(cls, world: World, rng: random.Random) -> LeadInVain:
+        """See `Operation`."""
+        return cls(leader_epoch=draw_epoch(world.model, rng) + 1)
+
+    def apply_to_log(self, world: World) -> object:
+        """See `Operation`."""
+        world.log.assign_epoch(self.leader_epoch)
+        world.log.flush()
+        return attempt(partial(world.log.truncate_suffix, world.log.log_end_offset))
+
+    def apply_to_model(self, model: LogModel, outcome: object) -> None:
+        """See `Operation`."""
+        assert outcome == model.end_offset, f"the log ends at {outcome}, not at {model.end_offset}"
+        model.flushed_offset = model.end_offset
+        model.forget_epochs(model.end_offset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckInDepth(Operation):
     """Everything is compared."""
 
@@ -336,7 +372,9 @@ OPERATIONS: tuple[type[Operation], ...] = (
     Read,
     FindTimestamp,
     AssignEpoch,
+    LeadInVain,
     CheckInDepth,
+    RestartAt,
     *PREFIX_OPERATIONS,
     *COMPACTION_OPERATIONS,
     *SCRUB_OPERATIONS,

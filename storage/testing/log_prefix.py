@@ -361,10 +361,12 @@ class ExpireProducers(Operation):
         assert len(gone) == outcome.gone_count, f"{outcome}, before: {model.producers.keys()}"
         assert outcome.left <= model.producers.keys(), f"{outcome}, before: {model.producers.keys()}"
         transactions = model.transactions()
+        # A filler waits for nothing: its records were aborted, and a crash may have taken the end that said so.
         waiting = {
             batch.header.producer_id
             for batch in model.batches
-            if batch.header.base_offset >= transactions.open.get(batch.header.producer_id, FAR_OFFSET)
+            if batch.header.is_transactional
+            and batch.header.base_offset >= transactions.open.get(batch.header.producer_id, FAR_OFFSET)
         }
         assert not gone & waiting, f"producers {gone & waiting} are forgotten in a transaction"
         for producer_id in gone:

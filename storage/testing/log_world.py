@@ -25,6 +25,7 @@ from storage.names import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    RESTART_SUFFIX,
     SEAL_SUFFIX,
     SWAP_SUFFIX,
     TEMPORARY_SUFFIX,
@@ -46,7 +47,7 @@ RECOVERY_CALLS = 12
 """A power failure inside a recovery comes before one of so many calls."""
 
 SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX)
-LEFTOVERS = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, TEMPORARY_SUFFIX)
+LEFTOVERS = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, RESTART_SUFFIX, TEMPORARY_SUFFIX)
 """What no opening leaves."""
 
 ResultT = TypeVar("ResultT")
@@ -279,8 +280,10 @@ class World:
             StorageError: the log does not open, or does not answer.
         """
         self.doing = "recovery" if not clean else "clean open"
-        least = self.model.least_after_crash(everything_kept=everything_kept)
         self._open()
+        start_offset, end_offset = self.log.log_start_offset, self.log.log_end_offset
+        self.model.settle_restart(start_offset, end_offset, everything_kept=everything_kept)
+        least = self.model.least_after_crash(everything_kept=everything_kept)
         assert not self.report.damaged, f"a crash is no damage: {self.report.damaged}"
         assert self.report.clean or not clean, "a clean stop was taken for an unclean one"
         left = [name for name in self.names() if name.endswith(LEFTOVERS)]

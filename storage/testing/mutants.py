@@ -21,9 +21,12 @@ import storage.offset_index
 import storage.producer_snapshots
 import storage.recovery
 import storage.recovery_walk
+import storage.restart
 import storage.scan
+import storage.suffix
 import storage.time_index
 import storage.truncation
+from storage.env import Disk
 from storage.epochs import LeaderEpochs
 from storage.errors import DiskFailedError
 from storage.flush import FlushWork
@@ -33,8 +36,11 @@ from storage.producers import ProducerWindows
 from storage.reader import LogReader
 from storage.recovery_point import RecoveryPointFile
 from storage.recovery_walk import UncleanWalk
+from storage.suffix import LogSuffix
 from storage.testing import crash_points, model_mutants, model_run
+from storage.testing.log_faults import CrashNow
 from storage.testing.log_mutant import Finder, Mutant
+from storage.testing.log_operations import FlushAll, LeadInVain
 from storage.testing.sim_disk import SimFile
 
 __all__ = ["MODEL_RUNS", "MODEL_STEPS", "MUTANTS", "Finder", "Mutant", "applied", "find"]
@@ -109,6 +115,40 @@ _note_truncation = FlushState.note_truncation
 def _forget_the_flush(state: Any, *args: Any) -> None:
     _note_truncation(state, *args)
     state._cap = None
+
+
+def _forget_in_memory_only(suffix: LogSuffix, to_offset: int) -> None:
+    if suffix.parts.epochs.truncate_suffix(to_offset):
+        suffix.tail.follow_truncation()
+
+
+class _SkipsDirectorySync:
+    """A disk that forgets one of its directory syncs, from 0."""
+
+    def __init__(self, disk: Disk, number: int) -> None:
+        self._disk = disk
+        self._left = number
+
+    def __getattr__(self, name: str) -> Any:
+        return self._sync_directory if name == "sync_directory" else getattr(self._disk, name)
+
+    def _sync_directory(self, path: str) -> None:
+        self._left -= 1
+        if self._left != -1:
+            self._disk.sync_directory(path)
+
+
+_restart_log = storage.restart.restart_log
+
+
+def _restart_without_sync(number: int) -> Any:
+    """Return a restart that forgets one of its directory syncs."""
+
+    def restart(disk: Disk, *arguments: Any) -> Any:
+        forgetful: Any = _SkipsDirectorySync(disk, number)
+        return _restart_log(forgetful, *arguments)
+
+    return restart
 
 
 _settle = UncleanWalk.settle
@@ -215,9 +255,33 @@ MUTANTS: tuple[Mutant, ...] = (
         patches=((LeaderEpochs, "truncate_suffix", _no),),
     ),
     Mutant(
+        name="truncate: an epoch without a record stays in the checkpoint",
+        finder=Finder.MODEL,
+        patches=((LogSuffix, "_forget_empty_epoch", _forget_in_memory_only),),
+        focus=(LeadInVain, FlushAll, CrashNow),
+    ),
+    Mutant(
         name="truncate: idempotence windows of the tail are kept",
         finder=Finder.MODEL,
         patches=((ProducerWindows, "has_batch_from", _no),),
+    ),
+    Mutant(
+        name="restart: records go before the mark is on stable storage",
+        finder=Finder.CRASH_POINTS,
+        patches=((storage.suffix, "restart_log", _restart_without_sync(0)),),
+        scenario=crash_points.restarts_anew,
+    ),
+    Mutant(
+        name="restart: the mark goes before the records are gone for good",
+        finder=Finder.CRASH_POINTS,
+        patches=((storage.suffix, "restart_log", _restart_without_sync(1)),),
+        scenario=crash_points.restarts_anew,
+    ),
+    Mutant(
+        name="restart: an opening does not finish it",
+        finder=Finder.CRASH_POINTS,
+        patches=((storage.recovery, "finish_restart", _nothing),),
+        scenario=crash_points.restarts_anew,
     ),
     Mutant(
         name="recovery: an epoch is dropped",

@@ -83,3 +83,12 @@ def test_lines_round_trip() -> None:
 def test_impossible_lines_are_not_used(lines: list[str]) -> None:
     """Anything that is no strictly increasing list of pairs gives nothing."""
     assert LeaderEpochs.decode_entries(lines) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "end"), [(0, 10), (9, 10), (10, 20), (19, 20), (20, 30), (30, 42), (41, 42), (42, 42)]
+)
+def test_end_of_the_run_at_an_offset(offset: int, end: int) -> None:
+    """The records of an epoch end where the next one begins, those of the last epoch at the log end."""
+    assert filled().end_at(offset, 42) == end
+    assert LeaderEpochs().end_at(offset, 42) == 42

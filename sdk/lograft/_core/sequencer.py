@@ -18,6 +18,10 @@ false); otherwise nothing is given up: the partition goes on with one batch at a
 refusal names its batch. When that one is refused for its content, it was the culprit the first time, too: the broker
 would have recognised it otherwise.
 
+A route that ended because its batches are in the leader's log, but not safe there (`LEFT_IN_LOG`), is no refusal: they are sent
+again with their sequences, as after a lost connection. Without sequences a resend would surely append them twice, so
+they fail, with an unknown outcome.
+
 Laws: batches are acknowledged or failed exactly once; batches of one partition reach the log in the order of sealing;
 at most `window` are in flight; a sequence is never reused for other records under the same identity once a batch with
 it may be in the log.
@@ -40,6 +44,9 @@ LOST_IDENTITY: Final = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.PRO
 """Refusals after which the broker takes no further sequence of the same identity."""
 REFUSED_CONTENT: Final = frozenset({ErrorCode.INVALID_BATCH, ErrorCode.UNSUPPORTED_FORMAT})
 """Refusals that depend on nothing but the bytes of the batch: not on configs, nor on damage on the way."""
+
+LEFT_IN_LOG: Final = frozenset({ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
+"""Ends of a route that leave appended batches in the leader's log, committed later or never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,13 +218,17 @@ class PartitionSequencer:
         Returns:
             What failed; None: everything in flight will be sent again.
         """
-        had_in_flight = bool(self.in_flight)
+        in_flight_count = len(self.in_flight)
         is_refusal = code.fatal
+        outcome_unknown = outcome_unknown or code in LEFT_IN_LOG
         if not outcome_unknown:
             self.unbind(Doubt.NONE)
         else:
             self.unbind(Doubt.NEAR_REFUSAL if is_refusal else Doubt.LOST)
-        if not had_in_flight or not is_refusal:
+        if in_flight_count and code in LEFT_IN_LOG and not self._is_numbered:
+            refused, *followers = (self.queue.popleft() for _ in range(in_flight_count))
+            return GivenUp(refused=refused, refused_is_ambiguous=True, followers=tuple(followers))
+        if not in_flight_count or not is_refusal:
             return None
         if outcome_unknown and not self._is_probing:
             self._is_probing = True

@@ -99,6 +99,14 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """A limit on the number of topics or partitions would be passed."""
     ERROR_CODE_TRANSACTION_COORDINATOR_FENCED: _ErrorCode.ValueType  # 37
     """The end of a transaction came from a coordinator that was replaced by one with a higher epoch."""
+    ERROR_CODE_NOT_ENOUGH_REPLICAS: _ErrorCode.ValueType  # 38
+    """Fewer replicas are in sync than min.insync.replicas asks for: nothing reached the log."""
+    ERROR_CODE_NOT_ENOUGH_REPLICAS_AFTER_APPEND: _ErrorCode.ValueType  # 39
+    """The records are in the leader's log, and the in-sync replicas became too few while they waited for the others. They
+    may still be committed: sent again under the same producer id, epoch and sequence they are found, else appended twice.
+    """
+    ERROR_CODE_OFFSET_NOT_AVAILABLE: _ErrorCode.ValueType  # 40
+    """A new leader cannot tell the latest offset yet; earlier offsets can be read."""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Every reason for which Lograft refuses or fails. The name without its prefix is the `reason` of google.rpc.ErrorInfo
@@ -181,6 +189,14 @@ ERROR_CODE_LIMIT_EXCEEDED: ErrorCode.ValueType  # 36
 """A limit on the number of topics or partitions would be passed."""
 ERROR_CODE_TRANSACTION_COORDINATOR_FENCED: ErrorCode.ValueType  # 37
 """The end of a transaction came from a coordinator that was replaced by one with a higher epoch."""
+ERROR_CODE_NOT_ENOUGH_REPLICAS: ErrorCode.ValueType  # 38
+"""Fewer replicas are in sync than min.insync.replicas asks for: nothing reached the log."""
+ERROR_CODE_NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.ValueType  # 39
+"""The records are in the leader's log, and the in-sync replicas became too few while they waited for the others. They
+may still be committed: sent again under the same producer id, epoch and sequence they are found, else appended twice.
+"""
+ERROR_CODE_OFFSET_NOT_AVAILABLE: ErrorCode.ValueType  # 40
+"""A new leader cannot tell the latest offset yet; earlier offsets can be read."""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 @_typing.final

@@ -4,7 +4,8 @@
 Mirrors `lograft.v1.ErrorCode` by name (without the prefix) and number; a test compares them. Imports no protobuf, so
 that pure cores may use it. One table says what a client does:
 
-* retriable: the same request may succeed later; a client tries again within its own deadline.
+* retriable: the same request may succeed later; a client tries again within its own deadline. An append that failed with
+  NOT_ENOUGH_REPLICAS_AFTER_APPEND is only tried again under the same producer id, epoch and sequence.
 * refresh metadata: what the client knows about leaders or topics is stale; it asks again before anything else. With
   retriable false (unknown topic) it asks once more and then reports the error.
 * neither: fatal, reported to the caller at once.
@@ -58,6 +59,9 @@ class ErrorCode(enum.IntEnum):
     NOT_ENOUGH_BROKERS = 35
     LIMIT_EXCEEDED = 36
     TRANSACTION_COORDINATOR_FENCED = 37
+    NOT_ENOUGH_REPLICAS = 38
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 39
+    OFFSET_NOT_AVAILABLE = 40
 
     @property
     def retriable(self) -> bool:
@@ -102,6 +106,9 @@ _RETRIABLE = frozenset(
         ErrorCode.FENCED_EPOCH,
         ErrorCode.QUORUM_UNAVAILABLE,
         ErrorCode.METADATA_NOT_REACHED,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
     }
 )
 

@@ -69,6 +69,9 @@ STATUS_CODES: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.METADATA_NOT_REACHED: grpc.StatusCode.DEADLINE_EXCEEDED,
     ErrorCode.NOT_ENOUGH_BROKERS: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorCode.LIMIT_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.NOT_ENOUGH_REPLICAS: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.OFFSET_NOT_AVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
 """gRPC status code of every error code."""
 

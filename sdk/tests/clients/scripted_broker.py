@@ -97,6 +97,8 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
         self.logs = logs if logs is not None else {number: Log() for number in range(leaders.partition_count)}
         self.on_produce: ProduceScript = lambda stream, request: None
         self.on_fetch: FetchScript = lambda stream, request: None
+        self.offset_failures: list[errors_pb2.ErrorCode] = []
+        """Answers to the next ListOffsets calls, one for each, for every partition."""
         self.produce_streams = 0
         self.fetch_streams = 0
         self.identities = 0
@@ -107,6 +109,7 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: Future[int] = Future()
         self._stopping = asyncio.Event()
+        self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._main, daemon=True)
 
     @property
@@ -122,8 +125,19 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
 
     def __exit__(self, *error: object) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(START_TIMEOUT_S)
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._news.set()
+
+    def announce(self, leader_id: int) -> None:
+        """Let another broker lead, in the next leader epoch, and tell those who watch here."""
+        self.leaders.leader_id = leader_id
+        self.leaders.leader_epoch += 1
+        assert self._loop is not None, "not started"
+        self._loop.call_soon_threadsafe(self._news.set)
 
     def _main(self) -> None:
         asyncio.run(self._serve())
@@ -145,15 +159,26 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
         return self.leaders.describe()
 
     async def WatchCluster(self, request: object, context: object) -> AsyncIterator[metadata_pb2.WatchClusterResponse]:
-        state = self.leaders.describe()
-        yield metadata_pb2.WatchClusterResponse(
-            snapshot=True, metadata_offset=1, cluster_id=state.cluster_id, brokers=state.brokers, topics=state.topics
-        )
-        await self._stopping.wait()
+        while not self._stopping.is_set():
+            self._news.clear()
+            state = self.leaders.describe()
+            yield metadata_pb2.WatchClusterResponse(
+                snapshot=True,
+                metadata_offset=1,
+                cluster_id=state.cluster_id,
+                brokers=state.brokers,
+                topics=state.topics,
+            )
+            await self._news.wait()
 
     async def ListOffsets(self, request: log_pb2.ListOffsetsRequest, context: object) -> log_pb2.ListOffsetsResponse:
         results: list[log_pb2.OffsetResult] = []
+        failure = self.offset_failures.pop(0) if self.offset_failures else None
         for query in request.queries:
+            if failure is not None:
+                error = errors_pb2.PartitionError(code=failure, message="scripted")
+                results.append(log_pb2.OffsetResult(topic=query.topic, partition=query.partition, error=error))
+                continue
             is_end = query.position == log_pb2.OFFSET_POSITION_LATEST
             offset = self.logs[query.partition].end_offset if is_end else 0
             results.append(log_pb2.OffsetResult(topic=query.topic, partition=query.partition, offset=offset))
@@ -197,7 +222,10 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
         wanted = request.open.routes if request.HasField("open") else request.bind.routes
         for route in wanted:
             opened.routes.add(
-                route=route.route, topic_id=self.leaders.topic_id, leader_epoch=1, max_batch_bytes=1 << 20
+                route=route.route,
+                topic_id=self.leaders.topic_id,
+                leader_epoch=self.leaders.leader_epoch,
+                max_batch_bytes=1 << 20,
             )
         if request.HasField("open"):
             self.opens.append(request.open)
@@ -230,7 +258,10 @@ class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.Metadata
         wanted = request.open.routes if request.HasField("open") else request.bind.routes
         if not wanted and not request.HasField("open"):
             return []
-        return [fetch_opened(request, self.leaders.topic_id), *(self.chunk(route) for route in wanted)]
+        return [
+            fetch_opened(request, self.leaders.topic_id, self.leaders.leader_epoch),
+            *(self.chunk(route) for route in wanted),
+        ]
 
     def chunk(self, route: log_pb2.FetchRoute) -> log_pb2.FetchResponse:
         """All batches of a route's partition that end after its offset."""

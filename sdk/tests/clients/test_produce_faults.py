@@ -125,6 +125,59 @@ def test_refused_batch_is_found_among_unknown_ones() -> None:
         assert numbers_in(broker.logs[0]) == [number for number in range(20) if number != 7]
 
 
+def test_too_few_replicas_are_waited_for() -> None:
+    """NOT_ENOUGH_REPLICAS costs no batch and no identity: nothing was appended, the next tries deliver in order."""
+    with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:
+        ended: list[int] = []
+
+        def script(stream: int, request: log_pb2.ProduceRequest) -> Answer:
+            if not request.HasField("batch") or (len(ended) >= 3 and request.batch.route not in ended):
+                return None
+            if request.batch.route in ended:
+                return []
+            ended.append(request.batch.route)
+            return [produce_end(request.batch.route, errors_pb2.ERROR_CODE_NOT_ENOUGH_REPLICAS)]
+
+        broker.on_produce = script
+        send_numbers(producer, 20)
+        producer.flush(timeout_ms=20_000)
+        assert len(ended) == 3
+        assert numbers_in(broker.logs[0]) == list(range(20))
+        assert broker.identities == 1
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_batches_left_in_the_log_are_sent_again_only_where_they_are_recognised(idempotent: bool) -> None:
+    """After NOT_ENOUGH_REPLICAS_AFTER_APPEND an idempotent producer finds its batches; another reports them as unknown."""
+    receipts: list[BatchReceipt] = []
+    with (
+        ScriptedBroker(Leaders()) as broker,
+        Producer(broker.bootstrap, idempotent=idempotent, max_in_flight=4, on_batch=receipts.append) as producer,
+    ):
+        left_in_log: list[int] = []
+
+        def script(stream: int, request: log_pb2.ProduceRequest) -> Answer:
+            if not request.HasField("batch") or len(left_in_log) == 4:
+                return None
+            broker.logs[0].append(request.batch.body)
+            left_in_log.append(request.batch.batch_number)
+            code = errors_pb2.ERROR_CODE_NOT_ENOUGH_REPLICAS_AFTER_APPEND
+            return [produce_end(request.batch.route, code, unknown=True)] if len(left_in_log) == 4 else []
+
+        broker.on_produce = script
+        send_numbers(producer, 10)
+        if idempotent:
+            producer.flush(timeout_ms=20_000)
+            assert [each.duplicate for each in receipts] == [True] * 4 + [False] * 6
+        else:
+            with pytest.raises(DeliveryError) as caught:
+                producer.flush(timeout_ms=20_000)
+            assert caught.value.failed_record_count == 4
+            assert all(isinstance(failure.error, OutcomeUnknownError) for failure in caught.value.failures)
+        assert numbers_in(broker.logs[0]) == list(range(10))
+        assert broker.identities == (1 if idempotent else 0)
+
+
 def test_lost_identity_is_replaced() -> None:
     """After OUT_OF_ORDER_SEQUENCE one batch fails, and the rest goes on under another identity, from sequence 0."""
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:

@@ -93,6 +93,45 @@ def test_retriable_end_fails_nothing() -> None:
     assert [batch.ordinal for batch in sequencer.queue] == [0, 1]
 
 
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_too_few_replicas_before_the_append_leave_no_doubt(is_numbered: bool) -> None:
+    """NOT_ENOUGH_REPLICAS says that nothing was appended: all is sent again, and can still be given up for sure."""
+    sequencer = bound(5, 7, is_numbered=is_numbered)
+    send_all(sequencer)
+    assert sequencer.end_route(ErrorCode.NOT_ENOUGH_REPLICAS, outcome_unknown=False) is None
+    assert [(batch.ordinal, batch.doubt) for batch in sequencer.queue] == [(0, Doubt.NONE), (1, Doubt.NONE)]
+    given_up = sequencer.give_up()
+    assert (given_up.refused.ordinal, given_up.refused_is_ambiguous, given_up.followers) == (0, False, ())
+    assert not sequencer.needs_identity
+
+
+@pytest.mark.parametrize("outcome_unknown", [True, False])
+def test_too_few_replicas_after_the_append_resend_the_same_sequences(outcome_unknown: bool) -> None:
+    """NOT_ENOUGH_REPLICAS_AFTER_APPEND is an unknown outcome whatever the flag says; the window is used again at once."""
+    sequencer = bound(5, 7, 1)
+    first = send_all(sequencer)
+    assert sequencer.end_route(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, outcome_unknown=outcome_unknown) is None
+    assert [batch.doubt for batch in sequencer.queue] == [Doubt.LOST] * 3
+    sequencer.bind(window=3)
+    assert send_all(sequencer) == first
+    assert [(batch.base_sequence, batch.batch_number) for batch in first] == [(0, 1), (5, 2), (12, 3)]
+    sequencer.unbind(Doubt.NONE)
+    assert sequencer.give_up().refused_is_ambiguous
+
+
+def test_without_sequences_batches_left_in_the_log_are_not_sent_again() -> None:
+    """A resend would append them twice: what was in flight fails with an unknown outcome, what waits goes on."""
+    sequencer = bound(1, 1, 1, window=2, is_numbered=False)
+    send_all(sequencer)
+    given_up = sequencer.end_route(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, outcome_unknown=True)
+    assert given_up is not None
+    assert (given_up.refused.ordinal, given_up.refused_is_ambiguous) == (0, True)
+    assert [batch.ordinal for batch in given_up.followers] == [1]
+    assert [(batch.ordinal, batch.doubt) for batch in sequencer.queue] == [(2, Doubt.NONE)]
+    assert not sequencer.needs_identity
+    assert sequencer.end_route(ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, outcome_unknown=True) is None
+
+
 def test_refused_batch_fails_alone_and_frees_its_sequences() -> None:
     """When the broker says which batch it refused, the later ones are numbered anew and go on."""
     sequencer = bound(5, 7, 1)

@@ -41,6 +41,9 @@ def test_every_code_has_one_grpc_status() -> None:
         (ErrorCode.UNKNOWN_TOPIC, False, True),
         (ErrorCode.INVALID_BATCH, False, False),
         (ErrorCode.OUTCOME_UNKNOWN, False, False),
+        (ErrorCode.NOT_ENOUGH_REPLICAS, True, False),
+        (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, True, False),
+        (ErrorCode.OFFSET_NOT_AVAILABLE, True, False),
     ],
 )
 def test_advice_of_a_code(code: ErrorCode, retriable: bool, refresh: bool) -> None:

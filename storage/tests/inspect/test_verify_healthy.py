@@ -336,3 +336,24 @@ def test_tail_that_was_removed_before_it_was_flushed_is_a_note(tmp_path: Path) -
     content = b"".join((slot + crc32c(slot).to_bytes(4, "big")).ljust(512, b"\0") for slot in slots)
     (directory / "log-start").write_bytes(content)
     assert any("begins again there, empty" in message for message in notes(directory))
+
+
+def test_log_that_is_being_emptied_is_as_empty_as_its_next_opening_makes_it(tmp_path: Path) -> None:
+    """The mark of a restart is a note; whatever else lies there, torn or half gone, does not count any more."""
+    directory = make_log(tmp_path)
+    segments(directory)[1].unlink()
+    flip(segments(directory)[0], 70)
+    mark = directory / "00000000000000000017.restart"
+    mark.touch()
+    report = check(directory)
+    assert [(finding.severity, finding.file) for finding in report.findings] == [(Severity.NOTE, mark.name)]
+    assert "it begins anew at 17 when it is opened" in report.findings[0].message
+    assert (report.log_start_offset, report.log_end_offset) == (17, 17)
+    log = open_partition(tmp_path)
+    assert (log.log_start_offset, log.log_end_offset, log.damaged) == (17, 17, ())
+    append(log, [b"new"])
+    log.restart_at(3)
+    append(log, [b"newer"])
+    log.close()
+    assert notes(directory) == []
+    assert (check(directory).log_start_offset, check(directory).log_end_offset) == (3, 4)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one broker needs to replicate: streams to leaders, proposals to the controller. Composition only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from brokerd.following.link import LinkIdentity
+from brokerd.following.links import Links
+from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.replication.isr_proposals import IsrProposals
+from brokerd.replication.replica_peers import ReplicaPeers
+
+
+class Replication:
+    """See the module docstring.
+
+    Args:
+        calls: the way to the controller.
+        observer: the metadata.
+        cluster_id: the cluster.
+        node_id: this broker.
+        broker_epoch: gives the epoch of its registration; None while there is none.
+
+    Attributes:
+        peers: for the replicas.
+    """
+
+    def __init__(
+        self,
+        calls: ControllerCalls,
+        observer: MetadataObserver,
+        *,
+        cluster_id: str,
+        node_id: int,
+        broker_epoch: Callable[[], int | None],
+    ) -> None:
+        self._observer = observer
+        self._links = Links(
+            LinkIdentity(cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch, address_of=self._address_of)
+        )
+        self._proposals = IsrProposals(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
+        self.peers = ReplicaPeers(links=self._links, proposals=self._proposals)
+
+    def note_registration(self) -> None:
+        """Learn that this broker's own registration may have changed."""
+        self._links.note_registration()
+
+    async def close(self) -> None:
+        """End the streams, and propose nothing more. Idempotent."""
+        await self._proposals.close()
+        await self._links.close()
+
+    def _address_of(self, broker_id: int) -> str | None:
+        broker = self._observer.image.brokers.get(broker_id)
+        return None if broker is None else f"{broker.host}:{broker.port}"

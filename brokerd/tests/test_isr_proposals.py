@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proposals of in-sync replicas over real gRPC to a scripted controller: gathered, answered one by one, honest about doubt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from lograft.internal.v1 import controller_pb2
+from lograft.v1 import errors_pb2
+from lograft.wire.codes import ErrorCode
+
+from brokerd.failure import Failure, RefusedError
+from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.partition.effects import ProposedMember, ProposeIsr
+from brokerd.partition.events import Event
+from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused, ProposalUnanswered
+from brokerd.replication.isr_proposals import IsrProposals
+from brokerd.rpc.calls import abort
+from brokerd.tests.support import WAIT_S
+from metaquorum.controller.state import PartitionImage
+
+Answer = Callable[[controller_pb2.AlterPartitionRequest], controller_pb2.AlterPartitionResponse]
+
+
+class Replica:
+    """Hears what became of its proposals."""
+
+    def __init__(self, partition: int) -> None:
+        self.topic_id = bytes(16)
+        self.partition = partition
+        self.heard: asyncio.Queue[Event] = asyncio.Queue()
+
+    def take_event(self, event: Event) -> None:
+        self.heard.put_nowait(event)
+
+    async def outcome(self) -> Event:
+        async with asyncio.timeout(WAIT_S):
+            return await self.heard.get()
+
+
+class Controller(grpc.GenericRpcHandler):
+    """Answers AlterPartition as the test says; remembers the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[controller_pb2.AlterPartitionRequest] = []
+        self.answer: Answer = accept
+        self.is_closed = False
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return the handler of any method."""
+
+        async def handle(data: bytes, context: Any) -> bytes:
+            request = controller_pb2.AlterPartitionRequest.FromString(data)
+            self.requests.append(request)
+            try:
+                return self.answer(request).SerializeToString()
+            except RefusedError as error:
+                await abort(context, error)
+                raise
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+
+def results(
+    request: controller_pb2.AlterPartitionRequest,
+    make: Callable[[controller_pb2.IsrProposal], controller_pb2.AlterPartitionResult],
+) -> controller_pb2.AlterPartitionResponse:
+    """One result for each proposal."""
+    return controller_pb2.AlterPartitionResponse(results=[make(each) for each in request.proposals])
+
+
+def accept(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
+    """Let every partition have what is proposed."""
+    return results(
+        request,
+        lambda each: controller_pb2.AlterPartitionResult(
+            topic_id=each.topic_id,
+            partition=each.partition,
+            state=controller_pb2.PartitionState(
+                replicas=[1, 2, 3],
+                isr=[member.node_id for member in each.isr],
+                leader_id=1,
+                leader_epoch=each.leader_epoch,
+                partition_epoch=each.partition_epoch + 1,
+                elr=[3],
+            ),
+        ),
+    )
+
+
+def refuse(code: ErrorCode) -> Answer:
+    """Refuse every partition."""
+    error = errors_pb2.PartitionError(code=errors_pb2.ErrorCode.ValueType(int(code)), message="scripted")
+    return lambda request: results(
+        request,
+        lambda each: controller_pb2.AlterPartitionResult(topic_id=each.topic_id, partition=each.partition, error=error),
+    )
+
+
+class Scene:
+    """A controller and the proposals of broker 1."""
+
+    def __init__(self, controller: Controller, calls: ControllerCalls) -> None:
+        self.controller = controller
+        self.broker_epoch: int | None = 7
+        self.proposals = IsrProposals(calls, cluster_id="c", node_id=1, broker_epoch=lambda: self.broker_epoch)
+
+    async def propose(self, *replicas: Replica) -> list[Event]:
+        """Propose brokers 1 and 2 for each, and return what became of it."""
+        for number, replica in enumerate(replicas, start=1):
+            self.proposals.propose(replica, proposal(number))
+        return [await replica.outcome() for replica in replicas]
+
+
+def proposal(number: int) -> ProposeIsr:
+    """Brokers 1 and 2, the second with its epoch."""
+    members = (ProposedMember(node_id=1, broker_epoch=None), ProposedMember(node_id=2, broker_epoch=9))
+    return ProposeIsr(proposal=number, leader_epoch=4, partition_epoch=5, members=members)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    """A controller on a port of its own."""
+    controller, server, peers = Controller(), grpc.aio.server(), PeerChannels()
+    server.add_generic_rpc_handlers((controller,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    made = Scene(controller, ControllerCalls(MetadataObserver(), peers, [f"127.0.0.1:{port}"]))
+    yield made
+    await made.proposals.close()
+    await peers.close()
+    await server.stop(None)
+
+
+async def test_proposals_go_together_and_are_answered_one_by_one(scene: Scene) -> None:
+    """One call has all that were made within a moment; each replica gets its own committed state."""
+    outcomes = await scene.propose(Replica(0), Replica(1))
+    for number, outcome in enumerate(outcomes, start=1):
+        state = PartitionImage(number - 1, (1, 2, 3), (1, 2), 1, 4, 6, (3,))
+        assert outcome == ProposalAccepted(proposal=number, partition=state)
+    (request,) = scene.controller.requests
+    assert (request.cluster_id, request.broker_id, request.broker_epoch) == ("c", 1, 7)
+    first = request.proposals[0]
+    assert (first.leader_epoch, first.partition_epoch) == (4, 5)
+    assert [(member.node_id, member.HasField("broker_epoch")) for member in first.isr] == [(1, False), (2, True)]
+
+
+async def test_refusal_of_a_partition_reaches_its_replica(scene: Scene) -> None:
+    """With the code; one that this broker does not know is a refusal all the same."""
+    scene.controller.answer = refuse(ErrorCode.FENCED_EPOCH)
+    (outcome,) = await scene.propose(Replica(0))
+    assert outcome == ProposalRefused(proposal=1, code=ErrorCode.FENCED_EPOCH)
+    scene.controller.answer = refuse(ErrorCode.UNSPECIFIED)
+    (outcome,) = await scene.propose(Replica(0))
+    assert isinstance(outcome, ProposalRefused)
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (ErrorCode.STALE_BROKER_EPOCH, ProposalRefused),
+        (ErrorCode.OVERLOADED, ProposalRefused),
+        (ErrorCode.OUTCOME_UNKNOWN, ProposalUnanswered),
+        (ErrorCode.INTERNAL, ProposalUnanswered),
+    ],
+)
+async def test_refusal_of_the_whole_call_is_one_of_each(scene: Scene, code: ErrorCode, outcome: type[Event]) -> None:
+    """Only what certainly was not carried out is called refused."""
+
+    def fail(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
+        raise RefusedError(Failure(code=code, message=f"scripted, {len(request.proposals)}"))
+
+    scene.controller.answer = fail
+    outcomes = await scene.propose(Replica(0), Replica(1))
+    assert [type(each) for each in outcomes] == [outcome, outcome]
+
+
+async def test_partition_that_is_left_out_of_the_answer_is_in_doubt(scene: Scene) -> None:
+    """So that its members stay counted."""
+    scene.controller.answer = lambda _: controller_pb2.AlterPartitionResponse()
+    assert await scene.propose(Replica(0)) == [ProposalUnanswered(proposal=1)]
+
+
+async def test_broker_without_a_registration_proposes_nothing(scene: Scene) -> None:
+    """The replicas try again later."""
+    scene.broker_epoch = None
+    assert await scene.propose(Replica(0)) == [ProposalRefused(proposal=1, code=ErrorCode.STALE_BROKER_EPOCH)]
+    assert scene.controller.requests == []
+
+
+async def test_many_proposals_take_several_calls(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call has a most number of them."""
+    monkeypatch.setattr("brokerd.replication.isr_proposals.MAX_CALL_PROPOSALS", 2)
+    replicas: Sequence[Replica] = [Replica(number) for number in range(5)]
+    outcomes = await scene.propose(*replicas)
+    assert all(isinstance(outcome, ProposalAccepted) for outcome in outcomes)
+    assert [len(request.proposals) for request in scene.controller.requests] == [2, 2, 1]
+
+
+async def test_closed_way_says_nothing_any_more(scene: Scene) -> None:
+    """The broker stops: nobody is there to hear it."""
+    replica = Replica(0)
+    scene.proposals.propose(replica, proposal(1))
+    await scene.proposals.close()
+    scene.proposals.propose(replica, proposal(2))
+    await scene.proposals.close()
+    assert replica.heard.empty()
