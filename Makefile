@@ -15,7 +15,8 @@ PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs replication-proofs jepsen kill-broker fuzz crash corrupt realdisk bench bench-quorum bench-scale clean
+        kill-quorum quorum-proofs replication-proofs jepsen kill-broker fuzz crash corrupt realdisk bench bench-quorum \
+        bench-replication bench-scale clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +111,9 @@ bench: $(INSTALLED) ## Throughput and latency beside their ceilings; writes benc
 
 bench-quorum: $(INSTALLED) ## Metadata changes of three voters beside three members of etcd (ETCD=program)
 	$(BIN)/python -m benchmarks.quorum_run $(if $(ETCD),--etcd '$(ETCD)')
+
+bench-replication: $(INSTALLED) ## Three replicas beside three bare processes that replicate the same bytes; latency of acks
+	$(BIN)/python -m benchmarks.replication_run
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)

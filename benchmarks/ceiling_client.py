@@ -25,10 +25,10 @@ def connect(address: str) -> grpc.aio.Channel:
     )
 
 
-async def produce(address: str, message: bytes, count: int, *, method: str) -> float:
+async def produce(address: str, message: bytes, count: int, *, method: str, service: str = SERVICE) -> float:
     """Send `count` messages with 8 in flight; return the seconds until the last answer."""
     async with connect(address) as channel:
-        call = channel.stream_stream(f"/{SERVICE}/{method}", identity, identity)()
+        call = channel.stream_stream(f"/{service}/{method}", identity, identity)()
         await call.wait_for_connection()
         window = asyncio.Semaphore(IN_FLIGHT)
 

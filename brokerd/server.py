@@ -4,7 +4,8 @@
 Owns nothing but the order. Start: data directory, quorum node (own observer, or the voter of the same process),
 listener, registration; then, once the metadata has caught up with the registration, the logs; then the request to
 be unfenced. Health turns SERVING when the controller has done that. Stop: leave from the controller, which moves the
-leaders; no new streams, GoAway to the open ones, drain, listener, logs clean, mark of the clean stop, quorum node.
+leaders (behind the drain if nobody else has them); no new streams, GoAway to the open ones, drain, listener, logs
+clean, mark of the clean stop, quorum node.
 """
 
 from __future__ import annotations
@@ -256,12 +257,16 @@ class BrokerServer:
         self._is_stopping = True
         await self._health.set_serving(False)
         self._serving.clear()
-        # The leaders move first, while everything is still served: clients follow the hint to the next one.
-        if self._lifecycle is not None and not await self._lifecycle.shut_down(timeout_ms=SHUTDOWN_HANDOVER_MS):
-            logger.warning("stopping without the controller's leave")
+        leads_for_others = self._host is not None and self._host.leads_several
+        if leads_for_others:
+            # The leaders move first, while everything is still served: clients follow the hint to the next one.
+            await self._hand_over()
         for register in (*self._registers, self._follower_streams):
             register.go_away("the broker is stopping: connect elsewhere", DRAIN_MS)
         await self._drain()
+        if not leads_for_others:
+            # Nobody else has the partitions: what is in flight is acknowledged first.
+            await self._hand_over()
         if self._lifecycle is not None:
             await self._lifecycle.stop()
         tasks = tuple(self._tasks)
@@ -285,6 +290,11 @@ class BrokerServer:
             if self._metrics is not None:
                 await self._metrics.close()
             logger.info("stopped: node_id=%d", self._settings.node_id)
+
+    async def _hand_over(self) -> None:
+        """Ask the controller to let other brokers lead, and wait for its leave to stop."""
+        if self._lifecycle is not None and not await self._lifecycle.shut_down(timeout_ms=SHUTDOWN_HANDOVER_MS):
+            logger.warning("stopping without the controller's leave")
 
     async def _mark_clean_stop(self, directories: OpenedDirectories) -> None:
         """Prove to the next process, and to the controller, that everything is on stable storage."""

@@ -59,10 +59,8 @@ from storage.log import PartitionLog
 from storage.names import PartitionIdentity, partition_directory_name
 
 DEFAULT_CLEANER: Final = CleanerSettings()
-"""How logs are compacted unless told otherwise."""
-
 DEFAULT_SCRUB: Final = ScrubSettings()
-"""How sealed segments are checked unless told otherwise."""
+"""How logs are compacted, and sealed segments checked, unless told otherwise."""
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +168,11 @@ class ReplicaHost:
     def replica_count(self) -> int:
         """Replicas that are open."""
         return sum(slot.replica is not None for slot in self._all_slots())
+
+    @property
+    def leads_several(self) -> bool:
+        """True if this broker leads a partition that others have too."""
+        return any(replica.leads_several for replica in self._replicas())
 
     def leaderless_count(self) -> int:
         """Count the partitions here that have no leader although this broker is in sync and could lead them."""

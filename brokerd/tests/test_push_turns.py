@@ -96,6 +96,14 @@ def test_an_earned_turn_waits_for_nobody() -> None:
     assert serve(made, kinds, 4) == [2, 1, 1, 1]
 
 
+def test_in_sync_routes_keep_their_order_while_a_turn_is_owed() -> None:
+    """With nobody to take what was earned, each in-sync route still gets one chunk a turn."""
+    made = turns()
+    for route in (1, 2, 3):
+        made.add(route, is_in_sync=True)
+    assert serve(made, dict.fromkeys((1, 2, 3), True), 24) == [1, 2, 3] * 8
+
+
 def test_credit_of_one_class_is_not_spent_by_the_other() -> None:
     """Without in-sync credit catch-up routes are served; without any, nobody is."""
     made = turns(in_sync_bytes=1, catch_up_bytes=2)

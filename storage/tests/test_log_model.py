@@ -83,7 +83,8 @@ def test_same_seed_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failures[0] is not None
     assert str(failures[0]) == str(failures[1])
     assert f"seed {failures[0].seed}, step {failures[0].step}" in str(failures[0])
-    assert "CrashNow" in str(failures[0]) or "CrashInside" in str(failures[0])
+    # A flush that writes nothing leaves no epoch checkpoint either: a clean stop shows that as well as a crash.
+    assert any(ending in str(failures[0]) for ending in ("CrashNow", "CrashInside", "CloseAndOpen"))
 
 
 def _claim_without_syncing(work: FlushWork) -> None:

@@ -31,7 +31,8 @@ def test_bad_topic_names_are_refused(admin: Admin, topic: str) -> None:
     ("fields", "code"),
     [
         ({"partition_count": -1}, ErrorCode.INVALID_PARTITION_COUNT),
-        ({"replication_factor": 3}, ErrorCode.INVALID_REPLICATION_FACTOR),
+        ({"replication_factor": 3}, ErrorCode.NOT_ENOUGH_BROKERS),
+        ({"replication_factor": 101}, ErrorCode.INVALID_REPLICATION_FACTOR),
         ({"configs": {"no.such.config": "1"}}, ErrorCode.INVALID_CONFIG),
         ({"configs": {"max.message.bytes": "many"}}, ErrorCode.INVALID_CONFIG),
         ({"partition_count": 2**40}, ErrorCode.INVALID_REQUEST),

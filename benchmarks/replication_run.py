@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make bench-replication`: three brokers with every record on each of them, beside three bare processes that do the same.
+
+One producer, one partition of three replicas, acks=all, 256 KB batches; rounds are taken in turns. The bare processes
+(`replica_ceiling`) send the same bytes to the same disk over the same gRPC. Then the time from `send` to the acknowledgement at
+1,000 records a second, of acks=all beside acks=leader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import lograft.aio
+import uvloop
+from lograft import Admin, BatchReceipt
+from lograft.wire.batch import encode_batch
+
+from benchmarks import ceiling_client, lograft_client, replica_ceiling
+from benchmarks.processes import ServerProcess
+from benchmarks.results_table import Result, absolute, compare, markdown
+from integration_tests.cluster.cluster import ADMIN_TIMEOUT_MS, Cluster
+
+BATCH_BYTES = 256 * 1024
+MB = 1_000_000
+PRODUCE_BYTES = 128 * MB
+"""Bytes of one round."""
+
+LATENCY_RECORDS = 3_000
+LATENCY_RATE = 1_000
+"""Records of one round of latencies, and how many a second."""
+
+POLICIES = {"none": 0.45, "ack": 0.35}
+"""Flush policies, with the part of the ceiling that is demanded."""
+
+
+@contextmanager
+def ceiling(directory: Path, *, is_flushed: bool) -> Generator[str]:
+    """Run the three bare processes; give the address of the leader."""
+    running: list[ServerProcess] = []
+    flags = ["--flush"] if is_flushed else []
+    try:
+        for name in ("second", "third"):
+            arguments = ["-m", "benchmarks.replica_ceiling", "--file", str(directory / f"{name}.log"), *flags]
+            running.append(ServerProcess(arguments, directory / f"{name}.err"))
+        followers = [server.address for server in running]
+        arguments = ["-m", "benchmarks.replica_ceiling", "--file", str(directory / "first.log"), *flags]
+        running.append(ServerProcess([*arguments, "--followers", *followers], directory / "first.err"))
+        yield running[-1].address
+    finally:
+        for server in running:
+            server.stop()
+
+
+class Run:
+    """One cluster, and what was measured."""
+
+    def __init__(self, cluster: Cluster, directory: Path, rounds: int) -> None:
+        self._cluster = cluster
+        self._directory = directory
+        self._rounds = rounds
+        self._numbers = count()
+        self.results: list[Result] = []
+
+    def _topic(self, policy: str) -> str:
+        topic = f"t{next(self._numbers)}"
+        with Admin(self._cluster.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+            admin.create_topic(topic, replication_factor=3, configs={"flush.policy": policy})
+        return topic
+
+    def produce(self, policy: str, value_bytes: int) -> None:
+        """Produce with acks=all beside the bare processes."""
+        values = [os.urandom(value_bytes) for _ in range(BATCH_BYTES // (value_bytes + 1))]
+        message = bytes(encode_batch(values, timestamps_ms=1))
+        batches = PRODUCE_BYTES // BATCH_BYTES
+        megabytes = batches * len(message) / MB
+        ours: list[float] = []
+        theirs: list[float] = []
+        directory = Path(tempfile.mkdtemp(dir=self._directory))
+        with ceiling(directory, is_flushed=policy == "ack") as address:
+            for _ in range(self._rounds + 1):
+                seconds = lograft_client.produce(self._cluster.bootstrap, self._topic(policy), [values] * batches)
+                ours.append(megabytes / seconds)
+                bare = ceiling_client.produce(
+                    address, message, batches, method="Produce", service=replica_ceiling.SERVICE
+                )
+                theirs.append(megabytes / uvloop.run(bare))
+        name = f"produce, 3 replicas, {policy}, {value_bytes} B"
+        self.results.append(compare(name, "MB/s", ours[1:], theirs[1:], at_least=POLICIES[policy]))
+
+    def latency(self, policy: str) -> None:
+        """Measure the time to the acknowledgement, of acks=all beside acks=leader."""
+        topic = self._topic(policy)
+        added: list[float] = []
+        for _ in range(self._rounds):
+            everywhere, leader = (
+                statistics.median(asyncio.run(ack_times_ms(self._cluster.bootstrap, topic, acks)))
+                for acks in ("all", "leader")
+            )
+            added.append(everywhere - leader)
+        name = f"added latency of acks=all, p50, {policy}"
+        self.results.append(absolute(name, "ms", added, at_most=1.0))
+
+
+async def ack_times_ms(bootstrap: str, topic: str, acks: str) -> list[float]:
+    """Send records at a steady rate; return for each the milliseconds until it was acknowledged."""
+    sent: list[float] = []
+    times: list[float] = []
+
+    def on_batch(receipt: BatchReceipt) -> None:
+        if receipt.error is not None:
+            raise receipt.error
+        now = time.perf_counter()
+        first = len(times)
+        times.extend([(now - sent_s) * 1e3 for sent_s in sent[first : first + receipt.record_count]])
+
+    value = os.urandom(100)
+    async with lograft.aio.Producer(bootstrap, acks=acks, linger_ms=0, on_batch=on_batch) as producer:
+        started = time.perf_counter()
+        for index in range(LATENCY_RECORDS):
+            delay_s = started + index / LATENCY_RATE - time.perf_counter()
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+            sent.append(time.perf_counter())
+            await producer.send(topic, value, partition=0)
+        await producer.flush()
+    return times[LATENCY_RATE // 10 :]
+
+
+def main() -> int:
+    """Run everything; 1 if something that is demanded was not met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=["none", "ack", "latency"])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lograft-replication-") as name:
+        directory = Path(name)
+        (directory / "cluster").mkdir()
+        with Cluster(directory / "cluster", voter_count=1, broker_count=3) as cluster:
+            run = Run(cluster, directory, arguments.rounds)
+            for policy in POLICIES:
+                if policy in arguments.only:
+                    for value_bytes in (100, 1_000):
+                        run.produce(policy, value_bytes)
+                if "latency" in arguments.only:
+                    run.latency(policy)
+    print(markdown(run.results))
+    return 0 if all(result.met for result in run.results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
