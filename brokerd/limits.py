@@ -226,3 +226,6 @@ ISR_CALL_MS: Final = 10_000
 
 HIGH_WATERMARK_SAVE_MS: Final = 5_000
 """Milliseconds between two savings of the high watermarks of partitions with several replicas."""
+
+TOUCH_CHECK_MS: Final = 250
+"""Milliseconds between two looks whether a controller has answered within a session."""

@@ -31,6 +31,7 @@ from brokerd.limits import (
     SET_ASIDE_CHECK_MS,
     SHUTDOWN_HANDOVER_MS,
     SPACE_CHECK_MS,
+    TOUCH_CHECK_MS,
 )
 from brokerd.listener import make_server
 from brokerd.log_directories import OpenedDirectories, open_log_directories
@@ -39,6 +40,7 @@ from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerSt
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
+from brokerd.metadata.touch import ControllerTouch
 from brokerd.metrics import open_metrics
 from brokerd.pushing.rate import CatchUpRate
 from brokerd.quorum import QuorumMember, open_quorum_member
@@ -82,6 +84,7 @@ class BrokerServer:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._observer = MetadataObserver()
+        self._touch = ControllerTouch()
         self._peers = PeerChannels()
         self._health = Health()
         self._serving = asyncio.Event()
@@ -195,6 +198,7 @@ class BrokerServer:
             fetch_streams=self._registers[1],
             watch_streams=self._registers[2],
             thread_checks=ThreadChecks(),
+            touch=self._touch,
         )
         log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
         handlers = (
@@ -215,6 +219,7 @@ class BrokerServer:
         self._run(self._tend_space(self._host), "watch over free space")
         self._run(self._expire_producers(self._host), "expiry of idle producers")
         self._run(self._watch_quorum(self._quorum), "quorum node")
+        self._run(self._watch_touch(self._lifecycle), "watch over the controller's answers")
 
     async def wait_serving(self, *, timeout_ms: int) -> None:
         """Wait until clients are served.
@@ -371,6 +376,12 @@ class BrokerServer:
         else:
             self._serving.clear()
         self._run(self._health.set_serving(is_serving), "health")
+
+    async def _watch_touch(self, lifecycle: BrokerLifecycle) -> None:
+        while True:
+            await asyncio.sleep(TOUCH_CHECK_MS / 1000)
+            if self._touch.note(is_lost=lifecycle.is_out_of_touch):
+                logger.warning("the controller %s", "is out of touch" if self._touch.is_lost else "answers again")
 
     async def _watch_quorum(self, quorum: QuorumMember) -> None:
         await quorum.wait_stopped()

@@ -117,6 +117,7 @@ class BrokerLifecycle:
         self._offline_directory_ids: tuple[bytes, ...] = ()
         self._heartbeat_interval_ms = 500
         self._session_timeout_ms = 3_000
+        self._answered_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._stop_watching: Callable[[], None] | None = None
 
@@ -139,6 +140,11 @@ class BrokerLifecycle:
     def state(self) -> BrokerState:
         """Where the broker stands."""
         return self._state
+
+    @property
+    def is_out_of_touch(self) -> bool:
+        """True if no controller has answered for a whole session: others may lead by now, and nobody here would know."""
+        return time.monotonic() - self._answered_s > self._session_timeout_ms / 1000
 
     def start(self, *, host: str, port: int) -> asyncio.Task[None]:
         """Start to register and to beat; the task ends only with an error that no retry can mend.
@@ -252,6 +258,7 @@ class BrokerLifecycle:
             response = controller_pb2.RegisterBrokerResponse.FromString(answer)
             self._heartbeat_interval_ms = max(response.heartbeat_interval_ms, 10)
             self._session_timeout_ms = max(response.session_timeout_ms, 100)
+            self._answered_s = time.monotonic()
             logger.info("registered: broker_id=%d broker_epoch=%d", identity.broker_id, response.broker_epoch)
             self._set_state(BrokerState(broker_epoch=response.broker_epoch, is_fenced=True, may_stop=False))
             self._registered.set()
@@ -338,6 +345,7 @@ class BrokerLifecycle:
         if state.is_fenced != self._state.is_fenced:
             logger.info("broker is %s by the controller", "fenced" if state.is_fenced else "unfenced")
         self._calls.note_success()
+        self._answered_s = time.monotonic()
         self._set_state(state)
         if state.may_stop:
             self._may_stop.set()

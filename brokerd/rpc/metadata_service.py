@@ -13,12 +13,12 @@ import grpc
 from lograft.v1 import metadata_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.failure import refused
+from brokerd.failure import RefusedError, refused
 from brokerd.limits import MAX_CLUSTER_TOPICS, METADATA_WAIT_MS
 from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, server_stream, unary
 from brokerd.rpc.cluster_codec import broker_message, topic_message
 from brokerd.rpc.parts import BrokerParts
-from brokerd.rpc.watch import Watch
+from brokerd.rpc.watch import OUT_OF_TOUCH, Watch
 from metaquorum.controller.image import TopicImage
 
 SERVICE: Final = "lograft.v1.MetadataService"
@@ -68,6 +68,8 @@ class MetadataService:
     ) -> AsyncIterator[metadata_pb2.WatchClusterResponse]:
         check_cluster(request.cluster_id, self._parts.cluster_id)
         _check_topic_count(len(request.topics))
+        if self._parts.touch.is_lost:
+            raise RefusedError(OUT_OF_TOUCH)
         if request.HasField("after_offset"):
             # The client may come from a broker that is ahead of this one.
             await self._reach(request.after_offset, context)

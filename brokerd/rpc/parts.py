@@ -15,6 +15,7 @@ from brokerd.failure import refused
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
+from brokerd.metadata.touch import ControllerTouch
 from brokerd.replication.locator import Locator
 from brokerd.rpc.batch_check import ThreadChecks
 
@@ -92,3 +93,4 @@ class BrokerParts:
     fetch_streams: StreamRegister
     watch_streams: StreamRegister
     thread_checks: ThreadChecks
+    touch: ControllerTouch

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from lograft.v1 import metadata_pb2
 from lograft.wire.codes import ErrorCode
@@ -24,6 +25,13 @@ from brokerd.rpc.parts import BrokerParts
 from brokerd.rpc.status import partition_error
 from brokerd.wake import Wake
 from metaquorum.controller.image import TopicImage
+
+OUT_OF_TOUCH: Final = Failure(
+    code=ErrorCode.BROKER_FENCED,
+    message="this broker has not heard from the controller for a whole session: watch another one",
+    retry_after_ms=1_000,
+)
+"""Why a broker that is cut off tells nobody who leads."""
 
 
 class Watch:
@@ -51,11 +59,13 @@ class Watch:
         """Hear of every change while the watch runs."""
         stop_changes = self._observer.on_change(self._on_change)
         stop_leaders = self._observer.on_leader_change(self._on_leader_change)
+        stop_touch = self._parts.touch.on_lost(self._on_lost_touch)
         try:
             yield
         finally:
             stop_changes()
             stop_leaders()
+            stop_touch()
 
     def begin(self, after_offset: int | None) -> None:
         """Set what is to be told first: what changed since `after_offset` if that is known, else everything."""
@@ -94,6 +104,10 @@ class Watch:
         self._note(change)
         if self._topics or self._broker_ids:
             self._wake.set()
+
+    def _on_lost_touch(self) -> None:
+        self._failure = OUT_OF_TOUCH
+        self._wake.set()
 
     def _on_leader_change(self) -> None:
         self._controller_changed = True

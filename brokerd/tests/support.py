@@ -20,6 +20,7 @@ from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
+from brokerd.metadata.touch import ControllerTouch
 from brokerd.replication.locator import Locator
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.rpc.batch_check import ThreadChecks
@@ -253,4 +254,5 @@ def offline_parts(observer: MetadataObserver, host: ReplicaHost | None = None) -
         fetch_streams=StreamRegister("fetch", 1),
         watch_streams=StreamRegister("watch", 1),
         thread_checks=ThreadChecks(),
+        touch=ControllerTouch(),
     )

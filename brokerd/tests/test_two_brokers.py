@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from lograft.v1 import log_pb2, metadata_pb2
+from lograft.v1 import errors_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.rpc.calls import FORWARDED_KEY
@@ -181,3 +181,23 @@ async def test_stopped_broker_hands_over_and_comes_back(tmp_path: Path) -> None:
         async with second_broker(first, tmp_path / "2") as second, connected(second) as direct:
             assert [record.value for record in (await direct.read("t", partition)).records] == [b"kept"]
             assert [record.value for record in (await client.read("t", partition)).records] == [b"kept"]
+
+
+async def test_broker_that_is_cut_off_tells_nobody_who_leads(tmp_path: Path) -> None:
+    """Without an answer of a controller for a session it ends its watches, and refuses new ones; reads go on."""
+    async with (
+        running_broker(tmp_path / "1") as first,
+        second_broker(first, tmp_path / "2") as second,
+        connected(second) as client,
+    ):
+        watch = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest())
+        assert (await watch.read()).snapshot
+        await first.stop()
+        async with asyncio.timeout(3 * WAIT_S):
+            while not (response := await watch.read()).HasField("error"):
+                pass
+        assert response.error.code == errors_pb2.ERROR_CODE_BROKER_FENCED
+        again = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest())
+        assert (await refusal(again.read())).code is ErrorCode.BROKER_FENCED
+        cluster = await client.metadata.GetCluster(metadata_pb2.GetClusterRequest(), timeout=WAIT_S)
+        assert len(cluster.brokers) == 2

@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+REFRESH_SHARE: Final = 4
+"""One broker gets this part of the time of a refresh while there is another to ask."""
+
 MAX_TOPICS_PER_CALL: Final = 10_000
 """Topics that one GetCluster may name."""
 
@@ -122,6 +125,8 @@ class Cluster:
         timeout_ms: int,
         may_repeat: bool = True,
         address: str | None = None,
+        attempt_ms: int | None = None,
+        avoid: str | None = None,
     ) -> T:
         """Make a unary call at any broker, trying others and again until the time is up.
 
@@ -130,6 +135,8 @@ class Cluster:
             timeout_ms: milliseconds for all tries together.
             may_repeat: False when a second execution would do harm: a lost answer is then reported, not repeated.
             address: "host:port" of the one broker to ask; None: any.
+            attempt_ms: most milliseconds that one broker gets while there is another to ask; None: as long as there is time.
+            avoid: "host:port" of a broker that is asked last.
 
         Raises:
             NoBrokerError: no address answered.
@@ -141,11 +148,13 @@ class Cluster:
         backoff = self.backoff()
         failure: LograftError | None = None
         while True:
-            candidates = [address] if address is not None else self._candidates()
+            candidates = [address] if address is not None else self._candidates(avoid)
             for candidate in candidates:
                 left_ms = deadline_ms - now_ms()
                 if left_ms <= 0:
                     break
+                if attempt_ms is not None and candidate != candidates[-1]:
+                    left_ms = min(left_ms, attempt_ms)
                 try:
                     return await self._try(work, candidate, left_ms, may_repeat)
                 except RetriableError as error:
@@ -173,12 +182,14 @@ class Cluster:
         self._preferred = address
         return result
 
-    def _candidates(self) -> list[str]:
+    def _candidates(self, avoid: str | None = None) -> list[str]:
         """Addresses to try: the last that answered, those given, every broker that is known; last those that just failed."""
         known = [broker.address for broker in self.view.brokers() if not broker.fenced]
         ordered = ([self._preferred] if self._preferred else []) + list(self._settings.addresses) + known
         is_failing = self.transport.is_failing
-        return sorted(dict.fromkeys(ordered), key=lambda address: is_failing(address, Purpose.CONTROL))
+        return sorted(
+            dict.fromkeys(ordered), key=lambda address: (is_failing(address, Purpose.CONTROL), address == avoid)
+        )
 
     def _give_up(self, failure: LograftError | None, timeout_ms: int, candidates: Sequence[str]) -> LograftError:
         if isinstance(failure, NoBrokerError):
@@ -190,8 +201,16 @@ class Cluster:
 
     # -- metadata
 
-    async def fetch(self, topics: frozenset[str], *, timeout_ms: int, min_metadata_offset: int | None = None) -> None:
-        """Ask a broker for the state of the cluster and of some topics, and merge it into the view."""
+    async def fetch(
+        self,
+        topics: frozenset[str],
+        *,
+        timeout_ms: int,
+        min_metadata_offset: int | None = None,
+        attempt_ms: int | None = None,
+        avoid: str | None = None,
+    ) -> None:
+        """Ask a broker for the state of the cluster and of some topics, and merge it into the view; see `call`."""
         request = metadata_pb2.GetClusterRequest(cluster_id=self.cluster_id, topics=sorted(topics))
         if min_metadata_offset is not None:
             request.min_metadata_offset = min_metadata_offset
@@ -199,7 +218,7 @@ class Cluster:
         async def work(attempt: Attempt) -> metadata_pb2.GetClusterResponse:
             return await MetadataServiceStub(attempt.channel).GetCluster(request, timeout=attempt.timeout_s)
 
-        response = await self.call(work, timeout_ms=timeout_ms)
+        response = await self.call(work, timeout_ms=timeout_ms, attempt_ms=attempt_ms, avoid=avoid)
         self._check_cluster(response.cluster_id)
         self.view.apply(decode_cluster(response, asked=topics))
         self._notify()
@@ -252,15 +271,21 @@ class Cluster:
             self._notify()
         return is_news
 
-    def request_refresh(self) -> None:
-        """Fetch the watched topics soon; several requests become one."""
+    def request_refresh(self, *, avoid: str | None = None) -> None:
+        """Fetch the watched topics soon, from another broker than `avoid` if there is one; several requests become one."""
         if self._refresh is None and not self._is_closed and self._topics:
-            self._refresh = asyncio.get_running_loop().create_task(self._refresh_once())
+            self._refresh = asyncio.get_running_loop().create_task(self._refresh_once(avoid))
 
-    async def _refresh_once(self) -> None:
+    async def _refresh_once(self, avoid: str | None) -> None:
         try:
             await asyncio.sleep(self.backoff().next_delay_ms() / 1000)
-            await self.fetch(frozenset(self._topics), timeout_ms=CONNECT_TIMEOUT_MS)
+            # A broker that is frozen must not use up the time of those that would answer.
+            await self.fetch(
+                frozenset(self._topics),
+                timeout_ms=CONNECT_TIMEOUT_MS,
+                attempt_ms=CONNECT_TIMEOUT_MS // REFRESH_SHARE,
+                avoid=avoid,
+            )
         except LograftError as error:
             logger.info("metadata refresh failed: %s", error)
         finally:

@@ -40,6 +40,9 @@ from lograft.wire.errors import BatchError
 
 logger = logging.getLogger(__name__)
 
+STALL_REFRESH_MS: Final = 500
+"""Milliseconds between two questions to other brokers, while one owes an answer, who leads."""
+
 TICK_MS: Final = 50
 """Milliseconds between two looks at deadlines while anything is unresolved."""
 
@@ -76,6 +79,7 @@ class ProduceEngine:
         self._unresolved = 0
         self._streams: set[ProduceStream] = set()
         self._tick: asyncio.TimerHandle | None = None
+        self._asked_ms = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._is_closed = False
         cluster.add_listener(self._on_metadata)
@@ -398,6 +402,10 @@ class ProduceEngine:
             if sender.sequencer.is_overdue(at_ms):
                 self._expire(sender, at_ms)
         for stream in list(self._streams):
+            if stream.is_stalled(at_ms) and at_ms - self._asked_ms >= STALL_REFRESH_MS:
+                # It may be frozen or cut off, and with it the watch.
+                self._asked_ms = at_ms
+                self._cluster.request_refresh(avoid=stream.address)
             stream.check_silence(at_ms)
 
     def _expire(self, sender: PartitionSender, at_ms: int) -> None:

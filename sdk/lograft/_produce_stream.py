@@ -30,7 +30,7 @@ from lograft._core.sequencer import Acknowledged, ReceiptError
 from lograft._produce_sender import PartitionSender, Session
 from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
-from lograft.settings import CONNECT_TIMEOUT_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ProducerSettings
+from lograft.settings import CONNECT_TIMEOUT_MS, STALLED_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ProducerSettings
 from lograft.types import Acks, Durability
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.frames import encode_produce_frame
@@ -142,6 +142,10 @@ class ProduceStream:
         sender.stream = None
         if not self._bound and not self._binding:
             self._owed_since_ms = None
+
+    def is_stalled(self, at_ms: int) -> bool:
+        """True if the broker has owed an answer for so long that another should be asked who leads."""
+        return self._owed_since_ms is not None and at_ms - self._owed_since_ms > STALLED_MS
 
     def check_silence(self, at_ms: int) -> None:
         """End the stream when the broker has owed an answer for too long."""

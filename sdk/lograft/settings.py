@@ -36,6 +36,9 @@ UNKNOWN_TOPIC_WAIT_MS: Final = 1_000
 MAX_REPORTED_FAILURES: Final = 1_000
 """Failed batches that a producer remembers for the next flush; further ones are only counted."""
 
+STALLED_MS: Final = 2_000
+"""Milliseconds without an answer that is owed after which a producer asks other brokers who leads."""
+
 OLD_LEADER_GRACE_MS: Final = 500
 """Milliseconds that a broker which leads a partition no more has to say so itself, behind the receipts that it still has."""
 

@@ -87,3 +87,22 @@ def test_consumer_leaves_a_leader_that_froze() -> None:
             new.announce(2)
             records = consumer.poll(timeout_ms=int(WAIT_S * 1000))
     assert [record.value for record in records] == [b"0", b"1"]
+
+
+def test_producer_asks_others_when_a_leader_stalls_and_its_watch_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frozen broker is also the one that it watches and would ask first; another one knows who leads."""
+    monkeypatch.setattr(_produce_stream, "STALLED_MS", 50)
+    leaders, later = Leaders(), Leaders()
+    later.leader_id, later.leader_epoch = 2, 2
+    with ScriptedBroker(later, 2) as new, ScriptedBroker(leaders, 1, new.logs) as old:
+        leaders.brokers.update(later.brokers)
+        later.brokers.update(leaders.brokers)
+
+        def script(stream: int, request: log_pb2.ProduceRequest) -> list[log_pb2.ProduceResponse] | None:
+            return [] if request.HasField("batch") else None
+
+        old.on_produce = script
+        with Producer(old.bootstrap, linger_ms=1) as producer:
+            send_numbers(producer, range(COUNT))
+            producer.flush(timeout_ms=int(WAIT_S * 1000))
+    assert numbers_in(new.logs[0]) == list(range(COUNT))
