@@ -21,7 +21,7 @@ from lograft._core.fetcher import Arrival, Chunk, Cursor, Failure, Reset
 from lograft._fetch_stream import FetchStream, PartitionFetcher
 from lograft._offsets import find_offsets
 from lograft.errors import FatalError, LograftError, OffsetOutOfRangeError, UnknownTopicError
-from lograft.settings import REQUEST_TIMEOUT_MS, UNKNOWN_TOPIC_WAIT_MS, ConsumerSettings
+from lograft.settings import REQUEST_TIMEOUT_MS, STALL_REFRESH_MS, UNKNOWN_TOPIC_WAIT_MS, ConsumerSettings
 from lograft.types import OffsetQuery, Position, TopicPartition
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.codes import ErrorCode
@@ -54,6 +54,7 @@ class FetchEngine:
         self._streams: dict[int, FetchStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tick: asyncio.TimerHandle | None = None
+        self._asked_ms = 0
         self._is_closed = False
         cluster.add_listener(self._on_metadata)
 
@@ -295,4 +296,8 @@ class FetchEngine:
         self._tick = self._loop.call_later(TICK_S, self._on_tick)
         at_ms = now_ms()
         for stream in list(self._streams.values()):
+            if stream.is_stalled(at_ms) and at_ms - self._asked_ms >= STALL_REFRESH_MS:
+                # It may be frozen or cut off, and with it the watch.
+                self._asked_ms = at_ms
+                self._cluster.request_refresh(avoid=stream.address)
             stream.check_silence(at_ms)

@@ -25,7 +25,13 @@ from lograft._core.fetcher import CreditLedger, Cursor
 from lograft._core.metadata import Leader
 from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
-from lograft.settings import CONNECT_TIMEOUT_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ConsumerSettings
+from lograft.settings import (
+    CONNECT_TIMEOUT_MS,
+    FETCH_STALLED_MS,
+    STREAM_OPEN_TIMEOUT_MS,
+    STREAM_SILENCE_MS,
+    ConsumerSettings,
+)
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.frames import FetchFrame, decode_fetch_response
 
@@ -155,10 +161,18 @@ class FetchStream:
             self._outbox.append(log_pb2.FetchRequest(credit=log_pb2.FetchCredit(bytes=grant)))
             self._wake()
 
+    @property
+    def _is_owed(self) -> bool:
+        """True while the broker could send something, at least marks."""
+        return bool(self._routes) and self._ledger.open_bytes > 0
+
+    def is_stalled(self, at_ms: int) -> bool:
+        """True if the broker has sent nothing for so long that another should be asked who leads."""
+        return self._is_owed and at_ms - self._heard_ms > FETCH_STALLED_MS
+
     def check_silence(self, at_ms: int) -> None:
         """End the stream when the broker could send, at least marks, and has sent nothing for too long."""
-        is_owed = bool(self._routes) and self._ledger.open_bytes > 0
-        if is_owed and at_ms - self._heard_ms > STREAM_SILENCE_MS:
+        if self._is_owed and at_ms - self._heard_ms > STREAM_SILENCE_MS:
             self._reset(RequestTimeoutError(f"{self.address} sent nothing for {STREAM_SILENCE_MS} ms"))
 
     async def close(self) -> None:

@@ -32,16 +32,13 @@ from lograft.errors import (
     RequestTimeoutError,
     UnknownTopicError,
 )
-from lograft.settings import OLD_LEADER_GRACE_MS, UNKNOWN_TOPIC_WAIT_MS, ProducerSettings
+from lograft.settings import OLD_LEADER_GRACE_MS, STALL_REFRESH_MS, UNKNOWN_TOPIC_WAIT_MS, ProducerSettings
 from lograft.types import BatchReceipt, Durability
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.errors import BatchError
 
 logger = logging.getLogger(__name__)
-
-STALL_REFRESH_MS: Final = 500
-"""Milliseconds between two questions to other brokers, while one owes an answer, who leads."""
 
 TICK_MS: Final = 50
 """Milliseconds between two looks at deadlines while anything is unresolved."""

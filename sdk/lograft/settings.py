@@ -39,6 +39,12 @@ MAX_REPORTED_FAILURES: Final = 1_000
 STALLED_MS: Final = 2_000
 """Milliseconds without an answer that is owed after which a producer asks other brokers who leads."""
 
+FETCH_STALLED_MS: Final = 4_500
+"""The same for a consumer, to whom a broker without records sends a mark every three seconds."""
+
+STALL_REFRESH_MS: Final = 500
+"""Milliseconds between two questions to other brokers, while one owes an answer, who leads."""
+
 OLD_LEADER_GRACE_MS: Final = 500
 """Milliseconds that a broker which leads a partition no more has to say so itself, behind the receipts that it still has."""
 

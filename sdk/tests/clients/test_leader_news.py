@@ -7,10 +7,10 @@ import socket
 import threading
 
 import pytest
-from lograft import Consumer, Producer, TopicPartition, _produce_stream
+from lograft import Consumer, Producer, TopicPartition, _fetch_stream, _produce_stream
 from lograft.v1 import log_pb2
 from lograft.wire.batch import RecordBatch, encode_batch
-from tests.clients.scripted_broker import Leaders, Log, ScriptedBroker
+from tests.clients.scripted_broker import Leaders, Log, ScriptedBroker, fetch_opened
 
 WAIT_S = 10.0
 COUNT = 20
@@ -106,3 +106,20 @@ def test_producer_asks_others_when_a_leader_stalls_and_its_watch_with_it(monkeyp
             send_numbers(producer, range(COUNT))
             producer.flush(timeout_ms=int(WAIT_S * 1000))
     assert numbers_in(new.logs[0]) == list(range(COUNT))
+
+
+def test_consumer_asks_others_when_a_leader_stalls_and_its_watch_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frozen broker is also the one that it watches and would ask first; another one knows who leads."""
+    monkeypatch.setattr(_fetch_stream, "FETCH_STALLED_MS", 50)
+    leaders, later = Leaders(), Leaders()
+    later.leader_id, later.leader_epoch = 2, 2
+    with ScriptedBroker(later, 2) as new, ScriptedBroker(leaders, 1, new.logs) as old:
+        leaders.brokers.update(later.brokers)
+        later.brokers.update(leaders.brokers)
+        old.on_fetch = lambda stream, request: [fetch_opened(request)] if request.HasField("open") else []
+        with Consumer(old.bootstrap) as consumer:
+            consumer.assign([TopicPartition("t", 0)])
+            assert consumer.poll(timeout_ms=1) == []
+            new.logs[0].append(bytes(encode_batch([b"0", b"1"], timestamps_ms=1)))
+            records = consumer.poll(timeout_ms=int(WAIT_S * 1000))
+    assert [record.value for record in records] == [b"0", b"1"]
