@@ -113,7 +113,7 @@ bench-quorum: $(INSTALLED) ## Metadata changes of three voters beside three memb
 	$(BIN)/python -m benchmarks.quorum_run $(if $(ETCD),--etcd '$(ETCD)')
 
 bench-replication: $(INSTALLED) ## Three replicas beside three bare processes that replicate the same bytes; latency of acks
-	$(BIN)/python -m benchmarks.replication_run
+	$(BIN)/python -m benchmarks.replication_run --write benchmarks/results
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)

@@ -21,14 +21,16 @@ from itertools import count
 from pathlib import Path
 
 import lograft.aio
+import psutil
 import uvloop
-from lograft import Admin, BatchReceipt
+from lograft import Admin, BatchReceipt, OffsetQuery, Position
 from lograft.wire.batch import encode_batch
 
 from benchmarks import ceiling_client, lograft_client, replica_ceiling
 from benchmarks.processes import ServerProcess
-from benchmarks.results_table import Result, absolute, compare, markdown
+from benchmarks.results_table import Result, absolute, compare, markdown, write
 from integration_tests.cluster.cluster import ADMIN_TIMEOUT_MS, Cluster
+from integration_tests.cluster.wait import wait_for
 
 BATCH_BYTES = 256 * 1024
 MB = 1_000_000
@@ -38,6 +40,12 @@ PRODUCE_BYTES = 128 * MB
 LATENCY_RECORDS = 3_000
 LATENCY_RATE = 1_000
 """Records of one round of latencies, and how many a second."""
+
+IDLE_TOPIC_PARTITIONS = 1_000
+IDLE_WAIT_S = 300.0
+IDLE_SETTLE_S = 10.0
+IDLE_LOOK_S = 20.0
+"""Idle partitions: of one topic; seconds until they must be led, until they count as idle, and of the look at them."""
 
 POLICIES = {"none": 0.45, "ack": 0.35}
 """Flush policies, with the part of the ceiling that is demanded."""
@@ -110,6 +118,46 @@ class Run:
         name = f"added latency of acks=all, p50, {policy}"
         self.results.append(absolute(name, "ms", added, at_most=1.0))
 
+    def idle(self, partition_count: int) -> None:
+        """Create partitions of three replicas that nobody uses; tell what they cost each broker."""
+        brokers = [psutil.Process(broker.pid) for broker in self._cluster.brokers.values()]
+        before = [process.memory_info().rss for process in brokers]
+        with Admin(self._cluster.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+            names = [f"idle{number}" for number in range(-(-partition_count // IDLE_TOPIC_PARTITIONS))]
+            for name in names:
+                admin.create_topic(name, partition_count=IDLE_TOPIC_PARTITIONS, replication_factor=3)
+
+            queries = [
+                OffsetQuery(topic=name, partition=partition, position=Position.LATEST)
+                for name in names
+                for partition in range(IDLE_TOPIC_PARTITIONS)
+            ]
+
+            def are_led() -> bool:
+                return all(answer.error is None for answer in admin.list_offsets(queries))
+
+            wait_for(are_led, timeout_s=IDLE_WAIT_S, what="idle partitions")
+            time.sleep(IDLE_SETTLE_S)
+        count = len(names) * IDLE_TOPIC_PARTITIONS
+        grown = [process.memory_info().rss - old for process, old in zip(brokers, before, strict=True)]
+        self.results.append(absolute(f"{count} idle partitions: memory of one", "B", [each / count for each in grown]))
+        used = [cpu_s(process) for process in brokers]
+        switches = [process.num_ctx_switches().voluntary for process in brokers]
+        time.sleep(IDLE_LOOK_S)
+        cpu = [100 * (cpu_s(process) - old) / IDLE_LOOK_S for process, old in zip(brokers, used, strict=True)]
+        woken = [
+            (process.num_ctx_switches().voluntary - old) / IDLE_LOOK_S
+            for process, old in zip(brokers, switches, strict=True)
+        ]
+        note = f"{statistics.median(woken):.0f} wake-ups a second"
+        self.results.append(absolute(f"{count} idle partitions: processor", "% of a core", cpu, note=note))
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds (user and system) that a process has used."""
+    times = process.cpu_times()
+    return times.user + times.system
+
 
 async def ack_times_ms(bootstrap: str, topic: str, acks: str) -> list[float]:
     """Send records at a steady rate; return for each the milliseconds until it was acknowledged."""
@@ -140,7 +188,9 @@ def main() -> int:
     """Run everything; 1 if something that is demanded was not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=["none", "ack", "latency"])
+    parser.add_argument("--only", nargs="*", default=["none", "ack", "latency", "idle"])
+    parser.add_argument("--partitions", type=int, default=10_000, help="idle partitions of three replicas")
+    parser.add_argument("--write", type=Path, help="directory for the table")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lograft-replication-") as name:
         directory = Path(name)
@@ -153,6 +203,10 @@ def main() -> int:
                         run.produce(policy, value_bytes)
                 if "latency" in arguments.only:
                     run.latency(policy)
+            if "idle" in arguments.only:
+                run.idle(arguments.partitions)
+    if arguments.write is not None:
+        write(run.results, arguments.write, "replication")
     print(markdown(run.results))
     return 0 if all(result.met for result in run.results) else 1
 

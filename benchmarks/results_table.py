@@ -87,9 +87,9 @@ def markdown(results: list[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(results: list[Result], directory: Path) -> None:
-    """Write `latest.json` and `latest.md`."""
+def write(results: list[Result], directory: Path, name: str = "latest") -> None:
+    """Write `<name>.json` and `<name>.md`."""
     directory.mkdir(parents=True, exist_ok=True)
     rows = [asdict(result) for result in results]
-    (directory / "latest.json").write_text(json.dumps(rows, indent=1) + "\n")
-    (directory / "latest.md").write_text(markdown(results))
+    (directory / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (directory / f"{name}.md").write_text(markdown(results))

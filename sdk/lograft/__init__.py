@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lograft.types import ConsumerRecord as ConsumerRecord
     from lograft.types import Durability as Durability
     from lograft.types import OffsetQuery as OffsetQuery
+    from lograft.types import Position as Position
     from lograft.types import TopicPartition as TopicPartition
     from lograft.wire.codes import ErrorCode as ErrorCode
 
@@ -44,6 +45,7 @@ __all__ = [
     "FetchedBatch",
     "LograftError",
     "OffsetQuery",
+    "Position",
     "Producer",
     "TopicPartition",
     "__version__",
@@ -63,6 +65,7 @@ _HOMES: Final = {
     "FetchedBatch": "lograft.fetched",
     "LograftError": "lograft.errors",
     "OffsetQuery": "lograft.types",
+    "Position": "lograft.types",
     "Producer": "lograft.producer",
     "TopicPartition": "lograft.types",
 }
