@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -43,9 +44,9 @@ LATENCY_RATE = 1_000
 
 IDLE_TOPIC_PARTITIONS = 1_000
 IDLE_WAIT_S = 300.0
-IDLE_SETTLE_S = 10.0
+IDLE_PERCENT = 10.0
 IDLE_LOOK_S = 20.0
-"""Idle partitions: of one topic; seconds until they must be led, until they count as idle, and of the look at them."""
+"""Idle partitions: of one topic; seconds until they must be led; processor below which a broker is idle; seconds of the look."""
 
 POLICIES = {"none": 0.45, "ack": 0.35}
 """Flush policies, with the part of the ceiling that is demanded."""
@@ -137,13 +138,17 @@ class Run:
                 return all(answer.error is None for answer in admin.list_offsets(queries))
 
             wait_for(are_led, timeout_s=IDLE_WAIT_S, what="idle partitions")
-            time.sleep(IDLE_SETTLE_S)
+
+            def are_idle() -> bool:
+                return all(process.cpu_percent(1.0) < IDLE_PERCENT for process in brokers)
+
+            wait_for(are_idle, timeout_s=IDLE_WAIT_S, what="brokers that have opened their logs")
         count = len(names) * IDLE_TOPIC_PARTITIONS
         grown = [process.memory_info().rss - old for process, old in zip(brokers, before, strict=True)]
         self.results.append(absolute(f"{count} idle partitions: memory of one", "B", [each / count for each in grown]))
         used = [cpu_s(process) for process in brokers]
         switches = [process.num_ctx_switches().voluntary for process in brokers]
-        time.sleep(IDLE_LOOK_S)
+        threading.Event().wait(IDLE_LOOK_S)
         cpu = [100 * (cpu_s(process) - old) / IDLE_LOOK_S for process, old in zip(brokers, used, strict=True)]
         woken = [
             (process.num_ctx_switches().voluntary - old) / IDLE_LOOK_S
