@@ -123,7 +123,7 @@ class Run:
         """Create partitions of three replicas that nobody uses; tell what they cost each broker."""
         brokers = [psutil.Process(broker.pid) for broker in self._cluster.brokers.values()]
         before = [process.memory_info().rss for process in brokers]
-        with Admin(self._cluster.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+        with Admin(self._cluster.bootstrap, request_timeout_ms=int(IDLE_WAIT_S * 1000)) as admin:
             names = [f"idle{number}" for number in range(-(-partition_count // IDLE_TOPIC_PARTITIONS))]
             for name in names:
                 admin.create_topic(name, partition_count=IDLE_TOPIC_PARTITIONS, replication_factor=3)
