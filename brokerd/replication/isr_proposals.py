@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
@@ -113,7 +114,16 @@ class IsrProposals:
             status = parse_rpc_error(error)
             self._on_failure(sent, status.code, status.message)
         else:
-            _answer(sent, controller_pb2.AlterPartitionResponse.FromString(answer))
+            self._on_answer(sent, answer)
+
+    def _on_answer(self, sent: list[_Waiting], answer: bytes) -> None:
+        try:
+            response = controller_pb2.AlterPartitionResponse.FromString(answer)
+        except DecodeError as error:
+            # Carried out or not: nobody can tell from bytes that are no answer.
+            self._on_failure(sent, None, f"the answer is not an AlterPartitionResponse: {error}")
+            return
+        _answer(sent, response)
 
     def _on_failure(self, sent: list[_Waiting], code: ErrorCode | None, message: str) -> None:
         name = "no code" if code is None else code.name
@@ -121,13 +131,21 @@ class IsrProposals:
         if code is not None and code not in UNKNOWN_OUTCOMES:
             _refuse(sent, code)
             return
-        for each in sent:
-            each.replica.take_event(ProposalUnanswered(proposal=each.proposal.proposal))
+        for replica, proposal in sent:
+            _tell(replica, ProposalUnanswered(proposal=proposal.proposal))
+
+
+def _tell(replica: ProposingReplica, outcome: ProposalAccepted | ProposalRefused | ProposalUnanswered) -> None:
+    try:
+        replica.take_event(outcome)
+    except Exception:
+        # The fault of one replica: the others of the call are told theirs all the same.
+        logger.exception("in-sync replicas of %s: the outcome of a proposal could not be taken", replica)
 
 
 def _refuse(sent: list[_Waiting], code: ErrorCode) -> None:
-    for each in sent:
-        each.replica.take_event(ProposalRefused(proposal=each.proposal.proposal, code=code))
+    for replica, proposal in sent:
+        _tell(replica, ProposalRefused(proposal=proposal.proposal, code=code))
 
 
 def _encode(waiting: _Waiting) -> controller_pb2.IsrProposal:
@@ -153,14 +171,14 @@ def _answer(sent: list[_Waiting], response: controller_pb2.AlterPartitionRespons
             logger.info(
                 "in-sync replicas: partition=%s isr=%s partition_epoch=%d", replica, state.isr, state.partition_epoch
             )
-            replica.take_event(ProposalAccepted(proposal=proposal.proposal, partition=state))
+            _tell(replica, ProposalAccepted(proposal=proposal.proposal, partition=state))
         elif result is not None and result.HasField("error"):
             code = _code(result.error.code)
             logger.info("in-sync replicas refused: partition=%s code=%s %s", replica, code, result.error.message)
-            replica.take_event(ProposalRefused(proposal=proposal.proposal, code=code))
+            _tell(replica, ProposalRefused(proposal=proposal.proposal, code=code))
         else:
             logger.error("the controller left out the in-sync replicas of %s in its answer", replica)
-            replica.take_event(ProposalUnanswered(proposal=proposal.proposal))
+            _tell(replica, ProposalUnanswered(proposal=proposal.proposal))
 
 
 def _code(number: int) -> ErrorCode:

@@ -51,7 +51,7 @@ class Controller(grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self.requests: list[controller_pb2.AlterPartitionRequest] = []
         self.answer: Answer = accept
-        self.is_closed = False
+        self.garbage: bytes | None = None
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         """Return the handler of any method."""
@@ -59,6 +59,8 @@ class Controller(grpc.GenericRpcHandler):
         async def handle(data: bytes, context: Any) -> bytes:
             request = controller_pb2.AlterPartitionRequest.FromString(data)
             self.requests.append(request)
+            if self.garbage is not None:
+                return self.garbage
             try:
                 return self.answer(request).SerializeToString()
             except RefusedError as error:
@@ -186,6 +188,31 @@ async def test_partition_that_is_left_out_of_the_answer_is_in_doubt(scene: Scene
     """So that its members stay counted."""
     scene.controller.answer = lambda _: controller_pb2.AlterPartitionResponse()
     assert await scene.propose(Replica(0)) == [ProposalUnanswered(proposal=1)]
+
+
+async def test_answer_that_is_none_is_in_doubt(scene: Scene) -> None:
+    """Bytes that do not decode leave nobody without an outcome, and the next proposal is sent."""
+    scene.controller.garbage = b"\xff\xff\xff"
+    assert await scene.propose(Replica(0)) == [ProposalUnanswered(proposal=1)]
+    scene.controller.garbage = None
+    (outcome,) = await scene.propose(Replica(0))
+    assert isinstance(outcome, ProposalAccepted)
+
+
+class Broken(Replica):
+    """Cannot take what it is told."""
+
+    def take_event(self, event: Event) -> None:
+        super().take_event(event)
+        raise RuntimeError("scripted")
+
+
+async def test_fault_of_a_replica_does_not_cost_the_others_their_outcomes(scene: Scene) -> None:
+    """Each of the same call is told, and so are those of the next."""
+    outcomes = await scene.propose(Broken(0), Replica(1))
+    assert [type(each) for each in outcomes] == [ProposalAccepted, ProposalAccepted]
+    (outcome,) = await scene.propose(Replica(2))
+    assert isinstance(outcome, ProposalAccepted)
 
 
 async def test_broker_without_a_registration_proposes_nothing(scene: Scene) -> None:
