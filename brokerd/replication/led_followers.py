@@ -128,16 +128,12 @@ class LedFollowers:
             RefusedError: out of range, damaged, or the disk does not give the bytes.
         """
         log = self._owner.log
-        leader_epoch = log.epoch_at(offset)
-        if leader_epoch is None:
-            message = f"{self._owner} has no leader epoch at offset {offset}"
-            raise RefusedError(Failure(code=StorageError.code, message=message))
-        end = log.end_offset_for_epoch(leader_epoch)
-        assert end is not None, f"{self._owner}: epoch {leader_epoch} has records and is not known"
         try:
-            found = log.read(offset, max_bytes, end_offset=end.end_offset)
+            found = log.read(offset, max_bytes, end_offset=log.epoch_end_at(offset))
         except StorageError as error:
             raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
+        leader_epoch = log.epoch_at(offset)
+        assert leader_epoch is not None, f"{self._owner}: the record at {offset} has no leader epoch"
         return FollowerRead(
             data=found.data, base_offset=offset, next_offset=found.next_offset, leader_epoch=leader_epoch
         )

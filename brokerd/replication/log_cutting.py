@@ -84,7 +84,9 @@ class LogCutting:
         self._task = None
         # Also where nothing was cut: the leader is asked again, and says again where to cut.
         owner.resume_events(
-            LogCut(log_end_offset=log.log_end_offset, flushed_offset=log.flushed_offset, last_epoch=last_epoch(log))
+            LogCut(
+                log_end_offset=log.log_end_offset, flushed_offset=log.flushed_offset, last_epoch=log.last_record_epoch
+            )
         )
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
@@ -106,11 +108,6 @@ class LogCutting:
             logger.info("log cut: partition=%s effect=%s log_end_offset=%d", owner, effect, log.log_end_offset)
             return True
         return False
-
-
-def last_epoch(log: PartitionLog) -> int | None:
-    """Return the leader epoch of the last record of a log; None without one."""
-    return log.epoch_at(log.log_end_offset - 1) if log.log_end_offset > log.log_start_offset else None
 
 
 def _carry_out(log: PartitionLog, effect: TruncateLog | RestartLog) -> Callable[[], object]:

@@ -37,7 +37,6 @@ from brokerd.replication.directory_care import DirectoryCare
 from brokerd.replication.high_watermarks import HighWatermark, HighWatermarks
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.inherited_configs import InheritedConfigs
-from brokerd.replication.log_cutting import last_epoch
 from brokerd.replication.log_front import LogFront
 from brokerd.replication.log_opening import LogOpening
 from brokerd.replication.moving import ReplicaMoves
@@ -356,7 +355,7 @@ class ReplicaHost:
             flush_policy=settings.flush_policy,
             flush_interval_ms=settings.flush_interval_ms,
             high_watermark=None if is_alone else self._high_watermarks.known(directory, name, log),
-            last_epoch=last_epoch(log),
+            last_epoch=log.last_record_epoch,
             # Rises over the life of the process, also where a replica goes and comes back.
             session_count=monotonic_ms(),
         )

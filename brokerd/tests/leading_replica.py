@@ -10,12 +10,12 @@ from pathlib import Path
 from lograft.wire.batch import encode_batch, read_header
 
 from brokerd.clock import monotonic_ms
-from brokerd.failure import refused
 from brokerd.partition.effects import (
     AcceptSubscription,
     BeginLeaderEpoch,
     CompleteAck,
     DivergeSubscription,
+    Effect,
     EndService,
     EndSubscription,
     FailAck,
@@ -26,16 +26,14 @@ from brokerd.partition.effects import (
     Subscribe,
 )
 from brokerd.partition.events import AckLevel, AckWanted, BatchAppended, Durability, Event, LogFlushed
-from brokerd.partition.leader_events import FollowerAcked, FollowerLost, FollowerSubscribed
-from brokerd.partition.reconciliation import EpochEnd
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.follower_route import FollowerRead, FollowerRequest, FollowerRoute
+from brokerd.replication.led_followers import LedFollowers
 from brokerd.tests.replication_support import changed, image
 from brokerd.tests.support import WAIT_S
 from metaquorum.controller.state import PartitionImage
 from metaquorum.controller.topic_configs import FlushPolicy
 from storage.env_posix import PosixDisk
-from storage.errors import StorageError
 from storage.log import PartitionLog
 from storage.types import LogSettings
 
@@ -47,7 +45,7 @@ class LeadingReplica:
     """A partition led by broker 1 in epoch 5; brokers 2 and 3 have the other replicas.
 
     Attributes:
-        routes: the followers that were accepted or wait for their answer, by node id.
+        followers: the followers that were accepted or wait for their answer.
         lost: sessions of the routes that were lost, in order.
         proposals: in-sync replicas that were proposed.
         acked: what became of each acknowledgement that was wanted, by its offset; None: it failed.
@@ -67,7 +65,7 @@ class LeadingReplica:
         self.log = PartitionLog.open(PosixDisk(), str(directory / "log"), settings=settings, now_ms=0).log
         for epoch in epochs:
             self._store(b"of epoch %d" % epoch, epoch)
-        self.routes: dict[int, FollowerRoute] = {}
+        self.followers = LedFollowers(self)
         self.lost: list[int] = []
         self.proposals: list[ProposeIsr] = []
         self.acked: dict[int, Durability | None] = {}
@@ -80,7 +78,7 @@ class LeadingReplica:
             flush_policy=FlushPolicy.ACK,
             flush_interval_ms=100,
             high_watermark=0,
-            last_epoch=self.log.last_epoch,
+            last_epoch=self.log.last_record_epoch,
         )
         self.change(image(isr=isr, replicas=(1, 2, 3)))
 
@@ -96,6 +94,10 @@ class LeadingReplica:
     def high_watermark(self) -> int:
         return self.core.high_watermark
 
+    @property
+    def in_sync(self) -> tuple[int, ...]:
+        return self.core.maximal_isr
+
     def change(self, partition: PartitionImage) -> None:
         """Let the metadata have a state of the partition."""
         self.step(changed(partition, min_isr=self._min_isr))
@@ -105,8 +107,7 @@ class LeadingReplica:
         offset = self._store(value, LEADER_EPOCH)
         self.step(BatchAppended(log_end_offset=self.log_end_offset))
         self.step(AckWanted(token=offset, next_offset=offset + 1, level=AckLevel.ALL))
-        for route in tuple(self.routes.values()):
-            route.on_log_grown(self.log_end_offset)
+        self.followers.tell_growth(self.log_end_offset)
         return offset
 
     def _store(self, value: bytes, leader_epoch: int) -> int:
@@ -117,88 +118,49 @@ class LeadingReplica:
         """Return what is in the log from an offset on."""
         return bytes(self.log.read(offset, 1 << 30).data) if offset < self.log_end_offset else b""
 
+    def take_event(self, event: Event) -> None:
+        self.step(event)
+
     def subscribe_follower(self, route: FollowerRoute, request: FollowerRequest) -> None:
-        found = None if request.last_epoch is None else self.log.end_offset_for_epoch(request.last_epoch)
-        self.routes[route.node_id] = route
-        self.step(
-            FollowerSubscribed(
-                node_id=route.node_id,
-                broker_epoch=route.broker_epoch,
-                session=route.session,
-                leader_epoch=request.leader_epoch,
-                log_end_offset=request.log_end_offset,
-                flushed_offset=request.flushed_offset,
-                last_epoch=request.last_epoch,
-                epoch_end=None if found is None else EpochEnd(found.epoch, found.end_offset),
-                log_start_offset=self.log_start_offset,
-            )
-        )
+        self.followers.subscribe_follower(route, request)
 
     def ack_follower(self, route: FollowerRoute, *, appended_offset: int, flushed_offset: int) -> None:
-        self.step(
-            FollowerAcked(
-                node_id=route.node_id,
-                broker_epoch=route.broker_epoch,
-                session=route.session,
-                appended_offset=appended_offset,
-                flushed_offset=flushed_offset,
-            )
-        )
+        self.followers.ack_follower(route, appended_offset=appended_offset, flushed_offset=flushed_offset)
 
     def lose_follower(self, route: FollowerRoute) -> None:
         self.lost.append(route.session)
-        if self.routes.get(route.node_id) is route:
-            del self.routes[route.node_id]
-        self.step(FollowerLost(node_id=route.node_id, broker_epoch=route.broker_epoch, session=route.session))
+        self.followers.lose_follower(route)
 
     def read_for_follower(self, offset: int, max_bytes: int) -> FollowerRead:
-        epoch = self.log.epoch_at(offset) or 0
-        end = self.log.end_offset_for_epoch(epoch)
-        try:
-            found = self.log.read(offset, max_bytes, end_offset=None if end is None else end.end_offset)
-        except StorageError as error:
-            raise refused(error.code, str(error)) from error
-        return FollowerRead(data=found.data, base_offset=offset, next_offset=found.next_offset, leader_epoch=epoch)
+        return self.followers.read_for_follower(offset, max_bytes)
 
     def step(self, event: Event) -> None:
         """Give the core an event, carry out what it asks for, and tell the followers that are now in sync, or no more."""
-        before = self.core.maximal_isr
-        self._carry_out(event)
-        for node_id, route in tuple(self.routes.items()):
-            if (node_id in before) != (node_id in self.core.maximal_isr):
-                route.on_traffic(is_in_sync=node_id in self.core.maximal_isr)
+        for effect in self.core.step(event, monotonic_ms()):
+            self._carry_out(effect)
+        self.followers.tell_in_sync()
         self._news.set()
 
-    def _carry_out(self, event: Event) -> None:
-        for effect in self.core.step(event, monotonic_ms()):
-            match effect:
-                case FlushLog():
-                    self._carry_out(LogFlushed(flushed_offset=self.log.flush()))
-                case PublishHighWatermark():
-                    for route in self.routes.values():
-                        route.on_marks(high_watermark=effect.high_watermark, log_start_offset=self.log_start_offset)
-                case AcceptSubscription():
-                    self.routes[effect.node_id].on_accepted(
-                        high_watermark=effect.high_watermark,
-                        log_start_offset=self.log_start_offset,
-                        is_in_sync=effect.node_id in self.core.maximal_isr,
-                    )
-                case DivergeSubscription():
-                    self.routes.pop(effect.node_id).on_diverged(effect.leader_end)
-                case EndSubscription():
-                    self.routes.pop(effect.node_id).on_ended(effect.error, log_start_offset=self.log_start_offset)
-                case CompleteAck():
-                    self.acked[effect.token] = effect.durability
-                case BeginLeaderEpoch():
-                    self.log.assign_epoch(effect.leader_epoch)
-                case ProposeIsr():
-                    self.proposals.append(effect)
-                case FailAck():
-                    self.acked[effect.token] = None
-                case EndService() | ForgetEmptyEpoch() | Subscribe():
-                    pass  # nobody uses this replica as anything but a leader
-                case _:
-                    raise AssertionError(effect)
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case FlushLog():
+                self.step(LogFlushed(flushed_offset=self.log.flush()))
+            case PublishHighWatermark():
+                self.followers.tell_marks()
+            case AcceptSubscription() | DivergeSubscription() | EndSubscription():
+                self.followers.answer(effect)
+            case CompleteAck():
+                self.acked[effect.token] = effect.durability
+            case BeginLeaderEpoch():
+                self.log.assign_epoch(effect.leader_epoch)
+            case ProposeIsr():
+                self.proposals.append(effect)
+            case FailAck():
+                self.acked[effect.token] = None
+            case EndService() | ForgetEmptyEpoch() | Subscribe():
+                pass  # nobody uses this replica as anything but a leader
+            case _:
+                raise AssertionError(effect)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition, looked at after each event of the replica."""
