@@ -51,6 +51,21 @@ class Outcome:
         print(self.to_json(), flush=True)
 
 
+def report(outcomes: Sequence[Outcome]) -> int:
+    """Print a line for each proof.
+
+    Returns:
+        Exit status: 0 all passed, 1 one failed, 2 none failed and one could not run here.
+    """
+    print("summary:")
+    for outcome in outcomes:
+        voters = outcome.figures.get("voters")
+        print(f"  {outcome.verdict:7s} {outcome.proof}{'' if voters is None else f', {voters} voters'}")
+    if any(outcome.problems for outcome in outcomes):
+        return 1
+    return 2 if any(outcome.not_run for outcome in outcomes) else 0
+
+
 def milliseconds(seconds: float) -> int:
     """Whole milliseconds, rounded up."""
     return math.ceil(seconds * 1e3)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from integration_tests.quorum_proofs import kill_leader, partition, pause_leader, rolling_restart, wiped_voter
-from integration_tests.quorum_proofs.outcome import Outcome
+from integration_tests.quorum_proofs.outcome import Outcome, report
 
 DEFAULT_ROUNDS = 100
 
@@ -65,12 +65,7 @@ def main() -> int:
             outcome = run_one(name, voters=voters, rounds=arguments.rounds)
             outcome.print()
             outcomes.append(outcome)
-    print("summary:")
-    for outcome in outcomes:
-        print(f"  {outcome.verdict:7s} {outcome.proof}, {outcome.figures['voters']} voters")
-    if any(outcome.problems for outcome in outcomes):
-        return 1
-    return 2 if any(outcome.not_run for outcome in outcomes) else 0
+    return report(outcomes)
 
 
 if __name__ == "__main__":

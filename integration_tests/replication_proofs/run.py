@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from integration_tests.quorum_proofs.outcome import Outcome
+from integration_tests.quorum_proofs.outcome import Outcome, report
 from integration_tests.replication_proofs import (
     isolate_leader,
     kill_all,
@@ -83,12 +83,7 @@ def main() -> int:
         outcome = run_one(name, shape=shape, rounds=arguments.rounds, seed=arguments.seed)
         outcome.print()
         outcomes.append(outcome)
-    print("summary:")
-    for outcome in outcomes:
-        print(f"  {outcome.verdict:7s} {outcome.proof}")
-    if any(outcome.problems for outcome in outcomes):
-        return 1
-    return 2 if any(outcome.not_run for outcome in outcomes) else 0
+    return report(outcomes)
 
 
 if __name__ == "__main__":

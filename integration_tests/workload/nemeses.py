@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,52 +93,61 @@ class World:
         return [name] if name in free else []
 
 
-class Kill:
+class _Outage(ABC):
+    """Takes chosen servers away, and brings them back."""
+
+    name: str
+    _undo: str
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    @abstractmethod
+    def _take_away(self, process: Process) -> None: ...
+
+    @abstractmethod
+    def _bring_back(self, process: Process) -> None: ...
+
+    def hurt(self, world: World) -> str:
+        """Take some servers away."""
+        self._names = world.choose()
+        world.take(self._names)
+        for name in self._names:
+            self._take_away(world.processes()[name])
+        return f"{self.name} {' '.join(self._names)}" if self._names else ""
+
+    def heal(self, world: World) -> str:
+        """Bring them back."""
+        for name in self._names:
+            self._bring_back(world.processes()[name])
+        world.give_back(self._names)
+        return f"{self._undo} {' '.join(self._names)}"
+
+
+class Kill(_Outage):
     """kill -9; healing starts the servers again."""
 
     name = "kill"
+    _undo = "start"
 
-    def __init__(self) -> None:
-        self._names: list[str] = []
+    def _take_away(self, process: Process) -> None:
+        process.kill()
 
-    def hurt(self, world: World) -> str:
-        """Kill some servers."""
-        self._names = world.choose()
-        world.take(self._names)
-        for name in self._names:
-            world.processes()[name].kill()
-        return f"kill {' '.join(self._names)}" if self._names else ""
-
-    def heal(self, world: World) -> str:
-        """Start them."""
-        for name in self._names:
-            world.processes()[name].start()
-        world.give_back(self._names)
-        return f"start {' '.join(self._names)}"
+    def _bring_back(self, process: Process) -> None:
+        process.start()
 
 
-class Pause:
+class Pause(_Outage):
     """SIGSTOP; healing is SIGCONT."""
 
     name = "pause"
+    _undo = "resume"
 
-    def __init__(self) -> None:
-        self._names: list[str] = []
+    def _take_away(self, process: Process) -> None:
+        process.pause()
 
-    def hurt(self, world: World) -> str:
-        """Stop some servers."""
-        self._names = world.choose()
-        world.take(self._names)
-        for name in self._names:
-            world.processes()[name].pause()
-        return f"pause {' '.join(self._names)}" if self._names else ""
-
-    def heal(self, world: World) -> str:
-        """Wake them."""
-        for name in self._names:
-            world.processes()[name].resume()
-        world.give_back(self._names)
-        return f"resume {' '.join(self._names)}"
+    def _bring_back(self, process: Process) -> None:
+        process.resume()
 
 
 class Restart:
@@ -239,7 +249,7 @@ class ClockSkew:
     def hurt(self, world: World) -> str:
         """Shift some clocks, by a little or by up to an hour."""
         names = world.rng.sample(list(world.processes()), world.rng.randint(1, 3))
-        skews = {}
+        skews: dict[str, int] = {}
         for name in sorted(names):
             bound_ms = world.rng.choice((200, 10_000, SKEW_MS_MAX))
             skews[name] = world.rng.randint(-bound_ms, bound_ms)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 
 from lograft import Consumer, TopicPartition
 from lograft.errors import LograftError
@@ -33,7 +34,7 @@ FINAL_TIMEOUT_S = 200.0
 """For one partition, after all faults."""
 
 
-class Reader:
+class Reader(ABC):
     """A thread that works until stopped; what breaks it is raised by `join`."""
 
     def __init__(self, name: str) -> None:
@@ -64,8 +65,9 @@ class Reader:
         except BaseException as error:
             self.broken = error
 
+    @abstractmethod
     def _work(self) -> None:
-        raise NotImplementedError
+        """Read until asked to stop."""
 
 
 class Poller(Reader):
