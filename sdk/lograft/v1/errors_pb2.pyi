@@ -42,7 +42,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     ERROR_CODE_INVALID_PARTITION_COUNT: _ErrorCode.ValueType  # 8
     """The partition count is out of range."""
     ERROR_CODE_INVALID_REPLICATION_FACTOR: _ErrorCode.ValueType  # 9
-    """The replication factor is out of range or not offered."""
+    """The replication factor is out of range."""
     ERROR_CODE_INVALID_CONFIG: _ErrorCode.ValueType  # 10
     """A config name is unknown or its value does not fit."""
     ERROR_CODE_NOT_LEADER: _ErrorCode.ValueType  # 11
@@ -132,7 +132,7 @@ ERROR_CODE_TOPIC_ALREADY_EXISTS: ErrorCode.ValueType  # 7
 ERROR_CODE_INVALID_PARTITION_COUNT: ErrorCode.ValueType  # 8
 """The partition count is out of range."""
 ERROR_CODE_INVALID_REPLICATION_FACTOR: ErrorCode.ValueType  # 9
-"""The replication factor is out of range or not offered."""
+"""The replication factor is out of range."""
 ERROR_CODE_INVALID_CONFIG: ErrorCode.ValueType  # 10
 """A config name is unknown or its value does not fit."""
 ERROR_CODE_NOT_LEADER: ErrorCode.ValueType  # 11
