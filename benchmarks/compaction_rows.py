@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lograft.wire.batch import encode_batch, read_header
+from lograft.wire.malloc import tune_allocator
 
 from benchmarks.pages import recycle_pages
 from benchmarks.results_table import Result, absolute, compare
@@ -105,6 +106,8 @@ class CompactionBench:
         self._rounds_of = rounds_of
         self._count = 0
         self._disk = PosixDisk()
+        # As every broker does; the ceiling reads with the same allocator.
+        tune_allocator()
 
     def results(self) -> list[Result]:
         """Measure every row."""

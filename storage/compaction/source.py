@@ -72,7 +72,7 @@ def read_segment(
     file = disk_under(disk).open_file(path)
     try:
         offset, position, wanted_bytes = segment.base_offset, 0, READ_BYTES
-        cut_off: BatchHeader | None = None
+        cut_off: tuple[bytes, BatchHeader] | None = None
         while position < segment.size_bytes:
             size_bytes = min(wanted_bytes, segment.size_bytes - position)
             pace(size_bytes)
@@ -81,24 +81,26 @@ def read_segment(
                 raise _bad(path, offset, position, f"the file ends after {len(view)} more bytes")
             at = 0
             while len(view) - at >= HEADER_BYTES:
-                header = read_header(view, at)
-                batch_bytes = header.size_bytes
                 # One that was cut off was judged already, if its header still says the same.
-                if header != cut_off:
+                if cut_off is not None and bytes(view[at : at + HEADER_BYTES]) == cut_off[0]:
+                    header = cut_off[1]
+                    batch_bytes = header.size_bytes
+                    wanted_bytes, is_needed = _read_bytes_after(batch_bytes), True
+                else:
+                    header = read_header(view, at)
+                    batch_bytes = header.size_bytes
                     room_bytes = segment.size_bytes - position - at
                     fault = header_fault(header, expected_offset=offset, room_bytes=room_bytes)
                     if fault is not None:
                         raise _bad(path, offset, position + at, fault)
                     wanted_bytes = _read_bytes_after(batch_bytes)
                     is_needed = is_wanted(header)
-                else:
-                    wanted_bytes, is_needed = _read_bytes_after(batch_bytes), True
                 if not is_needed:
                     yield header, view[:0]
                 elif batch_bytes > len(view) - at:
                     # With the header behind it, which tells whether the next one is wanted.
                     wanted_bytes = max(wanted_bytes, batch_bytes + HEADER_BYTES)
-                    cut_off = header
+                    cut_off = bytes(view[at : at + HEADER_BYTES]), header
                     break
                 else:
                     batch = view[at : at + batch_bytes]
