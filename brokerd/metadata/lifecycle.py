@@ -272,7 +272,9 @@ class BrokerLifecycle:
             raise RegistrationRefusedError(
                 f"another process is registered as broker {self._identity.broker_id} and lives: {status.message}"
             ) from error
-        if status.code is not None and not status.code.retriable and status.code is not ErrorCode.INTERNAL:
+        # The leadership of the quorum may end under a registration: whether it was committed does not matter.
+        may_pass = status.code in (None, ErrorCode.INTERNAL, ErrorCode.OUTCOME_UNKNOWN)
+        if status.code is not None and not may_pass and not status.code.retriable:
             raise RegistrationRefusedError(f"the controller refuses this broker: {status.message}") from error
         logger.info("registration refused, trying again: %s", status.message)
 

@@ -24,6 +24,9 @@ from brokerd.settings import BrokerSettings, CombinedSettings
 from brokerd.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, connected, refusal, running_broker
 from brokerd.tests.test_two_brokers import leaders, second_broker
+from metaquorum.controller.commands import Command, RegisterBroker
+from metaquorum.runtime.commit_waiters import CommandError, Outcome
+from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.settings import Address
 from storage.errors import DiskFailedError
 
@@ -93,6 +96,25 @@ async def test_second_live_process_of_an_id_is_refused(tmp_path: Path, monkeypat
         finally:
             await third.stop()
         assert second.is_serving
+
+
+async def test_registration_of_unknown_outcome_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leadership of the quorum may end under a registration: the process asks again, under the same incarnation."""
+    submit = ControllerHost.submit
+    asked: list[bytes] = []
+
+    async def lose_the_first(host: ControllerHost, command: Command, *, timeout_ms: int) -> Outcome:
+        if isinstance(command, RegisterBroker):
+            asked.append(command.incarnation_id)
+            if len(asked) == 1:
+                await submit(host, command, timeout_ms=timeout_ms)
+                raise CommandError(ErrorCode.OUTCOME_UNKNOWN, "the leadership ended before the change was confirmed")
+        return await submit(host, command, timeout_ms=timeout_ms)
+
+    monkeypatch.setattr(ControllerHost, "submit", lose_the_first)
+    async with running_broker(tmp_path) as broker:
+        assert broker.is_serving
+    assert len(asked) == 2 and asked[0] == asked[1]
 
 
 @pytest.fixture
