@@ -106,8 +106,8 @@ class ReplicaHost:
         self._observer = observer
         self._flusher = GroupFlusher(FLUSH_THREADS)
         self.retention = RetentionTask(self._fronts, interval_ms=retention_check_ms, now_ms=now_ms)
-        self.cleaning = LogCleaning(self._replicas, settings=cleaner)
-        self.scrubbing = LogScrubbing(self._replicas, settings=scrub)
+        self.cleaning = LogCleaning(self.replicas, settings=cleaner)
+        self.scrubbing = LogScrubbing(self.replicas, settings=scrub)
         self.moves = ReplicaMoves(self)
         self._slots: dict[bytes, dict[int, ReplicaSlot]] = {}
         self._high_watermarks = HighWatermarks(directories, self._replicated, self.note_disk_failure)
@@ -152,7 +152,7 @@ class ReplicaHost:
             slot.is_removed = True
         await self.wait_idle()
         await self._high_watermarks.stop()
-        replicas = list(self._replicas())
+        replicas = list(self.replicas())
         self._slots.clear()
         are_clean = [await replica.close(STOPPING) for replica in replicas]
         await asyncio.to_thread(self._flusher.close)
@@ -171,7 +171,7 @@ class ReplicaHost:
     @property
     def leads_several(self) -> bool:
         """True if this broker leads a partition that others have too."""
-        return any(replica.leads_several for replica in self._replicas())
+        return any(replica.leads_several for replica in self.replicas())
 
     def leaderless_count(self) -> int:
         """Count the partitions here that have no leader although this broker is in sync and could lead them."""
@@ -222,7 +222,8 @@ class ReplicaHost:
         for slots in self._slots.values():
             yield from slots.values()
 
-    def _replicas(self) -> Iterator[HostedReplica]:
+    def replicas(self) -> Iterator[HostedReplica]:
+        """Give the open replicas, by topic and partition."""
         return (slot.replica for slot in self._all_slots() if slot.replica is not None)
 
     def _replicated(self) -> Iterator[HighWatermark]:
@@ -232,7 +233,7 @@ class ReplicaHost:
                     yield slot.directory, _directory_name(topic_id, partition), slot.replica.high_watermark
 
     def _fronts(self) -> Iterator[LogFront]:
-        return (replica.front for replica in self._replicas())
+        return (replica.front for replica in self.replicas())
 
     def _on_change(self, change: MetadataChange) -> None:
         for topic_id in sorted(change.topic_ids):
@@ -249,7 +250,7 @@ class ReplicaHost:
 
     async def _tell_brokers(self, broker_ids: frozenset[int]) -> None:
         """Tell every replica that leads how the metadata has these brokers now; each takes what concerns it."""
-        for count, replica in enumerate(tuple(self._replicas()), start=1):
+        for count, replica in enumerate(tuple(self.replicas()), start=1):
             if replica.leads_several:
                 for broker_id in sorted(broker_ids):
                     state = broker_state(self._observer.image, broker_id)
@@ -421,7 +422,7 @@ class ReplicaHost:
 
     async def expire_producers(self, expiration_ms: int) -> int:
         """Let every log forget the producers that were idle for longer; return how many."""
-        return await expire_producers(self._replicas(), now_ms=self._now_ms(), expiration_ms=expiration_ms)
+        return await expire_producers(self.replicas(), now_ms=self._now_ms(), expiration_ms=expiration_ms)
 
     async def tend_space(self) -> None:
         """Look how much room each directory has, and do what its ballast needs."""

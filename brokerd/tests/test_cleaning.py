@@ -62,9 +62,9 @@ async def read_all(client: Client, topic: str) -> dict[int, bytes]:
 
 async def clean(server: BrokerServer) -> bool:
     """Make one pass now, in a thread, with a cleaner of our own beside the resting one of the broker."""
-    host = server._host  # pyright: ignore[reportPrivateUsage]
-    cleaning = LogCleaning(host._replicas, settings=CleanerSettings())  # pyright: ignore[reportPrivateUsage]
-    return await asyncio.to_thread(cleaning._cleaner.run_once)  # pyright: ignore[reportPrivateUsage]
+    host = server._host
+    cleaning = LogCleaning(host.replicas, settings=CleanerSettings())
+    return await asyncio.to_thread(cleaning._cleaner.run_once)
 
 
 async def test_only_the_newest_record_of_each_key_stays_at_its_offset(server: BrokerServer, client: Client) -> None:

@@ -114,7 +114,8 @@ async def test_registration_of_unknown_outcome_is_sent_again(tmp_path: Path, mon
     monkeypatch.setattr(ControllerHost, "submit", lose_the_first)
     async with running_broker(tmp_path) as broker:
         assert broker.is_serving
-    assert len(asked) == 2 and asked[0] == asked[1]
+    first, again = asked
+    assert first == again
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ async def client(server: BrokerServer) -> AsyncIterator[Client]:
 
 def make_scrubbing(server: BrokerServer) -> LogScrubbing:
     """Checks of our own beside the resting ones of the broker."""
-    host = server._host  # pyright: ignore[reportPrivateUsage]
-    return LogScrubbing(host._replicas, settings=FAST)  # pyright: ignore[reportPrivateUsage]
+    host = server._host
+    return LogScrubbing(host.replicas, settings=FAST)
 
 
 def segments(path: Path) -> list[Path]:

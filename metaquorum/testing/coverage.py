@@ -64,9 +64,16 @@ class SeedResult:
 
 
 class Coverage:
-    """The sum over seeds."""
+    """The sum over seeds.
 
-    def __init__(self) -> None:
+    Args:
+        demanded: what must occur in at least `MIN_SHARE` of them.
+        shown: what is shown first, whether it occurred or not; empty: what is demanded.
+    """
+
+    def __init__(self, *, demanded: tuple[str, ...] = DEMANDED, shown: tuple[str, ...] = ()) -> None:
+        self._demanded = demanded
+        self._shown = shown or demanded
         self.failed_count = 0
         self._events: list[int] = []
         self._total: Counter[str] = Counter()
@@ -91,7 +98,7 @@ class Coverage:
             f" {statistics.median(events):.0f}, least {min(events)}; {sum(events) / seconds:.0f} events/s,"
             f" {seconds / len(events):.2f} s/seed"
         ]
-        lines += [self._line(name) for name in SHOWN]
+        lines += [self._line(name) for name in self._shown]
         lines.append("  everything:")
         lines += [self._line(name) for name in sorted(self._total)]
         return "\n".join(lines) + "\n"
@@ -111,7 +118,7 @@ class Coverage:
             return []
         missing = [
             f"{name!r} occurred in {self._seeds_with[name]} of {len(events)} seeds, less than {MIN_SHARE:.0%}"
-            for name in DEMANDED
+            for name in self._demanded
             if self._seeds_with[name] < MIN_SHARE * len(events)
         ]
         median = statistics.median(events)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from metaquorum.testing.controller_mutants import CONTROLLER_MUTANTS
-from metaquorum.testing.coverage import Coverage, SeedResult
+from metaquorum.testing.coverage import SHOWN, Coverage, SeedResult
 from metaquorum.testing.disk_mutants import DISK_MUTANTS
 from metaquorum.testing.invariants import InvariantViolation
 from metaquorum.testing.mutants import MUTANTS, Mutant, apply
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_seeds(seeds, options.events, jobs=options.jobs, with_digests=options.digest)
 
 
-def _in_order(work: Callable[[int], T], numbers: Sequence[int], jobs: int) -> Iterator[T]:
+def in_order(work: Callable[[int], T], numbers: Sequence[int], jobs: int) -> Iterator[T]:
     """The results of the work on each number, in their order, by so many processes; in this one when it is one."""
     if jobs == 1:
         yield from map(work, numbers)
@@ -90,7 +90,7 @@ def hunt_mutants(seeds: range, event_count: int, *, jobs: int = 1) -> int:
     """Make each known mistake in turn; returns 1 when a seed range does not find one of them."""
     missed = 0
     hunt = partial(_hunt_mutant, seeds=seeds, event_count=event_count)
-    for mutant, seed in zip(ALL_MUTANTS, _in_order(hunt, range(len(ALL_MUTANTS)), jobs), strict=True):
+    for mutant, seed in zip(ALL_MUTANTS, in_order(hunt, range(len(ALL_MUTANTS)), jobs), strict=True):
         missed += seed is None
         result = "NOT FOUND" if seed is None else f"found by seed {seed}"
         sys.stdout.write(f"{mutant.name:62} {result}\n")
@@ -116,9 +116,9 @@ def find_mutant(mutant: Mutant, seeds: Sequence[int], event_count: int) -> int |
 def run_seeds(seeds: range, event_count: int, *, jobs: int = 1, with_digests: bool) -> int:
     """Run seeds and print what happened; returns 1 when one failed, or when they did not go through enough."""
     write = sys.stdout.write
-    coverage = Coverage()
+    coverage = Coverage(shown=SHOWN)
     started = time.monotonic()
-    for result in _in_order(partial(_run_one, event_count=event_count), seeds, jobs):
+    for result in in_order(partial(_run_one, event_count=event_count), seeds, jobs):
         coverage.add(result)
         if result.failure is not None:
             write(f"seed {result.seed} FAILED: {result.failure}\n")

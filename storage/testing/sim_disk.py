@@ -30,7 +30,7 @@ from storage.errors import (
     FileMissingError,
     LockHeldError,
 )
-from storage.testing.sim_tree import Crash, Directory, Inode, NameChange, sync_below, used_bytes
+from storage.testing.sim_tree import Crash, Directory, Inode, NameChange, has_unsynced, sync_below, used_bytes
 
 __all__ = ["Crash", "Refusal", "SimCall", "SimDisk", "SimFile", "SimFileLock"]
 
@@ -125,6 +125,10 @@ class SimDisk:
         inode = self._inode(path)
         inode.durable = inode.current[:size_bytes]
         inode.versions.clear()
+
+    def has_unsynced(self) -> bool:
+        """Tell whether a loss of power could lose content of a file."""
+        return has_unsynced(self._root)
 
     def used_bytes(self) -> int:
         """Return the bytes of all files."""

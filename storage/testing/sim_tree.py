@@ -183,3 +183,10 @@ def used_bytes(node: Inode | Directory) -> int:
     if isinstance(node, Inode):
         return len(node.current)
     return sum(map(used_bytes, node.current.values()))
+
+
+def has_unsynced(node: Inode | Directory) -> bool:
+    """Tell whether a file at or below a node has content that is not on the device."""
+    if isinstance(node, Inode):
+        return bool(node.versions)
+    return any(map(has_unsynced, node.current.values()))

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clients of the world: producers, consumers and an operator, each the real asyncio SDK in a process of its own.
+
+Owns what they ask, and writes into the history what they are told. An error is an unknown outcome, unless the SDK says that nothing
+was done; a client that is killed leaves its operations open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from lograft import BatchReceipt, TopicPartition
+from lograft.aio import Admin, Consumer, Producer
+from lograft.errors import LograftError
+from lograft.types import ElectionType
+from lograft.wire.codes import ErrorCode
+
+from integration_tests.simulation.options import WorldOptions
+from integration_tests.simulation.process import SimProcess
+from integration_tests.workload.history import Event, Kind, Type
+from integration_tests.workload.senders import outcome_of
+from metaquorum.testing.scheduler import Scheduler
+
+TOPIC: Final = "orders"
+WAITING_MAX: Final = 60
+"""Records of one producer and partition without a known fate; beyond that it waits."""
+DELIVERY_TIMEOUT_MS: Final = 30_000
+AFTER_ERROR_S: Final = 0.2
+POLL_TIMEOUT_MS: Final = 300
+READ_TIMEOUT_MS: Final = 30_000
+
+
+class History:
+    """What clients asked and were told, in memory."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._op_count = 0
+
+    def begin(self, process: str, kind: Kind, **fields: Any) -> int:
+        """Note an invocation; returns the number of the operation."""
+        self._op_count += 1
+        self._note(self._op_count, process, Type.INVOKE, kind, fields)
+        return self._op_count
+
+    def end(self, op: int, process: str, type: Type, kind: Kind, **fields: Any) -> None:
+        """Note a completion."""
+        self._note(op, process, type, kind, fields)
+
+    def _note(self, op: int, process: str, type: Type, kind: Kind, fields: dict[str, Any]) -> None:
+        event = Event(op=op, process=process, type=type, kind=kind, time_ns=time.monotonic_ns(), **fields)
+        self.events.append(event)
+
+
+class ClientWorld(Protocol):
+    """What clients need of the world."""
+
+    scheduler: Scheduler
+    options: WorldOptions
+    history: History
+    counts: Counter[str]
+    bootstrap: Sequence[str]
+    is_topic_there: bool
+    is_healed: bool
+
+
+class SendingClient:
+    """One idempotent producer with acks=all, until the world is healed."""
+
+    def __init__(self, world: ClientWorld, process: SimProcess) -> None:
+        self._world = world
+        self._name = process.name
+        self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
+        self._waiting: dict[int, deque[int]] = {
+            partition: deque() for partition in range(world.options.partition_count)
+        }
+        self._number = 0
+
+    async def run(self) -> None:
+        """Send; then wait for the fate of everything."""
+        world = self._world
+        while not world.is_topic_there:
+            await asyncio.sleep(AFTER_ERROR_S)
+        producer = Producer(
+            world.bootstrap,
+            acks="all",
+            linger_ms=self._rng.choice((0, 2, 10)),
+            max_in_flight=self._rng.choice((1, 3, 8)),
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+            on_batch=self._on_batch,
+        )
+        while not world.is_healed:
+            await asyncio.sleep(self._rng.uniform(0, 2 * world.options.send_every_ms) / 1000)
+            try:
+                await self._send(producer)
+            except LograftError:
+                await asyncio.sleep(AFTER_ERROR_S)
+        try:
+            await producer.close(2 * DELIVERY_TIMEOUT_MS)
+        except LograftError:
+            pass  # each failed batch was told
+
+    async def _send(self, producer: Producer) -> None:
+        partition = self._rng.randrange(len(self._waiting))
+        waiting = self._waiting[partition]
+        if len(waiting) >= WAITING_MAX:
+            return
+        history = self._world.history
+        value = f"{self._name}:{self._number}"
+        self._number += 1
+        op = history.begin(self._name, Kind.SEND, partition=f"{TOPIC}-{partition}", values=[value])
+        waiting.append(op)
+        try:
+            await producer.send(TOPIC, value.encode(), partition=partition)
+        except LograftError as error:
+            waiting.remove(op)
+            history.end(op, self._name, Type.FAIL, Kind.SEND, text=str(error))
+            raise
+
+    def _on_batch(self, receipt: BatchReceipt) -> None:
+        """Give the oldest values of the partition without a fate theirs: fates come in the order of sending."""
+        history, waiting = self._world.history, self._waiting[receipt.partition]
+        counts = self._world.counts
+        if receipt.error is None:
+            assert receipt.base_offset is not None, "an acknowledged batch has an offset"
+            counts["acknowledged"] += receipt.record_count
+            counts["batch deduplicated"] += receipt.duplicate
+            for offset in range(receipt.base_offset, receipt.base_offset + receipt.record_count):
+                history.end(waiting.popleft(), self._name, Type.OK, Kind.SEND, offsets=[offset])
+            return
+        counts[f"failed: {receipt.error.code.name}"] += receipt.record_count
+        for _ in range(receipt.record_count):
+            history.end(waiting.popleft(), self._name, outcome_of(receipt), Kind.SEND, text=str(receipt.error))
+
+
+class ReadingClient:
+    """One consumer of all partitions, until the world is healed; now and then it begins anew somewhere before its place."""
+
+    def __init__(self, world: ClientWorld, process: SimProcess) -> None:
+        self._world = world
+        self._name = process.name
+        self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
+        self._positions = {TopicPartition(TOPIC, each): 0 for each in range(world.options.partition_count)}
+
+    async def run(self) -> None:
+        """Read along."""
+        world = self._world
+        while not world.is_topic_there:
+            await asyncio.sleep(AFTER_ERROR_S)
+        while not world.is_healed:
+            async with Consumer(world.bootstrap) as consumer:
+                if not await self._assign(consumer) or not await self._poll(consumer):
+                    await asyncio.sleep(AFTER_ERROR_S)
+
+    async def _assign(self, consumer: Consumer) -> bool:
+        history = self._world.history
+        op = history.begin(self._name, Kind.ASSIGN)
+        try:
+            await consumer.assign(list(self._positions), offsets=self._positions)
+        except LograftError as error:
+            history.end(op, self._name, Type.INFO, Kind.ASSIGN, text=str(error))
+            return False
+        positions = {str(tp): offset for tp, offset in self._positions.items()}
+        history.end(op, self._name, Type.OK, Kind.ASSIGN, offsets_by_partition=positions)
+        return True
+
+    async def _poll(self, consumer: Consumer) -> bool:
+        history = self._world.history
+        for _ in range(self._rng.randint(5, 60)):
+            if self._world.is_healed:
+                return True
+            op = history.begin(self._name, Kind.POLL)
+            try:
+                records = await consumer.poll(100, POLL_TIMEOUT_MS)
+            except LograftError as error:
+                history.end(op, self._name, Type.INFO, Kind.POLL, text=str(error))
+                return False
+            found: dict[str, list[tuple[int, str]]] = {}
+            for record in records:
+                tp = TopicPartition(record.topic, record.partition)
+                found.setdefault(str(tp), []).append((record.offset, (record.value or b"").decode()))
+                self._positions[tp] = record.offset + 1
+            self._world.counts["records polled"] += len(records)
+            history.end(op, self._name, Type.OK, Kind.POLL, records=found)
+        for tp, position in self._positions.items():
+            self._positions[tp] = max(0, position - self._rng.randrange(20))
+        return True
+
+
+class Operator:
+    """Creates the topic, moves replicas, elects leaders."""
+
+    def __init__(self, world: ClientWorld, process: SimProcess, broker_ids: Sequence[int]) -> None:
+        self._world = world
+        self._broker_ids = list(broker_ids)
+        self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
+
+    async def run(self) -> None:
+        """Work until the world is healed."""
+        world, options = self._world, self._world.options
+        async with Admin(world.bootstrap) as admin:
+            await self._create(admin)
+            works = [
+                (options.reassign_every_ms, self._reassign),
+                (options.elect_every_ms, self._elect),
+            ]
+            due = [(every_ms, work) for every_ms, work in works if every_ms is not None]
+            while due and not world.is_healed:
+                mean_ms = sum(every_ms for every_ms, _ in due) / len(due) ** 2
+                await asyncio.sleep(self._rng.uniform(0, 2 * mean_ms) / 1000)
+                if world.is_healed:
+                    break
+                try:
+                    await self._rng.choice(due)[1](admin)
+                except LograftError as error:
+                    world.counts[f"operator: {error.code.name}"] += 1
+
+    async def _create(self, admin: Admin) -> None:
+        options = self._world.options
+        configs = {
+            "min.insync.replicas": str(options.min_isr),
+            "flush.policy": options.flush_policy.value,
+            "segment.bytes": str(options.segment_bytes),
+        }
+        while not self._world.is_topic_there:
+            try:
+                await admin.create_topic(
+                    TOPIC,
+                    partition_count=options.partition_count,
+                    replication_factor=options.replication_factor,
+                    configs=configs,
+                )
+                self._world.is_topic_there = True
+            except LograftError as error:
+                if error.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                    self._world.is_topic_there = True
+                elif error.code is ErrorCode.INVALID_CONFIG:
+                    raise
+                await asyncio.sleep(AFTER_ERROR_S)
+
+    async def _reassign(self, admin: Admin) -> None:
+        options, rng = self._world.options, self._rng
+        chosen = rng.sample(range(options.partition_count), rng.randint(1, options.partition_count))
+        changes = {
+            TopicPartition(TOPIC, each): rng.sample(self._broker_ids, options.replication_factor) for each in chosen
+        }
+        for result in await admin.alter_partition_reassignments(changes):
+            self._world.counts["reassignment" if result.error is None else "reassignment refused"] += 1
+
+    async def _elect(self, admin: Admin) -> None:
+        for result in await admin.elect_leaders([TOPIC], election=ElectionType.PREFERRED):
+            self._world.counts["preferred leader elected"] += result.error is None
+
+
+class FinalReader:
+    """Reads every partition from its start to its end once all is healed."""
+
+    def __init__(self, world: ClientWorld, process: SimProcess) -> None:
+        self._world = world
+        self._name = process.name
+        self.done: set[int] = set()
+
+    async def run(self) -> None:
+        """Read until every partition was read whole."""
+        partitions = range(self._world.options.partition_count)
+        while len(self.done) < len(partitions):
+            for partition in partitions:
+                if partition not in self.done:
+                    try:
+                        await self._read(partition)
+                        self.done.add(partition)
+                    except LograftError:
+                        await asyncio.sleep(AFTER_ERROR_S)
+
+    async def _read(self, partition: int) -> None:
+        history, tp = self._world.history, TopicPartition(TOPIC, partition)
+        async with Consumer(self._world.bootstrap) as consumer:
+            end_offset = (await consumer.end_offsets([tp]))[tp]
+            op = history.begin(self._name, Kind.READ, partition=str(tp))
+            await consumer.assign([tp], offsets={tp: 0})
+            records: list[tuple[int, str]] = []
+            while not records or records[-1][0] < end_offset - 1:
+                if end_offset == 0:
+                    break
+                found = await consumer.poll(1_000, READ_TIMEOUT_MS)
+                records += [(record.offset, (record.value or b"").decode()) for record in found]
+            history.end(
+                op,
+                self._name,
+                Type.OK,
+                Kind.READ,
+                partition=str(tp),
+                records={str(tp): records},
+                offsets_by_partition={str(tp): end_offset},
+            )

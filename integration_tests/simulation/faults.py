@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What strikes the machines of the world: kills, losses of power, pauses, cuts, orderly stops; of one, of some, of all.
+
+Owns when and whom. Under flush policy `ack` the power may go anywhere, as often as it likes, everywhere at once: that is what the policy
+promises to survive. Under the others the page cache survives, as it does `kill -9`. Voters flush before they answer, so that theirs
+may go at any time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from integration_tests.simulation.options import WorldOptions
+from integration_tests.simulation.servers import BrokerMachine, Machine, VoterMachine
+from integration_tests.simulation.virtual_network import Network
+from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.testing.scheduler import Scheduler
+from storage.testing.sim_disk import Crash
+
+LOSSES: Final = (Crash.LOSE_ALL, Crash.TEAR, Crash.PREFIX)
+"""What a loss of power does to what is not on the device."""
+
+
+class StruckWorld(Protocol):
+    """What faults need of the world."""
+
+    scheduler: Scheduler
+    network: Network
+    options: WorldOptions
+    counts: Counter[str]
+    voters: list[VoterMachine]
+    brokers: list[BrokerMachine]
+    is_healed: bool
+
+    def restart_client(self) -> None:
+        """Kill a client, and start another one."""
+        ...
+
+
+class Faults:
+    """See the module docstring."""
+
+    def __init__(self, world: StruckWorld) -> None:
+        self._world = world
+        self._rng: random.Random = world.scheduler.rng("faults")
+
+    def schedule(self) -> None:
+        """Begin."""
+        options = self._world.options
+        kinds: Sequence[tuple[int | None, Callable[[], None]]] = (
+            (options.kill_every_ms, self._kill),
+            (options.power_every_ms, self._lose_power),
+            (options.blackout_every_ms, self._black_out),
+            (options.pause_every_ms, self._pause),
+            (options.cut_every_ms, self._cut),
+            (options.stop_every_ms, self._stop),
+            (options.client_kill_every_ms, self._world.restart_client),
+        )
+        for mean_ms, strike in kinds:
+            if mean_ms is not None:
+                self._again(mean_ms, strike)
+
+    def _again(self, mean_ms: int, strike: Callable[[], None]) -> None:
+        def run() -> None:
+            if not self._world.is_healed:
+                strike()
+                self._again(mean_ms, strike)
+
+        self._world.scheduler.after(self._rng.randint(1, 2 * mean_ms), run)
+
+    def _one(self) -> Machine:
+        """A machine, mostly one of a broker."""
+        world = self._world
+        return self._rng.choice(world.brokers if self._rng.random() < 0.7 else world.voters)
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self._world.scheduler.after(self._rng.randint(1, self._world.options.down_ms_max), action)
+
+    def _kill(self) -> None:
+        machine = self._one()
+        if machine.is_up:
+            self._count(machine, "kill")
+            machine.kill()
+            self._later(machine.start)
+
+    def _lose_power(self) -> None:
+        machine = self._one()
+        self._count(machine, "power loss")
+        self._cut_power(machine)
+        self._later(machine.start)
+
+    def _cut_power(self, machine: Machine) -> None:
+        """Lose what is not on the device, in one way or another."""
+        how = self._rng.choice(LOSSES)
+        self._world.counts["crash that loses unflushed data"] += machine.has_unflushed
+        self._world.counts["torn write"] += machine.has_unflushed and how is not Crash.LOSE_ALL
+        machine.lose_power(how)
+
+    def _black_out(self) -> None:
+        """All brokers, or everything."""
+        world = self._world
+        machines: list[Machine] = [*world.brokers]
+        if self._rng.random() < 0.4:
+            machines += world.voters
+        world.counts["all brokers stopped at once"] += 1
+        has_power = world.options.flush_policy is not FlushPolicy.ACK or self._rng.random() < 0.3
+        for machine in machines:
+            if has_power:
+                machine.kill()
+            else:
+                self._cut_power(machine)
+            self._later(machine.start)
+
+    def _pause(self) -> None:
+        machine = self._one()
+        if machine.is_up and not machine.is_paused:
+            self._count(machine, "pause")
+            machine.pause(self._rng.randint(1, self._world.options.down_ms_max))
+
+    def _stop(self) -> None:
+        machine = self._one()
+        if machine.is_up and not machine.is_stopping:
+            self._count(machine, "stop")
+            machine.stop()
+
+    def _cut(self) -> None:
+        """Cut some machines off from some others, one way or both, until a while has passed."""
+        world, rng = self._world, self._rng
+        machines = [machine.name for machine in (*world.voters, *world.brokers)]
+        some = rng.sample(machines, rng.choice((1, 1, 1, len(machines) // 2)))
+        kind = rng.choice(("", "", "broker", "voter"))
+        others = [name for name in machines if name not in some and name.startswith(kind)]
+        if rng.random() < 0.3:
+            others.append("client")
+        way = rng.choice(("both", "both", "to", "from"))
+        for one in some:
+            for other in others:
+                if way != "from":
+                    world.network.cut(one, other)
+                if way != "to":
+                    world.network.cut(other, one)
+        world.counts["cut"] += 1
+        self._later(world.network.heal)
+
+    def _count(self, machine: Machine, what: str) -> None:
+        self._world.counts[f"{what} of a {machine.name.partition('-')[0]}"] += 1

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of one world: each seed turns on only some faults, so that no fault hides another (swarm testing).
+
+Source: Groce et al., "Swarm testing"; reliability 2.6.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from metaquorum.controller.topic_configs import FlushPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldOptions:
+    """What may happen in a run. Times in milliseconds, means between two faults of a kind; None: none of them.
+
+    Attributes:
+        voter_count: voters of the quorum.
+        broker_count: brokers.
+        partition_count: partitions of the topic.
+        replication_factor: replicas of each.
+        min_isr: `min.insync.replicas`.
+        flush_policy: of the topic. Under ACK the power may go anywhere at any time, everywhere at once too.
+        segment_bytes: of the topic.
+        delay_ms_max: longest delay of a message.
+        work_ms_max: longest time of work in a thread.
+        flush_ms_max: longest time of a flush.
+        sender_count: producers.
+        send_every_ms: mean time between two records of a producer.
+        reader_count: consumers.
+        kill_every_ms: kill -9 of a server.
+        power_every_ms: loss of power of a machine.
+        blackout_every_ms: loss of power (with ACK), or kill -9, of all brokers, or of everything.
+        pause_every_ms: SIGSTOP of a server.
+        cut_every_ms: cuts between machines.
+        stop_every_ms: SIGTERM of a server.
+        client_kill_every_ms: kill -9 of a client.
+        reassign_every_ms: partitions get their replicas in another order, or others.
+        elect_every_ms: preferred leaders are elected.
+        down_ms_max: longest time that a server is down or paused, and that a cut lasts.
+    """
+
+    voter_count: int
+    broker_count: int
+    partition_count: int
+    replication_factor: int
+    min_isr: int
+    flush_policy: FlushPolicy
+    segment_bytes: int
+    delay_ms_max: int
+    work_ms_max: int
+    flush_ms_max: int
+    sender_count: int
+    send_every_ms: int
+    reader_count: int
+    kill_every_ms: int | None
+    power_every_ms: int | None
+    blackout_every_ms: int | None
+    pause_every_ms: int | None
+    cut_every_ms: int | None
+    stop_every_ms: int | None
+    client_kill_every_ms: int | None
+    reassign_every_ms: int | None
+    elect_every_ms: int | None
+    down_ms_max: int
+
+
+def draw_options(rng: random.Random) -> WorldOptions:
+    """Draw the options of one seed."""
+
+    def sometimes(low: int, high: int, chance: float = 0.5) -> int | None:
+        return rng.randint(low, high) if rng.random() < chance else None
+
+    replication_factor = rng.choice([1, 2, 3, 3, 3, 3])
+    flush_policy = rng.choice([FlushPolicy.ACK, FlushPolicy.ACK, FlushPolicy.NONE, FlushPolicy.INTERVAL])
+    is_flushed = flush_policy is FlushPolicy.ACK
+    return WorldOptions(
+        voter_count=rng.choice([1, 3, 3, 3]),
+        broker_count=rng.choice([replication_factor, 3, 4]) if replication_factor < 3 else rng.choice([3, 3, 4]),
+        partition_count=rng.choice([1, 2, 3, 5]),
+        replication_factor=replication_factor,
+        min_isr=rng.randint(1, max(1, replication_factor - 1)),
+        flush_policy=flush_policy,
+        segment_bytes=rng.choice([16_384, 65_536]),
+        delay_ms_max=rng.choice([1, 3, 10, 40]),
+        work_ms_max=rng.choice([1, 5, 30]),
+        flush_ms_max=rng.choice([1, 5, 20, 80]),
+        sender_count=rng.choice([1, 2, 3]),
+        send_every_ms=rng.choice([5, 20, 80]),
+        reader_count=rng.choice([0, 1, 1, 2]),
+        kill_every_ms=sometimes(1_000, 8_000, 0.7),
+        power_every_ms=sometimes(1_000, 8_000, 0.7) if is_flushed else None,
+        blackout_every_ms=sometimes(6_000, 20_000, 0.5),
+        pause_every_ms=sometimes(2_000, 10_000),
+        cut_every_ms=sometimes(2_000, 10_000),
+        stop_every_ms=sometimes(3_000, 15_000),
+        client_kill_every_ms=sometimes(4_000, 15_000, 0.3),
+        reassign_every_ms=sometimes(3_000, 12_000, 0.4),
+        elect_every_ms=sometimes(3_000, 12_000),
+        down_ms_max=rng.choice([200, 2_000, 8_000]),
+    )

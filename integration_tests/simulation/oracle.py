@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold inside the brokers of the world, looked at after every event of every replica.
+
+Owns what was ever committed, and who led when. The clients' history is judged apart (`integration_tests.workload.checker`).
+
+Laws
+    agreement: below the high watermark of any two replicas the same bytes stand at the same offsets.
+    completeness: a replica that begins to lead has everything that was committed.
+    one leader: of one partition and leader epoch at most one broker ever leads.
+    order: a high watermark never goes back while a process follows or leads in one epoch, and is never above the log end.
+
+Source: Raft's safety properties, section 5.4; docs/replication.md "Invariants"; KIP-966.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest import mock
+
+from lograft.wire.header import read_header
+
+from brokerd.partition.effects import BeginLeaderEpoch, Effect, PublishHighWatermark, RestartLog, TruncateLog
+from brokerd.partition.events import Event, PartitionChanged
+from brokerd.replication.hosted_replica import HostedReplica
+from integration_tests.simulation.process import current_process
+from metaquorum.controller.state import PartitionImage
+from metaquorum.testing.invariants import require
+from metaquorum.testing.scheduler import Scheduler
+
+READ_BYTES: Final = 1 << 24
+
+Key = tuple[bytes, int]
+"""Topic id and partition."""
+
+
+class Oracle:
+    """See the module docstring."""
+
+    def __init__(self, scheduler: Scheduler, counts: Counter[str]) -> None:
+        self._scheduler = scheduler
+        self._counts = counts
+        # Committed batches of each partition: base offset -> (bytes, next offset); and where they end.
+        self._batches: dict[Key, dict[int, tuple[bytes, int]]] = {}
+        self._ends: dict[Key, int] = {}
+        self._leaders: dict[tuple[Key, int], int] = {}
+        self._known: dict[Key, PartitionImage] = {}
+        # How far the replica of a process was compared.
+        self._compared: dict[int, int] = {}
+        self._marks: dict[int, tuple[int, int]] = {}
+
+    def committed_end(self, key: Key) -> int:
+        """End (exclusive) of what was ever committed in a partition."""
+        return self._ends.get(key, 0)
+
+    def committed_count(self) -> int:
+        """Offsets that were ever committed."""
+        return sum(self._ends.values())
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        """Look at every effect of every replica."""
+        carry_out: Callable[[Any, Effect], None] = HostedReplica._carry_out  # pyright: ignore[reportPrivateUsage]
+        after_step: Callable[[Any, Event], None] = HostedReplica._after_step  # pyright: ignore[reportPrivateUsage]
+        take_partition = HostedReplica.take_partition
+
+        def watched_carry_out(replica: HostedReplica, effect: Effect) -> None:
+            if isinstance(effect, BeginLeaderEpoch):
+                self._on_leader(replica, effect.leader_epoch)
+            elif isinstance(effect, TruncateLog | RestartLog):
+                self._on_cut(replica, effect)
+            carry_out(replica, effect)
+            if isinstance(effect, PublishHighWatermark):
+                self._on_high_watermark(replica, effect.high_watermark)
+
+        def watched_after_step(replica: HostedReplica, event: Event) -> None:
+            after_step(replica, event)
+            self._scheduler.trace(
+                f"{self._scheduler.now_ms} {current_process().name} {replica} {type(event).__name__}"
+                f" end={replica.log.log_end_offset} hw={replica.high_watermark}"
+            )
+
+        def watched_take_partition(replica: HostedReplica, event: PartitionChanged) -> None:
+            self._on_partition((replica.topic_id, replica.partition), event.partition)
+            take_partition(replica, event)
+
+        with (
+            mock.patch.object(HostedReplica, "_carry_out", watched_carry_out),
+            mock.patch.object(HostedReplica, "_after_step", watched_after_step),
+            mock.patch.object(HostedReplica, "take_partition", watched_take_partition),
+        ):
+            yield
+
+    def _on_leader(self, replica: HostedReplica, leader_epoch: int) -> None:
+        key = (replica.topic_id, replica.partition)
+        name = current_process().machine
+        leader = self._leaders.setdefault((key, leader_epoch), hash_of(name))
+        require(leader == hash_of(name), "one leader of an epoch", (str(replica), leader_epoch, name))
+        end_offset = self.committed_end(key)
+        log_end_offset = replica.log.log_end_offset
+        require(
+            log_end_offset >= end_offset,
+            "a leader has what was committed",
+            (str(replica), name, leader_epoch, log_end_offset, end_offset),
+        )
+        self._compare(replica, end_offset, "a leader has what was committed")
+        self._counts["leadership begun"] += 1
+
+    def _on_cut(self, replica: HostedReplica, effect: TruncateLog | RestartLog) -> None:
+        if isinstance(effect, RestartLog):
+            self._counts["log begun anew"] += 1
+            self._compared.pop(id(replica), None)
+            return
+        require(not effect.loses_committed, "what is committed is not cut", (str(replica), effect))
+        if effect.to_offset < replica.log.log_end_offset:
+            self._counts["truncation"] += 1
+        self._compared[id(replica)] = min(self._compared.get(id(replica), 0), effect.to_offset)
+
+    def _on_high_watermark(self, replica: HostedReplica, high_watermark: int) -> None:
+        epoch = replica.leader_epoch
+        known_epoch, known = self._marks.get(id(replica), (epoch, 0))
+        if known_epoch == epoch:
+            require(high_watermark >= known, "a high watermark never goes back", (str(replica), high_watermark, known))
+        self._marks[id(replica)] = epoch, high_watermark
+        end_offset = replica.log.log_end_offset
+        require(high_watermark <= end_offset, "a high watermark is in the log", (str(replica), high_watermark))
+        self._compare(replica, high_watermark, "replicas agree on what is committed")
+
+    def _compare(self, replica: HostedReplica, to_offset: int, law: str) -> None:
+        """Compare what a replica has below an offset with what was committed, and remember what is committed now."""
+        key = (replica.topic_id, replica.partition)
+        offset = max(self._compared.get(id(replica), 0), replica.log.log_start_offset)
+        batches = self._batches.setdefault(key, {})
+        while offset < to_offset:
+            found = replica.log.read(offset, READ_BYTES, end_offset=to_offset)
+            view, position = memoryview(found.data), 0
+            while position < len(view):
+                header = read_header(view, position)
+                data = bytes(view[position : position + header.size_bytes])
+                there = batches.setdefault(header.base_offset, (data, header.next_offset))
+                require(
+                    there[0] == data,
+                    law,
+                    (str(replica), current_process().name, header.base_offset, header.leader_epoch, to_offset),
+                )
+                position += header.size_bytes
+            offset = found.next_offset
+        self._compared[id(replica)] = max(offset, to_offset)
+        self._ends[key] = max(self._ends.get(key, 0), to_offset)
+
+    def _on_partition(self, key: Key, partition: PartitionImage) -> None:
+        """Count what the controller decides, once."""
+        known = self._known.get(key)
+        if known is not None and partition.partition_epoch <= known.partition_epoch:
+            return
+        self._known[key] = partition
+        if known is None:
+            return
+        counts = self._counts
+        if partition.leader_id != known.leader_id and partition.leader_id is not None:
+            counts["partition leader change"] += 1
+            counts["leader moved by wish"] += known.leader_id in partition.isr
+        counts["ISR shrink"] += len(set(known.isr) - set(partition.isr)) > 0
+        counts["ISR growth"] += len(set(partition.isr) - set(known.isr)) > 0
+        counts["partition without a leader"] += partition.leader_id is None
+        counts["replicas changed"] += partition.replicas != known.replicas
+
+    def forget(self, replica_ids: set[int]) -> None:
+        """Objects of a process that ended: their identities may come again."""
+        for known in (self._compared, self._marks):
+            for replica_id in replica_ids:
+                known.pop(replica_id, None)
+
+
+def hash_of(name: str) -> int:
+    """Number of a machine by its name, the same in every run."""
+    return int.from_bytes(name.encode(), "big")

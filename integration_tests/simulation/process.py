@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated process: a loop, a machine, a disk that outlives it.
+
+Owns the life of the process. Must not know what it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from integration_tests.simulation.virtual_loop import VirtualLoop
+from metaquorum.testing.scheduler import Scheduler
+from storage.testing.sim_disk import SimDisk
+
+
+class SimProcess:
+    """See the module docstring.
+
+    Args:
+        scheduler: virtual time.
+        machine: name of the machine: its host name.
+        number: how many processes the machine had before.
+        disk: the disk of the machine; None for a client.
+        rng: chance of threads and of the disk.
+        work_ms_max: longest time of work in a thread.
+        flush_ms_max: longest time of a flush.
+        on_fault: told of an exception that nobody caught.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        machine: str,
+        number: int,
+        disk: SimDisk | None,
+        rng: random.Random,
+        work_ms_max: int,
+        flush_ms_max: int,
+        on_fault: Callable[[str], None],
+    ) -> None:
+        self.name = f"{machine}/{number}"
+        self.machine = machine
+        self.disk = disk
+        self.loop = VirtualLoop(scheduler, self, rng, work_ms_max=work_ms_max)
+        self._rng = rng
+        self._flush_ms_max = flush_ms_max
+        self._on_fault = on_fault
+        self._main: asyncio.Task[Any] | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """True until it is killed or has ended."""
+        return not self.loop.is_dead
+
+    def run(self, work: Coroutine[Any, Any, None], on_end: Callable[[BaseException | None], None]) -> None:
+        """Begin with the main task; `on_end` is told when that is over, unless the process was killed."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            on_end(None if task.cancelled() else task.exception())
+
+        def begin() -> None:
+            self._main = self.loop.create_task(work, name=self.name)
+            self._main.add_done_callback(ended)
+
+        self.loop.call_soon(begin)
+
+    def flush(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Run a flush in a thread: at its beginning or at its end, whichever; `done` comes on the loop."""
+        delay_ms = self._rng.randint(0, self._flush_ms_max)
+        is_early = self._rng.random() < 0.5
+        outcome: list[BaseException | None] = []
+
+        def carry_out() -> None:
+            try:
+                work()
+            except Exception as error:
+                outcome.append(error)
+            else:
+                outcome.append(None)
+
+        def end() -> None:
+            if not is_early:
+                carry_out()
+            self.loop.call_soon(done, outcome[0])
+
+        if is_early:
+            carry_out()
+        self.loop.run_in_thread(delay_ms, end)
+
+    def note_fault(self, message: str, error: BaseException | None) -> None:
+        """See `LoopOwner`."""
+        self._on_fault(f"{self.name}: {message}: {error!r}")
+
+
+def current_process() -> SimProcess:
+    """The process whose loop runs now."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop), f"{loop} is no simulated loop"
+    assert isinstance(loop.owner, SimProcess)
+    return loop.owner

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs seeds of the world simulator: `make sim WORLD=1 SEEDS=200`; hunts mutants with `--mutants`.
+
+    python -m integration_tests.simulation.run --first-seed 17 --seeds 1 --log
+
+Prints what the seeds went through, and for a failing seed where everything stood and the command that repeats it. Exit status 1 when a
+seed failed, a mutant was not found, or the seeds did not go through what is demanded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from integration_tests.simulation.mutants import MUTANTS
+from integration_tests.simulation.world import World
+from metaquorum.testing.coverage import Coverage, SeedResult
+from metaquorum.testing.invariants import InvariantViolation
+from metaquorum.testing.mutants import apply
+from metaquorum.testing.run import in_order
+
+DEFAULT_EVENTS: Final = 20_000
+
+DEMANDED: Final = (
+    "partition leader change",
+    "leader moved by wish",
+    "ISR shrink",
+    "ISR growth",
+    "truncation",
+    "crash that loses unflushed data",
+    "torn write",
+    "all brokers stopped at once",
+    "cut",
+    "batch deduplicated",
+    "power lost everywhere at the end",
+)
+"""What must occur in at least a fifth of the seeds."""
+
+
+def run_seed(seed: int, event_count: int) -> World:
+    """Run one seed to its end.
+
+    Raises:
+        AssertionError: a law was broken; its notes have the report.
+    """
+    world = World(seed)
+    try:
+        world.run(event_count)
+    except Exception as error:
+        failure = error if isinstance(error, AssertionError) else InvariantViolation(f"{type(error).__name__}: {error}")
+        failure.add_note(world.describe())
+        failure.add_note(
+            f"repeat: python -m integration_tests.simulation.run --first-seed {seed} --seeds 1 --events {event_count}"
+        )
+        if failure is error:
+            raise
+        raise failure from error
+    return world
+
+
+def run_seeds(seeds: range, event_count: int, *, jobs: int = 1, with_digests: bool = False) -> int:
+    """Run seeds and print what happened; returns 1 when one failed, or when they did not go through enough."""
+    write = sys.stdout.write
+    coverage = Coverage(demanded=DEMANDED)
+    started = time.monotonic()
+    for result in in_order(partial(_run_one, event_count=event_count), seeds, jobs):
+        coverage.add(result)
+        if result.failure is not None:
+            write(f"seed {result.seed} FAILED: {result.failure}\n")
+            sys.stdout.flush()
+        elif with_digests:
+            write(f"seed {result.seed} {result.digest}\n")
+    write(coverage.report(time.monotonic() - started))
+    shortfalls = coverage.shortfalls(event_count=event_count)
+    for shortfall in shortfalls:
+        write(f"NOT ENOUGH: {shortfall}\n")
+    return 1 if coverage.failed_count or shortfalls else 0
+
+
+def _run_one(seed: int, *, event_count: int) -> SeedResult:
+    be_quiet()
+    try:
+        world = run_seed(seed, event_count)
+    except AssertionError as error:
+        notes = "\n".join(error.__notes__)
+        return SeedResult(seed=seed, failure=f"{error}\n{notes}")
+    counts = +world.counts
+    return SeedResult(
+        seed=seed, event_count=world.scheduler.event_count, counts=counts, digest=world.scheduler.digest()
+    )
+
+
+def hunt_mutants(seeds: range, event_count: int, *, jobs: int = 1) -> int:
+    """Make each known mistake in turn; returns 1 when the seeds do not find one of them."""
+    missed = 0
+    hunt = partial(_hunt, seeds=seeds, event_count=event_count)
+    for mutant, found in zip(MUTANTS, in_order(hunt, range(len(MUTANTS)), jobs), strict=True):
+        missed += found is None
+        result = "NOT FOUND" if found is None else f"found by seed {found[0]}: {found[1]}"
+        sys.stdout.write(f"{mutant.name:62} {result}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"mutants: {len(MUTANTS) - missed} of {len(MUTANTS)} found\n")
+    return 1 if missed else 0
+
+
+def _hunt(index: int, *, seeds: range, event_count: int) -> tuple[int, str] | None:
+    be_quiet()
+    mutant = MUTANTS[index]
+    with apply(mutant):
+        for seed in seeds:
+            try:
+                World(seed, mutant.world_options(seed)).run(event_count)
+            except AssertionError as error:
+                return seed, str(error).splitlines()[0][:100]
+    return None
+
+
+def be_quiet() -> None:
+    """Servers that are killed a thousand times have much to say, and what is left of them complains when it is thrown away."""
+    logging.disable(logging.CRITICAL)
+    sys.unraisablehook = lambda _: None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description="simulation of whole clusters in virtual time")
+    parser.add_argument("--seeds", type=int, default=200, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="first seed")
+    parser.add_argument("--events", type=int, default=DEFAULT_EVENTS, help="events with faults in each seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds, or the mutants")
+    parser.add_argument("--digest", action="store_true", help="print the digest of each trace")
+    parser.add_argument("--log", action="store_true", help="print what the servers of the first seed log, and nothing else")
+    parser.add_argument("--mutants", action="store_true", help="make each known mistake and find it within the seeds")
+    options = parser.parse_args(arguments)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    if options.log:
+        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+        run_seed(options.first_seed, options.events)
+        return 0
+    if options.mutants:
+        return hunt_mutants(seeds, options.events, jobs=options.jobs)
+    return run_seeds(seeds, options.events, jobs=options.jobs, with_digests=options.digest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machines of the world that keep data: voters and brokers, the real servers on a simulated disk.
+
+Owns how a server is started on what its disk has, and what its end means. Must not decide when: `faults` does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from integration_tests.simulation.process import SimProcess
+from integration_tests.simulation.virtual_network import Network
+from integration_tests.simulation.virtual_platform import DATA_PATH
+from brokerd.server import BrokerServer
+from brokerd.settings import BrokerSettings
+from metaquorum.raft.types import NodeId, ReplicaKey
+from metaquorum.raft.voters import VoterSet
+from metaquorum.runtime.election_store import ElectionStore
+from metaquorum.runtime.first_start import write_initial_voters
+from metaquorum.server import QuorumServer
+from metaquorum.settings import Address, QuorumServerSettings
+from metaquorum.testing.scheduler import Scheduler
+from storage.data_directory import DataDirectory
+from storage.names import METADATA_DIRECTORY
+from storage.testing.sim_disk import Crash, SimDisk
+
+CLUSTER_ID = "world"
+VOTER_PORT = 9640
+BROKER_PORT = 9092
+
+
+class Surroundings(Protocol):
+    """What a machine needs of the world."""
+
+    scheduler: Scheduler
+    network: Network
+    counts: Counter[str]
+    work_ms_max: int
+    flush_ms_max: int
+
+    def on_fault(self, message: str) -> None:
+        """A server had an exception that nobody caught, or ended by one."""
+        ...
+
+    def on_end(self, machine: Machine) -> None:
+        """A server ended by itself."""
+        ...
+
+
+class Machine:
+    """One machine with one server.
+
+    Args:
+        world: see `Surroundings`.
+        name: host name.
+        node_id: of the server.
+        key: of its data directory.
+        voters: the voters that the quorum begins with; none for a broker.
+    """
+
+    def __init__(self, world: Surroundings, name: str, *, key: ReplicaKey, voters: VoterSet) -> None:
+        self.world = world
+        self.name = name
+        self.key = key
+        self._voters = voters
+        self.rng: random.Random = world.scheduler.rng(f"machine/{name}")
+        self.disk = SimDisk()
+        self.process: SimProcess | None = None
+        self.ended: list[SimProcess] = []
+        self.server: Any = None
+        self.is_stopping = False
+        self.format()
+
+    @property
+    def is_up(self) -> bool:
+        """True while its process is there, paused or not."""
+        return self.process is not None
+
+    @property
+    def has_unflushed(self) -> bool:
+        """True if its disk has something that is not on the device."""
+        return self.disk.has_unsynced()
+
+    @property
+    def is_paused(self) -> bool:
+        """True while its process is stopped by SIGSTOP."""
+        return self.process is not None and self.process.loop.is_paused
+
+    def format(self) -> None:
+        """Make a new data directory."""
+        disk = self.disk
+        root, metadata = DATA_PATH, f"{DATA_PATH}/{METADATA_DIRECTORY}"
+        disk.make_directory(root)
+        disk.sync_directory("/")
+        disk.make_directory(metadata)
+        disk.sync_directory(root)
+        write_initial_voters(disk, metadata, self._voters)
+        ElectionStore(disk, metadata, self.key).create()
+        DataDirectory.create(
+            disk, root, cluster_id=CLUSTER_ID, node_id=self.key.node_id, directory_id=self.key.directory_id
+        ).close()
+
+    def start(self) -> None:
+        """Start a process on what the disk has; nothing happens while there is one."""
+        if self.process is not None:
+            return
+        world = self.world
+        self.is_stopping = False
+        process = SimProcess(
+            world.scheduler,
+            machine=self.name,
+            number=len(self.ended),
+            disk=self.disk,
+            rng=world.scheduler.rng(f"process/{self.name}/{len(self.ended)}"),
+            work_ms_max=world.work_ms_max,
+            flush_ms_max=world.flush_ms_max,
+            on_fault=world.on_fault,
+        )
+        self.process = process
+        process.run(self._main(), lambda error: self._on_end(process, error))
+
+    async def _main(self) -> None:
+        raise NotImplementedError
+
+    def kill(self, how: Crash = Crash.KEEP_ALL) -> None:
+        """End the process at once: kill -9, or with any other crash a loss of power."""
+        process = self.process
+        if process is None:
+            return
+        self._forget(process)
+        self.disk.crash(how, self.rng)
+
+    def lose_power(self, how: Crash) -> None:
+        """The power goes, whether a process is there or not."""
+        self.kill(how)
+        self.disk.crash(how, self.rng)
+
+    def stop(self) -> None:
+        """Ask the server to stop, as SIGTERM does."""
+        process, server = self.process, self.server
+        if process is not None and server is not None and not self.is_stopping:
+            self.is_stopping = True
+            process.loop.call_soon(lambda: process.loop.create_task(self._stop(process, server)))
+
+    async def _stop(self, process: SimProcess, server: Any) -> None:
+        await server.stop()
+        self.world.counts[f"orderly stop of a {self.name.partition('-')[0]}"] += 1
+        self._end(process)
+
+    def pause(self, duration_ms: int) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        if self.process is not None:
+            self.process.loop.pause(self.world.scheduler.now_ms + duration_ms)
+
+    def _on_end(self, process: SimProcess, error: BaseException | None) -> None:
+        if self.process is not process or self.is_stopping:
+            return
+        if error is not None:
+            self.world.on_fault(f"{process.name} ended: {error!r}")
+        self._end(process)
+
+    def _end(self, process: SimProcess) -> None:
+        if self.process is process:
+            self._forget(process)
+            # The files of the process are closed; what it wrote is still in the page cache.
+            self.disk.crash(Crash.KEEP_ALL, self.rng)
+            self.world.on_end(self)
+
+    def _forget(self, process: SimProcess) -> None:
+        self.process = None
+        self.server = None
+        process.loop.kill()
+        self.world.network.end_process(process)
+        # Kept, so that nothing of it is finalized in the middle of the run.
+        self.ended.append(process)
+
+
+class VoterMachine(Machine):
+    """A voter of the quorum, and controller when it leads."""
+
+    def __init__(self, world: Surroundings, name: str, *, key: ReplicaKey, voters: VoterSet) -> None:
+        super().__init__(world, name, key=key, voters=voters)
+        self._addresses: Mapping[int, str] = {voter.key.node_id: voter.address for voter in voters.voters}
+
+    async def _main(self) -> None:
+        disk: Any = self.disk
+        directory = DataDirectory.open(disk, DATA_PATH, cluster_id=CLUSTER_ID, node_id=self.key.node_id)
+        settings = QuorumServerSettings(
+            node_id=self.key.node_id,
+            cluster_id=CLUSTER_ID,
+            listen=Address(host=self.name, port=VOTER_PORT),
+            voters=self._addresses,
+            insecure_plaintext=True,
+        )
+        self.server = QuorumServer(settings, directory)
+        await self.server.start()
+        await self.server.wait_stopped()
+
+
+class BrokerMachine(Machine):
+    """A broker."""
+
+    def __init__(
+        self, world: Surroundings, name: str, *, key: ReplicaKey, voters: VoterSet, quorum: tuple[str, ...]
+    ) -> None:
+        super().__init__(world, name, key=key, voters=voters)
+        self._quorum = quorum
+
+    async def _main(self) -> None:
+        settings = BrokerSettings(
+            data_directory=Path(DATA_PATH),
+            node_id=self.key.node_id,
+            cluster_id=CLUSTER_ID,
+            listen=Address(host=self.name, port=BROKER_PORT),
+            quorum_addresses=self._quorum,
+            insecure_plaintext=True,
+            min_free_bytes=0,
+        )
+        self.server = BrokerServer(settings)
+        await self.server.start()
+        await self.server.wait_failed()
+
+
+def replica_key(node_id: int) -> ReplicaKey:
+    """Key of the first data directory of a node."""
+    return ReplicaKey(node_id=NodeId(node_id), directory_id=b"directory-%06d" % node_id)
+
+
+_Callback = Callable[[], None]

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`grpc.aio` over the simulated network: servers, and the contexts of their calls.
+
+Owns what a handler of gRPC sees. Must not know any message: bytes go through the handler's own serializers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from integration_tests.simulation.virtual_grpc import OK, Inbox, Start, Status, VirtualCall, Window
+from integration_tests.simulation.virtual_network import Connection, Network, Process
+
+
+@dataclass(frozen=True, slots=True)
+class _Details(grpc.HandlerCallDetails):
+    method: str
+    invocation_metadata: Any
+
+
+class VirtualContext:
+    """One call at the server: what its handler gets as context, and what the client does to it."""
+
+    def __init__(self, server: VirtualServer, connection: Connection, start: Start, call: VirtualCall) -> None:
+        self._server = server
+        self._connection = connection
+        self._start = start
+        self._call = call
+        self._loop = server.process.loop
+        self._inbox = Inbox(self._loop)
+        self._window = Window(self._loop)
+        self._status: Status | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._handler: Any = None
+        self._is_over = False
+        self._trailing: tuple[tuple[str, str | bytes], ...] = ()
+        self._deadline_s = None if start.timeout_ms is None else self._loop.time() + start.timeout_ms / 1000
+
+    def run(self, handler: Any) -> None:
+        """Let the handler work."""
+        self._handler = handler
+        self._task = self._loop.create_task(self._run(handler), name=f"serve {self._start.method}")
+        self._task.add_done_callback(self._on_done)
+        if self._deadline_s is not None:
+            self._loop.call_at(self._deadline_s, self.cancel)
+
+    # What the client does.
+
+    def put(self, message: bytes) -> None:
+        if not self._is_over:
+            self._inbox.put(message)
+
+    def half_close(self) -> None:
+        self._inbox.end()
+
+    def cancel(self) -> None:
+        if not self._is_over and self._task is not None:
+            self._is_over = True
+            self._inbox.drop()
+            self._task.cancel()
+
+    def give(self, size_bytes: int) -> None:
+        self._window.give(size_bytes)
+
+    # What the handler does.
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Metadata of the call."""
+        return self._start.metadata
+
+    def time_remaining(self) -> float | None:
+        """Seconds to the deadline; None without one."""
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._loop.time())
+
+    def peer(self) -> str:
+        """Who calls."""
+        return f"ipv4:{self._connection.client.machine}:1"
+
+    def cancelled(self) -> bool:
+        """Whether the client gave up."""
+        return self._is_over
+
+    def done(self) -> bool:
+        """Whether the call is over."""
+        return self._is_over or self._status is not None
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call back at the end."""
+        assert self._task is not None, "set by `run`"
+        self._task.add_done_callback(lambda _: callback(self))
+
+    async def read(self) -> Any:
+        """Return the next request, or EOF."""
+        message = await self._inbox.get()
+        if message is None:
+            return grpc.aio.EOF
+        self._call.from_server(lambda size=len(message): self._call.on_window(size))
+        deserialize = self._handler.request_deserializer
+        return message if deserialize is None else deserialize(message)
+
+    async def write(self, response: Any) -> None:
+        """Send a response; waits while too much is on the way."""
+        serialize = self._handler.response_serializer
+        data = bytes(response if serialize is None else serialize(response))
+        await self._window.take(len(data))
+        self._call.from_server(lambda: self._call.on_message(data))
+
+    async def send_initial_metadata(self, _metadata: object) -> None:
+        """Not sent."""
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        """Metadata of the end."""
+        self._trailing = tuple(metadata)
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Status of the end."""
+        self._status = (code, self._status[1] if self._status else "", self._trailing)
+
+    def set_details(self, details: str) -> None:
+        """Text of the end."""
+        self._status = (self._status[0] if self._status else grpc.StatusCode.UNKNOWN, details, self._trailing)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        """End the call with a status."""
+        self._status = (code, details, tuple(trailing_metadata or self._trailing))
+        raise grpc.aio.AbortError("Locally aborted.")
+
+    async def abort_with_status(self, status: Any) -> NoReturn:
+        """End the call with a status."""
+        await self.abort(status.code, status.details, status.trailing_metadata)
+
+    # The work.
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        while (message := await self.read()) is not grpc.aio.EOF:
+            yield message
+
+    async def _run(self, handler: Any) -> None:
+        takes_many, gives_many = handler.request_streaming, handler.response_streaming
+        if takes_many:
+            request: Any = self._requests()
+        else:
+            data = self._start.request
+            assert data is not None, "a unary request comes with the start"
+            request = data if handler.request_deserializer is None else handler.request_deserializer(data)
+        method = (
+            (handler.stream_stream if takes_many else handler.unary_stream)
+            if gives_many
+            else (handler.stream_unary if takes_many else handler.unary_unary)
+        )
+        result = method(request, self)
+        if hasattr(result, "__aiter__"):
+            async for response in result:
+                await self.write(response)
+        else:
+            response = await result
+            if not gives_many:
+                await self.write(response)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._server.end(self)
+        is_over, self._is_over = self._is_over, True
+        error = None if task.cancelled() else task.exception()
+        if is_over:
+            return
+        if task.cancelled():
+            status: Status = (grpc.StatusCode.CANCELLED, "the server cancelled the call", ())
+        elif error is None:
+            status = self._status or (*OK[:2], self._trailing)
+        elif isinstance(error, grpc.aio.AbortError) and self._status is not None:
+            status = self._status
+        else:
+            self._server.process.note_fault(f"handler of {self._start.method}", error)
+            status = (grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}", ())
+        self._call.from_server(lambda: self._call.on_status(status))
+
+    def is_over_connection(self, connection: Connection) -> bool:
+        """Whether the call goes over a connection."""
+        return self._connection is connection
+
+    def stop(self, status: Status) -> None:
+        """End the call from the server's side."""
+        if not self._is_over:
+            self._call.from_server(lambda: self._call.on_status(status))
+            self.cancel()
+
+
+class VirtualServer:
+    """A server of one process."""
+
+    def __init__(self, network: Network, process: Any) -> None:
+        self._network = network
+        self.process = process
+        self._generic: list[grpc.GenericRpcHandler] = []
+        self._registered: dict[str, Any] = {}
+        self._addresses: list[str] = []
+        self._contexts: dict[VirtualContext, None] = {}
+        self._connections: dict[Connection, None] = {}
+        self._is_serving = False
+        self._emptied: asyncio.Event | None = None
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Add services."""
+        self._generic.extend(handlers)
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
+        """Add methods of a service."""
+        for name, handler in method_handlers.items():
+            self._registered[f"/{service_name}/{name}"] = handler
+
+    def add_insecure_port(self, address: str) -> int:
+        """Listen; returns the port, 0 if it is taken."""
+        if not self._network.listen(address, self):
+            return 0
+        self._addresses.append(address)
+        return int(address.rpartition(":")[2])
+
+    async def start(self) -> None:
+        """Take calls."""
+        self._is_serving = True
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no calls, give those under way so many seconds, then cut them."""
+        self._is_serving = False
+        for address in self._addresses:
+            self._network.unlisten(address, self)
+        if grace and self._contexts:
+            self._emptied = asyncio.Event()
+            try:
+                async with asyncio.timeout(grace):
+                    await self._emptied.wait()
+            except TimeoutError:
+                pass
+        tasks = [context for context in self._contexts]
+        for context in tasks:
+            context.stop((grpc.StatusCode.UNAVAILABLE, "the server stopped", ()))
+        await asyncio.sleep(0)
+        for connection in list(self._connections):
+            connection.on_break.pop(self.process.name, None)
+            connection.send(self.process, connection.client, connection.break_off)
+        self._connections.clear()
+
+    async def wait_for_termination(self, timeout: float | None = None) -> bool:
+        """Not used."""
+        raise NotImplementedError
+
+    def accept(self, connection: Connection) -> Callable[[], None]:
+        """See `Listener`."""
+        self._connections[connection] = None
+        connection.serve = lambda start, call: self._serve(connection, start, call)
+        return lambda: self._on_break(connection)
+
+    def end(self, context: VirtualContext) -> None:
+        """A call is over."""
+        self._contexts.pop(context, None)
+        if not self._contexts and self._emptied is not None:
+            self._emptied.set()
+
+    def _serve(self, connection: Connection, start: Start, call: VirtualCall) -> VirtualContext:
+        context = VirtualContext(self, connection, start, call)
+        handler = self._find(start) if self._is_serving else None
+        if handler is None:
+            code = grpc.StatusCode.UNIMPLEMENTED if self._is_serving else grpc.StatusCode.UNAVAILABLE
+            call.from_server(lambda: call.on_status((code, f"{start.method}: not served", ())))
+            return context
+        self._contexts[context] = None
+        context.run(handler)
+        return context
+
+    def _find(self, start: Start) -> Any:
+        handler = self._registered.get(start.method)
+        if handler is not None:
+            return handler
+        details = _Details(start.method, start.metadata)
+        for generic in self._generic:
+            found = generic.service(details)
+            if found is not None:
+                return found
+        return None
+
+    def _on_break(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+        for context in list(self._contexts):
+            if context.is_over_connection(connection):
+                context.cancel()

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event loop of one simulated process: asyncio in virtual time.
+
+Owns the ready queue and the timers of the process, and its threads: what is given to an executor runs on the same thread a random
+moment later. Must not know what runs on it.
+
+Laws
+    Nothing runs after `kill`, and nothing while the process is paused; what came meanwhile runs in its order afterwards.
+    All order comes from the scheduler, so that a run depends on its seed alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Final, Protocol
+
+from metaquorum.testing.scheduler import Scheduler
+
+Callback = Callable[..., object]
+
+TURN_CALLBACKS_MAX: Final = 100_000
+"""Callbacks of one loop within one millisecond; more mean that something spins."""
+
+
+class LoopOwner(Protocol):
+    """The process that a loop belongs to."""
+
+    name: str
+
+    def note_fault(self, message: str, error: BaseException | None) -> None:
+        """Learn of an exception that nobody caught."""
+        ...
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """See the module docstring.
+
+    Args:
+        scheduler: virtual time.
+        owner: the process.
+        rng: how long work of threads takes.
+        work_ms_max: the longest that it takes, milliseconds.
+    """
+
+    def __init__(self, scheduler: Scheduler, owner: LoopOwner, rng: random.Random, *, work_ms_max: int) -> None:
+        self.scheduler = scheduler
+        self.owner = owner
+        self._rng = rng
+        self._work_ms_max = work_ms_max
+        self._ready: deque[asyncio.Handle] = deque()
+        self._is_due = False
+        self._is_dead = False
+        self._paused_until_ms = 0
+        self._turn_ms = -1
+        self._turn_count = 0
+        # Executors with one thread run their work one after the other.
+        self._free_at_ms: dict[int, int] = {}
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the process was killed."""
+        return self._is_dead
+
+    @property
+    def is_paused(self) -> bool:
+        """True while the process is stopped."""
+        return self.scheduler.now_ms < self._paused_until_ms
+
+    def kill(self) -> None:
+        """Run nothing any more."""
+        self._is_dead = True
+        self._ready.clear()
+
+    def pause(self, until_ms: int) -> None:
+        """Run nothing before a time, as SIGSTOP does."""
+        self._paused_until_ms = max(self._paused_until_ms, until_ms)
+
+    def resume(self) -> None:
+        """Run again."""
+        self._paused_until_ms = 0
+        self._wake()
+
+    def deliver(self, delay_ms: int, action: Callable[[], object]) -> None:
+        """Let something come from outside in `delay_ms`; it waits while the process is paused."""
+
+        def arrive() -> None:
+            if not self._is_dead:
+                self.call_soon(action)
+
+        self.scheduler.after(delay_ms, arrive)
+
+    # What asyncio asks of a loop.
+
+    def time(self) -> float:
+        return self.scheduler.now_ms / 1000
+
+    def call_soon(self, callback: Callback, *args: Any, context: Context | None = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        if not self._is_dead:
+            self._ready.append(handle)
+            self._wake()
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self, delay: float, callback: Callback, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callback, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+
+        def ring() -> None:
+            if not self._is_dead and not handle.cancelled():
+                self._ready.append(handle)
+                self._wake()
+
+        if not self._is_dead:
+            self.scheduler.after(max(0, math.ceil(when * 1000 - 1e-6) - self.scheduler.now_ms), ring)
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        return asyncio.Task(coro, loop=self, name=name, context=context)
+
+    def run_in_executor(self, executor: object, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        future = self.create_future()
+        delay_ms = self._rng.randint(0, self._work_ms_max)
+        if getattr(executor, "_max_workers", 0) == 1:
+            at_ms = max(self.scheduler.now_ms + delay_ms, self._free_at_ms.get(id(executor), 0))
+            self._free_at_ms[id(executor)] = at_ms
+            delay_ms = at_ms - self.scheduler.now_ms
+        self.run_in_thread(delay_ms, lambda: self._work(future, func, args))
+        return future
+
+    def run_in_thread(self, delay_ms: int, work: Callable[[], object]) -> None:
+        """Run blocking work in `delay_ms`, outside of the loop; later while the process is paused."""
+
+        def run() -> None:
+            if self._is_dead:
+                return
+            if self.is_paused:
+                self.scheduler.after(self._paused_until_ms - self.scheduler.now_ms, run)
+                return
+            work()
+
+        self.scheduler.after(delay_ms, run)
+
+    def _work(self, future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            result = func(*args)
+        except Exception as error:
+            self.call_soon(_fail, future, error)
+        else:
+            self.call_soon(_succeed, future, result)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        # Unfinished tasks of the world's end are no fault.
+        if not self._is_dead and context.get("exception") is not None:
+            self.owner.note_fault(str(context.get("message")), context.get("exception"))
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It rings for nobody."""
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self._is_dead
+
+    def is_closed(self) -> bool:
+        return self._is_dead
+
+    # Turns.
+
+    def _wake(self) -> None:
+        if not self._is_due and self._ready and not self._is_dead:
+            self._is_due = True
+            self.scheduler.after(max(0, self._paused_until_ms - self.scheduler.now_ms), self._run_ready)
+
+    def _run_ready(self) -> None:
+        self._is_due = False
+        if self._is_dead:
+            return
+        if self.is_paused:
+            self._wake()
+            return
+        count = len(self._ready)
+        self._check_turn(count)
+        asyncio._set_running_loop(self)
+        try:
+            for _ in range(count):
+                if not self._ready:
+                    break  # killed by one of them
+                handle = self._ready.popleft()
+                if not handle.cancelled():
+                    handle._run()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        finally:
+            asyncio._set_running_loop(None)
+        self._wake()
+
+    def _check_turn(self, count: int) -> None:
+        if self._turn_ms != self.scheduler.now_ms:
+            self._turn_ms, self._turn_count = self.scheduler.now_ms, 0
+        self._turn_count += count
+        assert self._turn_count <= TURN_CALLBACKS_MAX, f"{self.owner.name} spins: {self._ready[0]}"
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _succeed(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the simulated processes find in the place of the machine: clocks, chance, gRPC, threads, sockets, RocksDB.
+
+Owns the places at which the code of Lograft meets the world, and what stands there while a world runs. Everything else is the real
+code. One world at a time in a process of Python.
+
+What is not there: the cleaner and the scrub (threads of their own), snapshots of the metadata (a node replays its log), metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest import mock
+
+import grpc.aio
+
+import brokerd.metadata.lifecycle
+import brokerd.quorum
+import brokerd.replication.cleaning
+import brokerd.replication.replica_host
+import brokerd.replication.scrubbing
+import metaquorum.rpc.controller_service
+import metaquorum.runtime.driver
+import metaquorum.server
+from integration_tests.simulation.process import SimProcess, current_process
+from integration_tests.simulation.virtual_grpc import VirtualChannel
+from integration_tests.simulation.virtual_grpc_server import VirtualServer
+from integration_tests.simulation.virtual_network import Network
+from metaquorum.controller.image import MetadataImage
+from metaquorum.runtime.image_store import LoadedImage
+from metaquorum.runtime.metadata_files import MetadataFiles
+from metaquorum.runtime.snapshot_files import SnapshotFiles
+from metaquorum.testing.scheduler import Scheduler
+from storage.data_directory import DataDirectory
+from storage.flush import FlushWork
+from storage.flusher import OnDone
+from storage.log import PartitionLog
+
+EPOCH_S: Final = 1_700_000_000
+"""Wall clock at the beginning of a world, seconds since 1970."""
+
+DATA_PATH: Final = "/data"
+"""Data directory of every server on its disk."""
+
+
+class VirtualFlusher:
+    """In the place of `GroupFlusher`: a flush takes a moment, and what is on the device when it begins or ends is up to chance."""
+
+    def __init__(self, _thread_count: int = 1) -> None:
+        self._process = current_process()
+
+    def submit(self, log: PartitionLog, on_done: OnDone) -> FlushWork | None:
+        """See `GroupFlusher.submit`."""
+        work = log.begin_flush()
+        if work is not None:
+            self._process.flush(lambda: _run_flush(work), lambda error: on_done(work, error))
+        return work
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _run_flush(work: FlushWork) -> None:
+    work.run()
+
+
+class VirtualDiskThread:
+    """In the place of `DiskThread`: one piece of work after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._process = current_process()
+        self._queue: list[tuple[Callable[[], None], Callable[[BaseException | None], None]]] = []
+        self._is_busy = False
+        self._closing: list[asyncio.Future[None]] = []
+        self.name = name
+
+    def submit(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """See `DiskThread.submit`."""
+        self._queue.append((work, done))
+        self._next()
+
+    def settle(self) -> None:
+        """Run everything now."""
+        for work, done in self._queue:
+            work()
+            self._process.loop.call_soon(done, None)
+        self._queue.clear()
+
+    async def close(self) -> None:
+        """See `DiskThread.close`."""
+        while self._is_busy or self._queue:
+            idle = self._process.loop.create_future()
+            self._closing.append(idle)
+            await idle
+
+    def _next(self) -> None:
+        if self._is_busy or not self._queue:
+            return
+        self._is_busy = True
+        work, done = self._queue.pop(0)
+
+        def over(error: BaseException | None) -> None:
+            self._is_busy = False
+            self._process.loop.call_soon(done, error)
+            self._next()
+            for idle in self._closing:
+                if not idle.done():
+                    idle.set_result(None)
+            self._closing.clear()
+
+        self._process.flush(work, over)
+
+
+class _InertThread:
+    """In the place of a thread that is left out."""
+
+    def __init__(self, **_arguments: object) -> None:
+        pass
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    def is_alive(self) -> bool:
+        """It never lived."""
+        return False
+
+    def join(self) -> None:
+        """It never lived."""
+
+
+class _ImageStore:
+    """In the place of RocksDB: forgets everything with the process; the log is replayed."""
+
+    def __init__(self) -> None:
+        self.directory = Path(DATA_PATH) / "image"
+
+    def apply(self, *_arguments: object, **_options: object) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@contextmanager
+def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
+    """Let everything that runs inside find the simulated machine."""
+    chance = scheduler.rng("platform")
+
+    def urandom(size: int) -> bytes:
+        return chance.randbytes(size)
+
+    def new_random(x: Any = None) -> random.Random:
+        return real_random(chance.random() if x is None else x)
+
+    def start_ns() -> int:
+        return EPOCH_S * 10**9 + scheduler.now_ms * 10**6
+
+    async def is_gone(host: str, port: int) -> bool:
+        process = current_process()
+        await asyncio.sleep(network.delay_ms() / 1000)
+        address = f"{host}:{port}"
+        return not network.is_cut_off(process.machine, host) and not network.is_listening(address)
+
+    def open_metadata(_directory: Path) -> MetadataFiles:
+        loaded = LoadedImage(image=MetadataImage(), quorum_epoch=0)
+        store: Any = _ImageStore()
+        return MetadataFiles(store=store, loaded=loaded, snapshots=snapshots)
+
+    def open_directory(settings: Any) -> DataDirectory:
+        disk: Any = current_process().disk
+        return DataDirectory.open(disk, DATA_PATH, cluster_id=settings.cluster_id, node_id=settings.node_id)
+
+    real_random = random.Random
+    state = random.getstate()
+    random.seed(scheduler.seed)
+    inert: Any = SimpleNamespace(Event=threading.Event, Thread=_InertThread)
+    with ExitStack() as stack:
+        snapshots = SnapshotFiles(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-world-"))))
+
+        def put(target: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(target, name, value))
+
+        put(time, "monotonic", lambda: scheduler.now_ms / 1000)
+        put(time, "monotonic_ns", lambda: scheduler.now_ms * 10**6)
+        put(time, "time", lambda: start_ns() / 10**9)
+        put(time, "time_ns", start_ns)
+        put(os, "urandom", urandom)
+        put(random, "_urandom", urandom)
+        put(random, "Random", new_random)
+        put(grpc.aio, "insecure_channel", lambda address, **_o: VirtualChannel(network, current_process(), address))
+        put(grpc.aio, "server", lambda **_o: VirtualServer(network, current_process()))
+        put(brokerd.replication.replica_host, "GroupFlusher", VirtualFlusher)
+        put(metaquorum.runtime.driver, "DiskThread", VirtualDiskThread)
+        put(brokerd.replication.cleaning, "threading", inert)
+        put(brokerd.replication.scrubbing, "threading", inert)
+        put(brokerd.metadata.lifecycle, "is_gone", is_gone)
+        put(metaquorum.rpc.controller_service, "is_gone", is_gone)
+        put(brokerd.quorum, "open_metadata", open_metadata)
+        put(metaquorum.server, "open_metadata", open_metadata)
+        put(metaquorum.server, "_require_free", lambda _listen: None)
+        put(brokerd.quorum, "is_formatted", lambda _path: True)
+        put(brokerd.quorum, "_open_directory", open_directory)
+        try:
+            yield
+        finally:
+            random.setstate(state)

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of one seed: voters, brokers, clients, a network, faults; then peace, and the comparison of everything.
+
+Owns the phases. Must not know what a server or a client does.
+
+Phases: faults, while clients work and the oracle looks at every event; then all is healed and must come right within
+`CONVERGE_MS_MAX`; every partition is read whole. Under flush policy `ack` the power then goes everywhere at once, and all is read again.
+At the end the history of the clients is judged, and the replicas of each partition are compared byte for byte.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter, deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from brokerd.replication.hosted_replica import HostedReplica
+from integration_tests.simulation.clients import FinalReader, History, Operator, ReadingClient, SendingClient
+from integration_tests.simulation.faults import LOSSES, Faults
+from integration_tests.simulation.options import WorldOptions, draw_options
+from integration_tests.simulation.oracle import READ_BYTES, Oracle
+from integration_tests.simulation.process import SimProcess
+from integration_tests.simulation.servers import (
+    BROKER_PORT,
+    VOTER_PORT,
+    BrokerMachine,
+    Machine,
+    VoterMachine,
+    replica_key,
+)
+from integration_tests.simulation.virtual_network import Network
+from integration_tests.simulation.virtual_platform import platform
+from integration_tests.workload.checker import Verdict, check
+from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.raft.voters import Voter, voter_set
+from metaquorum.testing.invariants import InvariantViolation, require
+from metaquorum.testing.scheduler import Scheduler
+
+FIRST_BROKER_ID = 101
+CONVERGE_MS_MAX = 120_000
+"""A healed world must have all replicas in sync, and be read whole, within this virtual time."""
+RESTART_MS_MAX = 3_000
+"""A server that ended is started again within this time."""
+HISTORY_LINES = 40
+"""Lines of the report of a failure."""
+
+
+class World:
+    """One run.
+
+    Args:
+        seed: names the run.
+        options: what may happen; drawn from the seed when None.
+    """
+
+    def __init__(self, seed: int, options: WorldOptions | None = None) -> None:
+        self.scheduler = Scheduler(seed)
+        self.options = options or draw_options(self.scheduler.rng("options"))
+        self.counts: Counter[str] = Counter()
+        self.history = History()
+        self.oracle = Oracle(self.scheduler, self.counts)
+        self.network = Network(
+            self.scheduler, self.scheduler.rng("network"), delay_ms_max=self.options.delay_ms_max
+        )
+        self.work_ms_max = self.options.work_ms_max
+        self.flush_ms_max = self.options.flush_ms_max
+        self.is_topic_there = False
+        self.is_healed = False
+        self.verdict: Verdict | None = None
+        self._faults_seen: list[str] = []
+        self._log: deque[str] = deque(maxlen=HISTORY_LINES)
+        self._rng = self.scheduler.rng("world")
+        self._clients: list[tuple[SimProcess, Callable[[SimProcess], object]]] = []
+        self._ended_clients: list[SimProcess] = []
+        self._client_count = 0
+        self.voters, self.brokers = self._build()
+        self.bootstrap = [f"{broker.name}:{BROKER_PORT}" for broker in self.brokers]
+        self._faults = Faults(self)
+
+    def _build(self) -> tuple[list[VoterMachine], list[BrokerMachine]]:
+        options = self.options
+        keys = [replica_key(number) for number in range(1, options.voter_count + 1)]
+        voters = voter_set([Voter(key=key, address=f"voter-{key.node_id}:{VOTER_PORT}") for key in keys])
+        quorum = tuple(voter.address for voter in voters.voters)
+        broker_ids = range(FIRST_BROKER_ID, FIRST_BROKER_ID + options.broker_count)
+        return (
+            [VoterMachine(self, f"voter-{key.node_id}", key=key, voters=voters) for key in keys],
+            [
+                BrokerMachine(self, f"broker-{each}", key=replica_key(each), voters=voter_set([]), quorum=quorum)
+                for each in broker_ids
+            ],
+        )
+
+    @property
+    def machines(self) -> list[Machine]:
+        """All servers."""
+        return [*self.voters, *self.brokers]
+
+    def run(self, event_count: int) -> None:
+        """Run faults for so many events, then heal, read everything, and judge.
+
+        Raises:
+            InvariantViolation: a law was broken, the history has an anomaly, or the healed world did not come right.
+            AssertionError: a server found itself in an impossible state.
+        """
+        with platform(self.scheduler, self.network), self.oracle.watching(), _no_collector():
+            for machine in self.machines:
+                self.scheduler.after(self._rng.randint(0, 500), machine.start)
+            self._start_clients()
+            self._faults.schedule()
+            self._run_until(lambda: self.scheduler.event_count >= event_count)
+            self._heal()
+            self._converge()
+            self._read_all("first")
+            if self.options.flush_policy is FlushPolicy.ACK:
+                self._lose_all_power()
+                self._converge()
+                self._read_all("second")
+            self._compare()
+            self._end()
+        self._judge()
+
+    # What machines and faults tell.
+
+    def on_fault(self, message: str) -> None:
+        """See `Surroundings`."""
+        self._faults_seen.append(message)
+        self.note(f"FAULT {message}")
+
+    def on_end(self, machine: Machine) -> None:
+        """A server ended by itself: whoever looks after it starts it again."""
+        self.scheduler.after(self._rng.randint(1, RESTART_MS_MAX), machine.start)
+
+    def note(self, line: str) -> None:
+        """Remember for the report."""
+        self._log.append(f"{self.scheduler.now_ms} {line}")
+
+    # Clients.
+
+    def _start_clients(self) -> None:
+        options = self.options
+        broker_ids = [broker.key.node_id for broker in self.brokers]
+        self._start_client(lambda process: Operator(self, process, broker_ids).run())
+        for _ in range(options.sender_count):
+            self._start_client(lambda process: SendingClient(self, process).run())
+        for _ in range(options.reader_count):
+            self._start_client(lambda process: ReadingClient(self, process).run())
+
+    def _start_client(self, make: Callable[[SimProcess], object], *, is_kept: bool = True) -> SimProcess:
+        self._client_count += 1
+        process = SimProcess(
+            self.scheduler,
+            machine="client",
+            number=self._client_count,
+            disk=None,
+            rng=self.scheduler.rng(f"process/client/{self._client_count}"),
+            work_ms_max=2,
+            flush_ms_max=0,
+            on_fault=self.on_fault,
+        )
+        work = make(process)
+        process.run(work, lambda error: self._on_client_end(process, error))  # type: ignore[arg-type]
+        if is_kept:
+            self._clients.append((process, make))
+        return process
+
+    def _on_client_end(self, process: SimProcess, error: BaseException | None) -> None:
+        if error is not None:
+            self.on_fault(f"{process.name} ended: {error!r}")
+        self._clients = [each for each in self._clients if each[0] is not process]
+        self._kill_client(process)
+
+    def _kill_client(self, process: SimProcess) -> None:
+        process.loop.kill()
+        self.network.end_process(process)
+        self._ended_clients.append(process)
+
+    def restart_client(self) -> None:
+        """Kill a client, never the operator, and start another one of its kind."""
+        if len(self._clients) > 1:
+            number = self._rng.randrange(1, len(self._clients))
+            process, make = self._clients.pop(number)
+            self._kill_client(process)
+            self._start_client(make)
+            self.counts["client killed"] += 1
+
+    # The end.
+
+    def _run_until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            if self._faults_seen:
+                raise InvariantViolation(f"a fault that nobody caught: {self._faults_seen}")
+            if not self.scheduler.run_next():
+                raise InvariantViolation("nothing is left to do")
+
+    def _heal(self) -> None:
+        self.is_healed = True
+        self.network.heal()
+        for machine in self.machines:
+            if machine.process is not None:
+                machine.process.loop.resume()
+            machine.start()
+
+    def _converge(self) -> None:
+        deadline_ms = self.scheduler.now_ms + CONVERGE_MS_MAX
+        looked_ms = -1
+
+        def is_done() -> bool:
+            nonlocal looked_ms
+            if self.scheduler.now_ms == looked_ms:
+                return False
+            looked_ms = self.scheduler.now_ms
+            for machine in self.machines:
+                machine.start()
+            if looked_ms > deadline_ms:
+                raise InvariantViolation(f"the healed world did not come right: {self.describe()}")
+            return looked_ms % 50 == 0 and self._has_converged()
+
+        self._run_until(is_done)
+
+    def _has_converged(self) -> bool:
+        if any(process.is_alive for process, _ in self._clients) or not self.is_topic_there:
+            return False
+        hosts = [broker.server.replica_host if broker.server is not None else None for broker in self.brokers]
+        if any(host is None for host in hosts):
+            return False
+        by_partition = self.replicas()
+        if len(by_partition) < self.options.partition_count:
+            return False
+        for replicas in by_partition.values():
+            leaders = [replica for _, replica in replicas if replica.is_leader]
+            if len(replicas) != self.options.replication_factor or len(leaders) != 1:
+                return False
+            end_offset = leaders[0].log.log_end_offset
+            if not all(
+                replica.high_watermark == replica.log.log_end_offset == end_offset for _, replica in replicas
+            ):
+                return False
+            if self.options.replication_factor > 1 and len(leaders[0].in_sync) < len(replicas):
+                return False
+        return True
+
+    def replicas(self) -> dict[tuple[bytes, int], list[tuple[str, HostedReplica]]]:
+        """The open replicas of each partition, with the names of their brokers."""
+        found: dict[tuple[bytes, int], list[tuple[str, HostedReplica]]] = {}
+        for broker in self.brokers:
+            host = None if broker.server is None else broker.server.replica_host
+            for replica in () if host is None else host.replicas():
+                found.setdefault((replica.topic_id, replica.partition), []).append((broker.name, replica))
+        return found
+
+    def _read_all(self, name: str) -> None:
+        readers: list[FinalReader] = []
+
+        def make(process: SimProcess) -> object:
+            readers.append(FinalReader(self, process))
+            return readers[0].run()
+
+        process = self._start_client(make, is_kept=False)
+        deadline_ms = self.scheduler.now_ms + CONVERGE_MS_MAX
+
+        def is_done() -> bool:
+            if self.scheduler.now_ms > deadline_ms:
+                raise InvariantViolation(f"the {name} final read did not end: {self.describe()}")
+            return not process.is_alive
+
+        self._run_until(is_done)
+
+    def _lose_all_power(self) -> None:
+        """Nobody keeps what is not on the device."""
+        for machine in self.machines:
+            machine.lose_power(self._rng.choice(LOSSES))
+        for machine in self.machines:
+            self.scheduler.after(self._rng.randint(0, 2_000), machine.start)
+        self.counts["power lost everywhere at the end"] += 1
+
+    def _compare(self) -> None:
+        """Replicas are equal, byte for byte, from the highest log start to the high watermark."""
+        for key, replicas in self.replicas().items():
+            start_offset = max(replica.log.log_start_offset for _, replica in replicas)
+            contents = [(name, _content(replica, start_offset)) for name, replica in replicas]
+            for name, content in contents[1:]:
+                require(content == contents[0][1], "healed replicas are equal", (key, name, contents[0][0]))
+            end_offset = replicas[0][1].high_watermark
+            require(
+                end_offset >= self.oracle.committed_end(key), "what was committed is there", (key, end_offset)
+            )
+
+    def _end(self) -> None:
+        for machine in self.machines:
+            if machine.process is not None:
+                machine.process.loop.kill()
+        if self._faults_seen:
+            raise InvariantViolation(f"a fault that nobody caught: {self._faults_seen}")
+
+    def _judge(self) -> None:
+        self.verdict = verdict = check(self.history.events)
+        if verdict.name != "PASSED" and (verdict.anomalies or verdict.unread):
+            raise InvariantViolation("the clients saw what must not be:\n" + "\n".join(verdict.lines()))
+
+    def describe(self) -> str:
+        """Say who is where, for a report."""
+        lines = [f"seed {self.scheduler.seed}, {self.scheduler.now_ms} ms, {self.options}"]
+        for machine in self.machines:
+            state = "down" if not machine.is_up else "paused" if machine.is_paused else "up"
+            lines.append(f"  {machine.name} {state}")
+        for (_, partition), replicas in sorted(self.replicas().items()):
+            for name, replica in replicas:
+                log = replica.log
+                lines.append(
+                    f"  {partition} on {name}: leader={replica.is_leader} epoch={replica.leader_epoch}"
+                    f" {log.log_start_offset}..{log.log_end_offset} flushed={log.flushed_offset}"
+                    f" hw={replica.high_watermark} in_sync={replica.in_sync}"
+                )
+        lines += [f"  clients: {[process.name for process, _ in self._clients]}", *self._log]
+        return "\n".join(lines)
+
+
+@contextmanager
+def _no_collector() -> Generator[None]:
+    """Finalize nothing in the middle of a run: what a killed process left would go on for a moment, whenever memory says so."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _content(replica: HostedReplica, start_offset: int) -> bytes:
+    data, offset = b"", start_offset
+    while offset < replica.high_watermark:
+        found = replica.log.read(offset, READ_BYTES, end_offset=replica.high_watermark)
+        data += bytes(found.data)
+        offset = found.next_offset
+    return data
