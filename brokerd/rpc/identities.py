@@ -15,23 +15,30 @@ MAX_PRODUCER_EPOCH: Final = 32_767
 """Largest producer epoch: it is a signed 16-bit number in the batch header."""
 
 IDENTITY_LAG_MS: Final = 1_000
-"""Milliseconds that this broker may be behind the broker that gave an id out."""
+"""Milliseconds that a call waits for what this broker is behind the one that gave an id out."""
+
+IDENTITY_RETRY_MS: Final = 250
+"""Advice to a client whose id has not come here."""
 
 
 async def check_identity(observer: MetadataObserver, producer_id: int, producer_epoch: int) -> None:
-    """Refuse an identity that the quorum never gave out: a later owner of the id would collide with it.
+    """Refuse an identity that the quorum never gave out, as far as is known here: a later owner of the id would collide with it.
 
     Raises:
-        RefusedError: INVALID_REQUEST.
+        RefusedError: INVALID_REQUEST, it cannot be one; METADATA_NOT_REACHED, this broker has not heard of the id, which it may be about
+            to: a broker that is cut off from the quorum hears late of what others give out.
     """
-    give_up_ms = monotonic_ms() + IDENTITY_LAG_MS
-    while producer_id >= observer.image.next_producer_id:
-        # The block may be committed and not have come here yet.
-        left_ms = give_up_ms - monotonic_ms()
-        if not await observer.wait_for(observer.metadata_offset + 1, timeout_ms=left_ms):
-            break
-    if not 0 <= producer_id < observer.image.next_producer_id or not 0 <= producer_epoch <= MAX_PRODUCER_EPOCH:
+    if producer_id < 0 or not 0 <= producer_epoch <= MAX_PRODUCER_EPOCH:
         raise refused(
             ErrorCode.INVALID_REQUEST,
-            f"producer {producer_id} epoch {producer_epoch} was never given out by this cluster: ask for a new one",
+            f"producer {producer_id} epoch {producer_epoch} was never given out: ask for an id with InitProducer",
         )
+    give_up_ms = monotonic_ms() + IDENTITY_LAG_MS
+    while producer_id >= observer.image.next_producer_id:
+        left_ms = give_up_ms - monotonic_ms()
+        if not await observer.wait_for(observer.metadata_offset + 1, timeout_ms=left_ms):
+            raise refused(
+                ErrorCode.METADATA_NOT_REACHED,
+                f"producer {producer_id} is not known here: try again if this cluster has just given it out, else ask for another",
+                retry_after_ms=IDENTITY_RETRY_MS,
+            )

@@ -132,7 +132,11 @@ PRODUCE_STREAMS: dict[str, tuple[ErrorCode, list[log_pb2.ProduceRequest]]] = {
     "bind before open": (ErrorCode.INVALID_REQUEST, [log_pb2.ProduceRequest(bind=log_pb2.ProduceBind())]),
     "empty message": (ErrorCode.INVALID_REQUEST, [log_pb2.ProduceRequest()]),
     "open twice": (ErrorCode.INVALID_REQUEST, [produce_open(), produce_open()]),
-    "identity never given": (ErrorCode.INVALID_REQUEST, [produce_open(producer=OLD_PRODUCER)]),
+    "identity never heard of": (ErrorCode.METADATA_NOT_REACHED, [produce_open(producer=OLD_PRODUCER)]),
+    "identity that cannot be": (
+        ErrorCode.INVALID_REQUEST,
+        [produce_open(producer=log_pb2.ProducerIdentity(producer_id=1, producer_epoch=2**15))],
+    ),
     "identity and none": (ErrorCode.INVALID_REQUEST, [produce_open(producer=OLD_PRODUCER, without_idempotence=True)]),
     "route too high": (ErrorCode.INVALID_REQUEST, [produce_open(routes=[log_pb2.ProduceRoute(route=2**20)])]),
     "route negative": (ErrorCode.INVALID_REQUEST, [produce_open(routes=[log_pb2.ProduceRoute(route=-1)])]),
@@ -241,8 +245,8 @@ CALLS: dict[str, tuple[ErrorCode, str, Any]] = {
         append_request(records=[log_pb2.Record(timestamp_ms=-1)]),
     ),
     "append: sequence without partition": (ErrorCode.INVALID_REQUEST, "Append", append_request(sequence=SEQUENCE)),
-    "append: identity never given": (
-        ErrorCode.INVALID_REQUEST,
+    "append: identity never heard of": (
+        ErrorCode.METADATA_NOT_REACHED,
         "Append",
         append_request(partition=0, sequence=SEQUENCE),
     ),
