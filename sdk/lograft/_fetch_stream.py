@@ -23,7 +23,7 @@ from lograft._cluster import Cluster, now_ms
 from lograft._core.backoff import Backoff
 from lograft._core.fetcher import CreditLedger, Cursor
 from lograft._core.metadata import Leader
-from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error
+from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import (
     CONNECT_TIMEOUT_MS,
@@ -259,7 +259,7 @@ class FetchStream:
                 credit_bytes=self._settings.fetch_credit_bytes,
                 max_chunk_bytes=self._settings.max_chunk_bytes,
             )
-            await call.write(log_pb2.FetchRequest(open=request))
+            await write_first(call, log_pb2.FetchRequest(open=request))
             response = await call.read()
         if isinstance(response, log_pb2.FetchResponse) and response.WhichOneof("message") == "opened":
             self._on_message(response)

@@ -74,7 +74,8 @@ class ProduceEngine:
         self._senders: dict[tuple[str, int], PartitionSender] = {}
         self._waiting: dict[tuple[str, int], PartitionSender] = {}
         self._unresolved = 0
-        self._streams: set[ProduceStream] = set()
+        # In the order of their beginnings, so that whoever is asked first does not depend on chance.
+        self._streams: dict[ProduceStream, None] = {}
         self._tick: asyncio.TimerHandle | None = None
         self._asked_ms = 0
         self._closing: set[asyncio.Task[None]] = set()
@@ -151,7 +152,7 @@ class ProduceEngine:
                 sender.session,
                 leader=leader,
             )
-            self._streams.add(stream)
+            self._streams[stream] = None
             sender.session.streams[leader.broker_id] = stream
         stream.bind(sender)
 
@@ -217,7 +218,7 @@ class ProduceEngine:
     def _close_later(self, stream: ProduceStream) -> None:
         # Senders of a moved broker are handed back before their stream closes.
         senders = [sender for sender in self._senders.values() if sender.stream is stream]
-        self._streams.discard(stream)
+        self._streams.pop(stream, None)
         task = self._loop.create_task(stream.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -320,7 +321,7 @@ class ProduceEngine:
 
     def on_stream_end(self, stream: ProduceStream, senders: Sequence[PartitionSender], error: LograftError) -> None:
         """See `StreamOwner`."""
-        self._streams.discard(stream)
+        self._streams.pop(stream, None)
         if stream.session.streams.get(stream.broker_id) is stream:
             del stream.session.streams[stream.broker_id]
         if senders:

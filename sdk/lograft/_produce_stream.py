@@ -28,7 +28,7 @@ from lograft._core.batches import SealedBatch
 from lograft._core.metadata import Leader
 from lograft._core.sequencer import Acknowledged, ReceiptError
 from lograft._produce_sender import PartitionSender, Session
-from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error
+from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import CONNECT_TIMEOUT_MS, STALLED_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ProducerSettings
 from lograft.types import Acks, Durability
@@ -247,7 +247,7 @@ class ProduceStream:
                 producer_id, producer_epoch = self.session.identity
                 request.producer.producer_id = producer_id
                 request.producer.producer_epoch = producer_epoch
-            await call.write(log_pb2.ProduceRequest(open=request).SerializeToString())
+            await write_first(call, log_pb2.ProduceRequest(open=request).SerializeToString())
             response = await call.read()
             if not isinstance(response, log_pb2.ProduceResponse):
                 raise NoBrokerError(f"{self.address} closed the produce stream before it was open")

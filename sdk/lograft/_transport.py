@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
@@ -198,6 +199,12 @@ async def finish(opened: OpenCall[Any]) -> None:
     waiting = [task for task in opened.tasks if not task.done()]
     if waiting and (await asyncio.wait(waiting, timeout=FINISH_TIMEOUT_S))[1]:
         logger.warning("a cancelled call did not end within %s s", FINISH_TIMEOUT_S)
+
+
+async def write_first(call: grpc.aio.StreamStreamCall[Any, Any], message: object) -> None:
+    """Write the first message of a call; one that is over already, as its connection may have broken meanwhile, says why to the read."""
+    with suppress(asyncio.InvalidStateError):
+        await call.write(message)
 
 
 def _nobody_at(address: str) -> NoBrokerError:

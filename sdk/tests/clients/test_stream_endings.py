@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
+import grpc
+import grpc.aio
 import pytest
 from lograft import _produce_stream
 from lograft._cluster import Cluster
@@ -14,8 +16,8 @@ from lograft._core.metadata import Leader
 from lograft._core.sequencer import PartitionSequencer
 from lograft._produce_sender import PartitionSender, Session
 from lograft._produce_stream import ProduceStream, StreamOwner
-from lograft._transport import OpenCall, finish
-from lograft.errors import LograftError
+from lograft._transport import OpenCall, finish, open_call
+from lograft.errors import LograftError, NoBrokerError
 from lograft.settings import STREAM_SILENCE_MS, ProducerSettings, parse_bootstrap
 
 DEADLINE_S = 20.0
@@ -71,3 +73,49 @@ def test_a_reset_while_a_failed_opening_winds_up_loses_no_partition(
 
     _, error = asyncio.run(lose())
     assert "cluster" in str(error)
+
+
+class _Refusing(grpc.GenericRpcHandler):
+    """Ends every call before it reads from it."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        async def refuse(_requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def test_a_call_that_ends_before_its_opening_is_written_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the handshake of another stream meanwhile; what is bound is to be tried again, not to be given up."""
+
+    async def lose() -> Ended:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((_Refusing(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        started: asyncio.Future[OpenCall[grpc.aio.Call]] = asyncio.get_running_loop().create_future()
+
+        async def noted_open_call(start: Callable[[], grpc.aio.Call]) -> OpenCall[grpc.aio.Call]:
+            opened = await open_call(start)
+            started.set_result(opened)
+            return opened
+
+        monkeypatch.setattr(_produce_stream, "open_call", noted_open_call)
+        cluster, owner, session = Cluster(parse_bootstrap(f"127.0.0.1:{port}", None)), Owner(), Session()
+        leader = Leader(broker_id=0, leader_epoch=0, address=f"127.0.0.1:{port}")
+        async with session.handshake, asyncio.timeout(DEADLINE_S):
+            stream = ProduceStream(cast("StreamOwner", owner), cluster, ProducerSettings(), session, leader=leader)
+            sender = PartitionSender(
+                "t", 0, sequencer=PartitionSequencer(is_numbered=True), session=session, backoff=cluster.backoff()
+            )
+            stream.bind(sender)
+            assert await (await started).call.code() is grpc.StatusCode.UNAVAILABLE
+        async with asyncio.timeout(DEADLINE_S):
+            ended = await owner.ended
+        await cluster.close()
+        await server.stop(None)
+        return ended
+
+    _, error = asyncio.run(lose())
+    assert isinstance(error, NoBrokerError)
+    assert "going down" in str(error)
