@@ -25,8 +25,8 @@ async def check_identity(observer: MetadataObserver, producer_id: int, producer_
     """Refuse an identity that the quorum never gave out, as far as is known here: a later owner of the id would collide with it.
 
     Raises:
-        RefusedError: INVALID_REQUEST, it cannot be one; METADATA_NOT_REACHED, this broker has not heard of the id, which it may be about
-            to: a broker that is cut off from the quorum hears late of what others give out.
+        RefusedError: INVALID_REQUEST, it cannot be one; METADATA_NOT_REACHED, this broker has not heard of the id: one that is cut off
+            from the quorum hears late of what others give out.
     """
     if producer_id < 0 or not 0 <= producer_epoch <= MAX_PRODUCER_EPOCH:
         raise refused(

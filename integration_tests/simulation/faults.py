@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What strikes the machines of the world: kills, losses of power, pauses, cuts, orderly stops; of one, of some, of all.
 
-Owns when and whom. Under flush policy `ack` the power may go anywhere, as often as it likes, everywhere at once: that is what the policy
-promises to survive. Under the others the page cache survives, as it does `kill -9`. Voters flush before they answer, so that theirs
-may go at any time.
+Owns when and whom. Under flush policy `ack` the power may go anywhere, again and again, and everywhere at once: that is what the
+policy promises to survive. Under the others the page cache survives, as it does `kill -9`. Voters flush before they answer, so that
+theirs may go at any time.
 """
 
 from __future__ import annotations

@@ -134,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--events", type=int, default=DEFAULT_EVENTS, help="events with faults in each seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the seeds, or the mutants")
     parser.add_argument("--digest", action="store_true", help="print the digest of each trace")
-    parser.add_argument("--log", action="store_true", help="print what the servers of the first seed log, and nothing else")
+    parser.add_argument(
+        "--log", action="store_true", help="print what the servers of the first seed log, and nothing else"
+    )
     parser.add_argument("--mutants", action="store_true", help="make each known mistake and find it within the seeds")
     options = parser.parse_args(arguments)
     seeds = range(options.first_seed, options.first_seed + options.seeds)

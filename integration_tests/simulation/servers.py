@@ -7,16 +7,17 @@ Owns how a server is started on what its disk has, and what its end means. Must 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from brokerd.server import BrokerServer
+from brokerd.settings import BrokerSettings
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import DATA_PATH
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
 from metaquorum.raft.types import NodeId, ReplicaKey
 from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime.election_store import ElectionStore
@@ -51,13 +52,12 @@ class Surroundings(Protocol):
         ...
 
 
-class Machine:
+class Machine(ABC):
     """One machine with one server.
 
     Args:
         world: see `Surroundings`.
         name: host name.
-        node_id: of the server.
         key: of its data directory.
         voters: the voters that the quorum begins with; none for a broker.
     """
@@ -123,8 +123,9 @@ class Machine:
         self.process = process
         process.run(self._main(), lambda error: self._on_end(process, error))
 
+    @abstractmethod
     async def _main(self) -> None:
-        raise NotImplementedError
+        """Be the server, until it ends."""
 
     def kill(self, how: Crash = Crash.KEEP_ALL) -> None:
         """End the process at once: kill -9, or with any other crash a loss of power."""
@@ -228,6 +229,3 @@ class BrokerMachine(Machine):
 def replica_key(node_id: int) -> ReplicaKey:
     """Key of the first data directory of a node."""
     return ReplicaKey(node_id=NodeId(node_id), directory_id=b"directory-%06d" % node_id)
-
-
-_Callback = Callable[[], None]

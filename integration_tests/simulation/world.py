@@ -4,16 +4,17 @@
 Owns the phases. Must not know what a server or a client does.
 
 Phases: faults, while clients work and the oracle looks at every event; then all is healed and must come right within
-`CONVERGE_MS_MAX`; every partition is read whole. Under flush policy `ack` the power then goes everywhere at once, and all is read again.
-At the end the history of the clients is judged, and the replicas of each partition are compared byte for byte.
+`CONVERGE_MS_MAX`; every partition is read whole. Under flush policy `ack` the power then goes everywhere at once, and all is read
+again. At the end the history of the clients is judged, and the replicas of each partition are compared byte for byte.
 """
 
 from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
+from typing import Any
 
 from brokerd.replication.hosted_replica import HostedReplica
 from integration_tests.simulation.clients import FinalReader, History, Operator, ReadingClient, SendingClient
@@ -45,6 +46,9 @@ RESTART_MS_MAX = 3_000
 HISTORY_LINES = 40
 """Lines of the report of a failure."""
 
+_Client = Callable[[SimProcess], Coroutine[Any, Any, None]]
+"""Makes the main task of a client."""
+
 
 class World:
     """One run.
@@ -60,9 +64,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.history = History()
         self.oracle = Oracle(self.scheduler, self.counts)
-        self.network = Network(
-            self.scheduler, self.scheduler.rng("network"), delay_ms_max=self.options.delay_ms_max
-        )
+        self.network = Network(self.scheduler, self.scheduler.rng("network"), delay_ms_max=self.options.delay_ms_max)
         self.work_ms_max = self.options.work_ms_max
         self.flush_ms_max = self.options.flush_ms_max
         self.is_topic_there = False
@@ -71,7 +73,7 @@ class World:
         self._faults_seen: list[str] = []
         self._log: deque[str] = deque(maxlen=HISTORY_LINES)
         self._rng = self.scheduler.rng("world")
-        self._clients: list[tuple[SimProcess, Callable[[SimProcess], object]]] = []
+        self._clients: list[tuple[SimProcess, _Client]] = []
         self._ended_clients: list[SimProcess] = []
         self._client_count = 0
         self.voters, self.brokers = self._build()
@@ -147,7 +149,7 @@ class World:
         for _ in range(options.reader_count):
             self._start_client(lambda process: ReadingClient(self, process).run())
 
-    def _start_client(self, make: Callable[[SimProcess], object], *, is_kept: bool = True) -> SimProcess:
+    def _start_client(self, make: _Client, *, is_kept: bool = True) -> SimProcess:
         self._client_count += 1
         process = SimProcess(
             self.scheduler,
@@ -159,8 +161,7 @@ class World:
             flush_ms_max=0,
             on_fault=self.on_fault,
         )
-        work = make(process)
-        process.run(work, lambda error: self._on_client_end(process, error))  # type: ignore[arg-type]
+        process.run(make(process), lambda error: self._on_client_end(process, error))
         if is_kept:
             self._clients.append((process, make))
         return process
@@ -233,9 +234,7 @@ class World:
             if len(replicas) != self.options.replication_factor or len(leaders) != 1:
                 return False
             end_offset = leaders[0].log.log_end_offset
-            if not all(
-                replica.high_watermark == replica.log.log_end_offset == end_offset for _, replica in replicas
-            ):
+            if not all(replica.high_watermark == replica.log.log_end_offset == end_offset for _, replica in replicas):
                 return False
             if self.options.replication_factor > 1 and len(leaders[0].in_sync) < len(replicas):
                 return False
@@ -253,7 +252,7 @@ class World:
     def _read_all(self, name: str) -> None:
         readers: list[FinalReader] = []
 
-        def make(process: SimProcess) -> object:
+        def make(process: SimProcess) -> Coroutine[Any, Any, None]:
             readers.append(FinalReader(self, process))
             return readers[0].run()
 
@@ -283,9 +282,7 @@ class World:
             for name, content in contents[1:]:
                 require(content == contents[0][1], "healed replicas are equal", (key, name, contents[0][0]))
             end_offset = replicas[0][1].high_watermark
-            require(
-                end_offset >= self.oracle.committed_end(key), "what was committed is there", (key, end_offset)
-            )
+            require(end_offset >= self.oracle.committed_end(key), "what was committed is there", (key, end_offset))
 
     def _end(self) -> None:
         for machine in self.machines:

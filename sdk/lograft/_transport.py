@@ -202,7 +202,7 @@ async def finish(opened: OpenCall[Any]) -> None:
 
 
 async def write_first(call: grpc.aio.StreamStreamCall[Any, Any], message: object) -> None:
-    """Write the first message of a call; one that is over already, as its connection may have broken meanwhile, says why to the read."""
+    """Write the first message of a call; one that is over already says why to the read that follows."""
     with suppress(asyncio.InvalidStateError):
         await call.write(message)
 
