@@ -52,7 +52,7 @@ from brokerd.rpc.batch_check import ThreadChecks
 from brokerd.rpc.log_directory_calls import LogDirectoryCalls
 from brokerd.rpc.log_service import LogService
 from brokerd.rpc.metadata_service import MetadataService
-from brokerd.rpc.parts import BrokerParts, StreamRegister
+from brokerd.rpc.parts import GOING_AWAY, BrokerParts, StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
 from brokerd.rpc.replicate_service import ReplicationService
 from brokerd.settings import BrokerSettings
@@ -250,6 +250,11 @@ class BrokerServer:
         """
         raise await asyncio.shield(self._fatal)
 
+    @property
+    def stream_count(self) -> int:
+        """Streams of clients that are open, or wait to be."""
+        return sum(map(len, self._registers))
+
     async def wait_drained(self) -> None:
         """Wait until no stream is open."""
         for register in self._registers:
@@ -267,7 +272,7 @@ class BrokerServer:
             # The leaders move first, while everything is still served: clients follow the hint to the next one.
             await self._hand_over()
         for register in (*self._registers, self._follower_streams):
-            register.go_away("the broker is stopping: connect elsewhere", DRAIN_MS)
+            register.go_away(GOING_AWAY, DRAIN_MS)
         await self._drain()
         if not leads_for_others:
             # Nobody else has the partitions: what is in flight is acknowledged first.
@@ -316,8 +321,7 @@ class BrokerServer:
             async with asyncio.timeout(DRAIN_MS / 1000):
                 await self.wait_drained()
         except TimeoutError:
-            open_count = sum(len(register) for register in self._registers)
-            logger.info("%d streams are still open after %d ms and are cut", open_count, DRAIN_MS)
+            logger.info("%d streams are still open after %d ms and are cut", self.stream_count, DRAIN_MS)
 
     async def _come_up(self, lifecycle: BrokerLifecycle, host: ReplicaHost) -> None:
         broker_epoch = await lifecycle.registered()

@@ -126,6 +126,11 @@ class FetchSession:
         return self._is_opened and bool(self._outbox or (self._ring and self._credit_bytes > 0))
 
     @property
+    def is_opened(self) -> bool:
+        """True once the opening is answered: that answer comes before any other."""
+        return self._is_opened
+
+    @property
     def must_pause(self) -> bool:
         """True while no further request should be read from the stream."""
         return len(self._outbox) >= MAX_STREAM_OUTBOX_ITEMS

@@ -115,6 +115,11 @@ class ProduceSession:
         return self._in_flight_bytes
 
     @property
+    def is_opened(self) -> bool:
+        """True once the opening is answered: that answer comes before any other."""
+        return self._is_opened
+
+    @property
     def must_pause(self) -> bool:
         """True while no further request should be read from the stream."""
         return self._in_flight_bytes >= MAX_STREAM_IN_FLIGHT_BYTES or len(self._outbox) >= MAX_STREAM_OUTBOX_ITEMS

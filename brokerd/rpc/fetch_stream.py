@@ -45,7 +45,7 @@ from brokerd.limits import BIND_WAIT_MS
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.calls import ServicerContext, check_cluster, undecodable
 from brokerd.rpc.fetch_codec import encode_fetch_answer, encode_fetch_go_away, read_fetch_routes
-from brokerd.rpc.parts import BrokerParts
+from brokerd.rpc.parts import GOING_AWAY, BrokerParts
 from brokerd.rpc.produce_codec import check_formats
 from brokerd.wake import Wake
 
@@ -122,6 +122,8 @@ class FetchStream:
                 await context.write(encode_fetch_answer(answer, cluster_id=cluster_id, node_id=node_id))
             self._resume.set()
             if self._go_away is not None:
+                if not session.is_opened:
+                    raise refused(ErrorCode.SHUTTING_DOWN, GOING_AWAY)
                 message, self._go_away = self._go_away, None
                 await context.write(message)
             read = session.next_read()

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from lograft.wire.codes import ErrorCode
 
@@ -26,6 +26,10 @@ class DrainableStream(Protocol):
     def go_away(self, message: str, drain_ms: int) -> None:
         """Tell the client to finish within `drain_ms` milliseconds."""
         ...
+
+
+GOING_AWAY: Final = "the broker is stopping: connect elsewhere"
+"""What streams are told that are not open yet, and those that come."""
 
 
 class StreamRegister:
@@ -55,7 +59,7 @@ class StreamRegister:
             RefusedError: OVERLOADED, SHUTTING_DOWN.
         """
         if self._is_stopping:
-            raise refused(ErrorCode.SHUTTING_DOWN, "the broker is stopping: connect elsewhere")
+            raise refused(ErrorCode.SHUTTING_DOWN, GOING_AWAY)
         if len(self._streams) >= self._max_streams:
             message = f"this broker has {self._max_streams} {self._kind} streams open, which is its limit"
             raise refused(ErrorCode.OVERLOADED, message, retry_after_ms=1_000)

@@ -55,7 +55,7 @@ from brokerd.replication.refusals import too_few_after_failure
 from brokerd.rpc.batch_check import Checked, check, is_costly, is_stored_anew
 from brokerd.rpc.calls import ServicerContext, check_cluster, undecodable
 from brokerd.rpc.identities import check_identity
-from brokerd.rpc.parts import BrokerParts
+from brokerd.rpc.parts import GOING_AWAY, BrokerParts
 from brokerd.rpc.produce_codec import AnswerEncoder, check_formats, encode_go_away, read_acks, read_routes
 from brokerd.wake import Wake
 
@@ -126,6 +126,8 @@ class ProduceStream:
                 await context.write(encode(answer))
             self._resume.set()
             if self._go_away is not None:
+                if not session.is_opened:
+                    raise refused(ErrorCode.SHUTTING_DOWN, GOING_AWAY)
                 message, self._go_away = self._go_away, None
                 await context.write(message)
             if session.has_answers:

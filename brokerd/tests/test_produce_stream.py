@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc.aio
 import pytest
 from lograft.v1 import admin_pb2, errors_pb2, log_pb2
+from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_IN_FLIGHT_BATCHES
+from lograft.wire.status import parse_rpc_error
 
 from brokerd.server import BrokerServer
 from brokerd.tests.support import WAIT_S, Client, ProduceStream
@@ -157,6 +160,22 @@ async def test_cancelled_streams_leave_nothing_behind(broker: BrokerServer, clie
         stream.call.cancel()
     async with asyncio.timeout(WAIT_S):
         await broker.wait_drained()
+
+
+async def test_stop_refuses_streams_that_are_not_open_yet(broker: BrokerServer, client: Client) -> None:
+    """What a client expects first is `opened`: a stream that still waits to be opened is refused, and tried elsewhere."""
+    await client.create_topic("t")
+    stream = ProduceStream(client)
+    unheard_of = log_pb2.ProducerIdentity(producer_id=10**15)
+    await stream.send(log_pb2.ProduceRequest(open=log_pb2.ProduceOpen(producer=unheard_of)))
+    async with asyncio.timeout(WAIT_S):
+        while broker.stream_count == 0:  # noqa: ASYNC110 -- the server tells nobody
+            await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(broker.stop())
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stream.call.read()
+        await stopping
+    assert parse_rpc_error(refused.value).code is ErrorCode.SHUTTING_DOWN
 
 
 async def test_stop_tells_open_streams_to_go(broker: BrokerServer, client: Client) -> None:

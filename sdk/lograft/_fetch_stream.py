@@ -263,6 +263,8 @@ class FetchStream:
             response = await call.read()
         if isinstance(response, log_pb2.FetchResponse) and response.WhichOneof("message") == "opened":
             self._on_message(response)
+        elif isinstance(response, log_pb2.FetchResponse) and response.WhichOneof("message") == "go_away":
+            raise NoBrokerError(f"{self.address} is going away: {response.go_away.message}")
         elif isinstance(response, FetchFrame | log_pb2.FetchResponse):
             raise ProtocolError(f"{self.address} answered the opening of a fetch stream with something else")
         else:

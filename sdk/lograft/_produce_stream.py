@@ -251,6 +251,8 @@ class ProduceStream:
             response = await call.read()
             if not isinstance(response, log_pb2.ProduceResponse):
                 raise NoBrokerError(f"{self.address} closed the produce stream before it was open")
+            if response.WhichOneof("message") == "go_away":
+                raise NoBrokerError(f"{self.address} is going away: {response.go_away.message}")
             if response.WhichOneof("message") != "opened":
                 raise ProtocolError(f"{self.address} answered the opening of a produce stream with something else")
             opened = response.opened
