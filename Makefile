@@ -11,6 +11,7 @@ JOBS ?= 1
 RUNS ?= 2000
 N ?= 20000
 INPUT ?=
+WORLD ?=
 PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
@@ -73,8 +74,8 @@ baseline: $(INSTALLED) ## Make today's proto/ the baseline that `buf breaking` c
 clients: $(INSTALLED) ## Go, Java and Node clients, built from proto/ alone, against `lograft dev`; fails where a toolchain is missing
 	$(BIN)/python -m integration_tests.clients.run --require-all
 
-sim: $(INSTALLED) ## Quorum simulation: SEEDS=n seeds with faults in JOBS=n processes, invariants after every event
-	$(BIN)/python -m metaquorum.testing.run --seeds $(SEEDS) --jobs $(JOBS)
+sim: $(INSTALLED) ## Simulation of the quorum, or with WORLD=1 of whole clusters: SEEDS=n seeds in JOBS=n processes, laws after every event
+	$(BIN)/python -m $(if $(WORLD),integration_tests.simulation.run,metaquorum.testing.run) --seeds $(SEEDS) --jobs $(JOBS)
 
 kill-quorum: $(INSTALLED) ## kill -9 of the quorum leader under topic creations, ROUNDS=n times
 	$(BIN)/python -m integration_tests.faults.kill_quorum --rounds $(ROUNDS)

@@ -1,25 +1,182 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of brokers, controller and clients: known mistakes that the world simulator must find, or its silence proves nothing.
+"""Mutants of brokers, controller, log and clients: known mistakes that the world simulator must find, or its silence proves nothing.
 
 Owns the list; `metaquorum.testing.mutants` says what a mutant is and makes the mistake.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from integration_tests.simulation.options import WorldOptions
+from brokerd.metadata.lifecycle import BrokerLifecycle
+from brokerd.partition.follower import Following
+from brokerd.partition.isr_state import IsrState
+from brokerd.partition.leader import Leadership
+from brokerd.partition.progress import FollowerProgress
+from brokerd.partition.roles import Roles
+from brokerd.replication.core_runner import CoreRunner
+from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.log_flushing import LogFlushing
+from brokerd.rpc import identities
+from integration_tests.simulation.options import WorldOptions, kill_storm, power_storm
+from metaquorum.controller import alter_partition, brokers, elections
 from metaquorum.testing.mutants import Mutant
+from storage.producers import ProducerWindows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldMutant(Mutant):
-    """A mistake, and what happens in the seeds that hunt it; nothing: what the seed draws."""
+    """A mistake, and what happens in the seeds that hunt it."""
 
-    def world_options(self, seed: int) -> WorldOptions | None:
-        """Options of a seed."""
-        return None
+    storm: Callable[[int], WorldOptions] = power_storm
 
 
-MUTANTS: Final[tuple[WorldMutant, ...]] = ()
+MUTANTS: Final[tuple[WorldMutant, ...]] = (
+    # The leader.
+    WorldMutant(
+        name="the high watermark advances below min ISR",
+        owner=Leadership,
+        function="committed_end",
+        old="if self.isr.is_below_min:",
+        new="if False:",
+        storm=lambda seed: power_storm(1 + 2 * seed),
+    ),
+    WorldMutant(
+        name="what a follower has appended counts as flushed",
+        owner=FollowerProgress,
+        function="counted_offset",
+        old="self.flushed_offset if is_flush_counted else self.appended_offset",
+        new="self.appended_offset",
+    ),
+    WorldMutant(
+        name="a follower joins before it holds what is committed",
+        owner=Leadership,
+        function="_may_join",
+        old="counted < max(self._log.high_watermark, self.epoch_start_offset)",
+        new="counted < 0",
+    ),
+    WorldMutant(
+        name="a log that diverges is accepted",
+        owner=Leadership,
+        function="subscribe",
+        old="    parting = compared(",
+        new="    parting = None\n    compared(",
+        storm=kill_storm,
+    ),
+    WorldMutant(
+        name="proposed members do not count",
+        owner=IsrState,
+        function="_count_maximal",
+        old=" or node_id in proposed",
+        new="",
+        storm=kill_storm,
+    ),
+    WorldMutant(
+        name="a proposal does not say which process it means",
+        owner=Leadership,
+        function="propose",
+        old="broker_epoch=self.broker_epoch_of(node_id)",
+        new="broker_epoch=None",
+    ),
+    # The follower.
+    WorldMutant(
+        name="a follower acknowledges before its flush",
+        owner=Following,
+        function="report",
+        old="if is_more_appended or log.flushed_offset > flushed_offset:",
+        new="if log.log_end_offset > appended_offset:\n        log.flushed_offset = log.log_end_offset",
+    ),
+    WorldMutant(
+        name="a replica keeps an epoch without records when it follows",
+        owner=Roles,
+        function="change",
+        old="ForgetEmptyEpoch(), ",
+        new="",
+        storm=kill_storm,
+    ),
+    # The shells around both.
+    WorldMutant(
+        name="an append is acknowledged as flushed when its flush begins",
+        owner=LogFlushing,
+        function="begin",
+        old="self._is_running = True",
+        new="self._is_running = True\n        self._owner.note_flushed(work.end_offset)",
+    ),
+    WorldMutant(
+        name="what was flushed before a cut is told behind it",
+        owner=CoreRunner,
+        function="step",
+        old="if type(event) is not LogFlushed:",
+        new="if True:",
+    ),
+    WorldMutant(
+        name="events reach the core while the log is being cut",
+        owner=CoreRunner,
+        function="pause",
+        old="self._is_paused = True",
+        new="self._is_paused = False",
+        storm=kill_storm,
+    ),
+    WorldMutant(
+        name="readers see what is not committed",
+        owner=HostedReplica,
+        function="_carry_out",
+        old="self.listeners.tell_high_watermark(effect.high_watermark)",
+        new="self.listeners.tell_high_watermark(self._log.log_end_offset)",
+        storm=kill_storm,
+    ),
+    WorldMutant(
+        name="every stop counts as a clean one",
+        owner=BrokerLifecycle,
+        function="_register",
+        old="clean_stop_epoch=identity.clean_stop_epoch",
+        new="clean_stop_epoch=getattr(self._observer.image.brokers.get(identity.broker_id), 'broker_epoch', None)",
+    ),
+    WorldMutant(
+        name="a producer's sequence is not looked at",
+        owner=ProducerWindows,
+        function="check",
+        old="state = self._states.get(header.producer_id)",
+        new="state = None",
+        storm=kill_storm,
+    ),
+    WorldMutant(
+        name="an id that a broker has not heard of is refused for good",
+        owner=identities,
+        function="check_identity",
+        old="ErrorCode.METADATA_NOT_REACHED",
+        new="ErrorCode.INVALID_REQUEST",
+    ),
+    # The controller.
+    WorldMutant(
+        name="a replica outside the in-sync ones is elected",
+        owner=elections,
+        function="elect",
+        old="lambda node_id: node_id in isr and can_lead(node_id)",
+        new="can_lead",
+    ),
+    WorldMutant(
+        name="one that may have lost records keeps its place in the in-sync replicas",
+        owner=brokers,
+        function="register",
+        old="present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch)",
+        new="False",
+    ),
+    WorldMutant(
+        name="an in-sync replica is taken for the process that it was",
+        owner=alter_partition,
+        function="_member_problem",
+        old="if broker_epoch is not None and broker_epoch != member.broker_epoch:",
+        new="if False:",
+    ),
+    WorldMutant(
+        name="a proposal of an old leadership counts",
+        owner=alter_partition,
+        function="_epoch_problem",
+        old="if named != own:",
+        new="if False:",
+        storm=kill_storm,
+    ),
+)

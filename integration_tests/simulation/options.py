@@ -7,7 +7,7 @@ Source: Groce et al., "Swarm testing"; reliability 2.6.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metaquorum.controller.topic_configs import FlushPolicy
 
@@ -95,9 +95,53 @@ def draw_options(rng: random.Random) -> WorldOptions:
         blackout_every_ms=sometimes(6_000, 20_000, 0.5),
         pause_every_ms=sometimes(2_000, 10_000),
         cut_every_ms=sometimes(2_000, 10_000),
-        stop_every_ms=sometimes(3_000, 15_000),
+        stop_every_ms=sometimes(3_000, 12_000, 0.6),
         client_kill_every_ms=sometimes(4_000, 15_000, 0.3),
         reassign_every_ms=sometimes(3_000, 12_000, 0.4),
-        elect_every_ms=sometimes(3_000, 12_000),
+        elect_every_ms=sometimes(1_000, 6_000, 0.8),
         down_ms_max=rng.choice([200, 2_000, 8_000]),
+    )
+
+
+def power_storm(seed: int) -> WorldOptions:
+    """Options under which the power goes all the time, disks are slow, and leaders fall: for the hunt of mutants."""
+    return WorldOptions(
+        voter_count=1,
+        broker_count=3,
+        partition_count=3,
+        replication_factor=3,
+        min_isr=1 + seed % 2,
+        flush_policy=FlushPolicy.ACK,
+        segment_bytes=65_536,
+        delay_ms_max=3,
+        work_ms_max=3,
+        flush_ms_max=60,
+        sender_count=2,
+        send_every_ms=10,
+        reader_count=1,
+        kill_every_ms=3_000,
+        power_every_ms=1_000,
+        blackout_every_ms=8_000,
+        pause_every_ms=None,
+        cut_every_ms=3_000,
+        stop_every_ms=6_000,
+        client_kill_every_ms=None,
+        reassign_every_ms=None,
+        elect_every_ms=3_000,
+        down_ms_max=1_500,
+    )
+
+
+def kill_storm(seed: int) -> WorldOptions:
+    """Options under which leaders are killed, paused and cut off all the time, and nothing is flushed: for the hunt of mutants."""
+    return replace(
+        power_storm(seed),
+        flush_policy=FlushPolicy.NONE,
+        flush_ms_max=5,
+        kill_every_ms=1_200,
+        power_every_ms=None,
+        pause_every_ms=4_000,
+        cut_every_ms=2_000,
+        blackout_every_ms=None,
+        down_ms_max=4_000,
     )

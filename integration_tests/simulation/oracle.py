@@ -5,7 +5,7 @@ Owns what was ever committed, and who led when. The clients' history is judged a
 
 Laws
     agreement: below the high watermark of any two replicas the same bytes stand at the same offsets.
-    completeness: a replica that begins to lead has everything that was committed.
+    completeness: a replica that begins to lead has everything that was committed in earlier leader epochs.
     one leader: of one partition and leader epoch at most one broker ever leads.
     order: a high watermark never goes back while a process follows or leads in one epoch, and is never above the log end.
 
@@ -27,7 +27,7 @@ from brokerd.partition.events import Event, PartitionChanged
 from brokerd.replication.hosted_replica import HostedReplica
 from integration_tests.simulation.process import current_process
 from metaquorum.controller.state import PartitionImage
-from metaquorum.testing.invariants import require
+from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
 
 READ_BYTES: Final = 1 << 24
@@ -44,20 +44,18 @@ class Oracle:
         self._counts = counts
         # Committed batches of each partition: base offset -> (bytes, next offset); and where they end.
         self._batches: dict[Key, dict[int, tuple[bytes, int]]] = {}
-        self._ends: dict[Key, int] = {}
+        # Where what is committed ends, by the leader epoch in which that was known.
+        self._ends: dict[Key, dict[int, int]] = {}
         self._leaders: dict[tuple[Key, int], int] = {}
         self._known: dict[Key, PartitionImage] = {}
         # How far the replica of a process was compared.
         self._compared: dict[int, int] = {}
         self._marks: dict[int, tuple[int, int]] = {}
+        self.violation: InvariantViolation | None = None
 
     def committed_end(self, key: Key) -> int:
         """End (exclusive) of what was ever committed in a partition."""
-        return self._ends.get(key, 0)
-
-    def committed_count(self) -> int:
-        """Offsets that were ever committed."""
-        return sum(self._ends.values())
+        return max(self._ends.get(key, {}).values(), default=0)
 
     @contextmanager
     def watching(self) -> Generator[None]:
@@ -67,13 +65,16 @@ class Oracle:
         take_partition = HostedReplica.take_partition
 
         def watched_carry_out(replica: HostedReplica, effect: Effect) -> None:
-            if isinstance(effect, BeginLeaderEpoch):
-                self._on_leader(replica, effect.leader_epoch)
-            elif isinstance(effect, TruncateLog | RestartLog):
-                self._on_cut(replica, effect)
+            # The server would take a violation for a fault of its own.
+            with self._noting():
+                if isinstance(effect, BeginLeaderEpoch):
+                    self._on_leader(replica, effect.leader_epoch)
+                elif isinstance(effect, TruncateLog | RestartLog):
+                    self._on_cut(replica, effect)
             carry_out(replica, effect)
             if isinstance(effect, PublishHighWatermark):
-                self._on_high_watermark(replica, effect.high_watermark)
+                with self._noting():
+                    self._on_high_watermark(replica, effect.high_watermark)
 
         def watched_after_step(replica: HostedReplica, event: Event) -> None:
             after_step(replica, event)
@@ -93,19 +94,28 @@ class Oracle:
         ):
             yield
 
+    @contextmanager
+    def _noting(self) -> Generator[None]:
+        try:
+            yield
+        except InvariantViolation as violation:
+            self.violation = self.violation or violation
+
     def _on_leader(self, replica: HostedReplica, leader_epoch: int) -> None:
         key = (replica.topic_id, replica.partition)
         name = current_process().machine
         leader = self._leaders.setdefault((key, leader_epoch), hash_of(name))
         require(leader == hash_of(name), "one leader of an epoch", (str(replica), leader_epoch, name))
-        end_offset = self.committed_end(key)
+        # One that was paused may begin long after others took over: it has what was committed before its own epoch.
+        ends = self._ends.get(key, {})
+        end_offset = max((end for epoch, end in ends.items() if epoch < leader_epoch), default=0)
         log_end_offset = replica.log.log_end_offset
         require(
             log_end_offset >= end_offset,
             "a leader has what was committed",
             (str(replica), name, leader_epoch, log_end_offset, end_offset),
         )
-        self._compare(replica, end_offset, "a leader has what was committed")
+        self._compare(replica, end_offset, "a leader has what was committed", epoch=leader_epoch - 1)
         self._counts["leadership begun"] += 1
 
     def _on_cut(self, replica: HostedReplica, effect: TruncateLog | RestartLog) -> None:
@@ -126,9 +136,9 @@ class Oracle:
         self._marks[id(replica)] = epoch, high_watermark
         end_offset = replica.log.log_end_offset
         require(high_watermark <= end_offset, "a high watermark is in the log", (str(replica), high_watermark))
-        self._compare(replica, high_watermark, "replicas agree on what is committed")
+        self._compare(replica, high_watermark, "replicas agree on what is committed", epoch=epoch)
 
-    def _compare(self, replica: HostedReplica, to_offset: int, law: str) -> None:
+    def _compare(self, replica: HostedReplica, to_offset: int, law: str, *, epoch: int) -> None:
         """Compare what a replica has below an offset with what was committed, and remember what is committed now."""
         key = (replica.topic_id, replica.partition)
         offset = max(self._compared.get(id(replica), 0), replica.log.log_start_offset)
@@ -148,7 +158,8 @@ class Oracle:
                 position += header.size_bytes
             offset = found.next_offset
         self._compared[id(replica)] = max(offset, to_offset)
-        self._ends[key] = max(self._ends.get(key, 0), to_offset)
+        ends = self._ends.setdefault(key, {})
+        ends[epoch] = max(ends.get(epoch, 0), to_offset)
 
     def _on_partition(self, key: Key, partition: PartitionImage) -> None:
         """Count what the controller decides, once."""
@@ -166,12 +177,6 @@ class Oracle:
         counts["ISR growth"] += len(set(partition.isr) - set(known.isr)) > 0
         counts["partition without a leader"] += partition.leader_id is None
         counts["replicas changed"] += partition.replicas != known.replicas
-
-    def forget(self, replica_ids: set[int]) -> None:
-        """Objects of a process that ended: their identities may come again."""
-        for known in (self._compared, self._marks):
-            for replica_id in replica_ids:
-                known.pop(replica_id, None)
 
 
 def hash_of(name: str) -> int:

@@ -171,6 +171,11 @@ class Machine(ABC):
             self.disk.crash(Crash.KEEP_ALL, self.rng)
             self.world.on_end(self)
 
+    def throw_away(self) -> None:
+        """Let go of every process that ever was."""
+        self.process = self.server = None
+        self.ended.clear()
+
     def _forget(self, process: SimProcess) -> None:
         self.process = None
         self.server = None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`grpc.aio` over the simulated network: servers, and the contexts of their calls.
 
-Owns what a handler of gRPC sees. Must not know any message: bytes go through the handler's own serializers.
+Owns what a handler of gRPC sees, and what of a call goes over the network beside its messages. Must not know any message: bytes go
+through the handler's own serializers. `test_virtual_grpc` compares it with the real one.
 """
 
 from __future__ import annotations
@@ -9,13 +10,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import grpc
 import grpc.aio
+from grpc._cython import cygrpc
 
-from integration_tests.simulation.virtual_grpc import OK, Inbox, Start, Status, VirtualCall, Window
-from integration_tests.simulation.virtual_network import Connection, Network, Process
+from integration_tests.simulation.virtual_network import Connection, Inbox, Network, Window
+
+if TYPE_CHECKING:
+    from integration_tests.simulation.virtual_grpc import VirtualCall
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+Status = tuple[grpc.StatusCode, str, Metadata]
+"""Code, details, trailing metadata."""
+
+STOPPED: Final[Status] = (grpc.StatusCode.UNAVAILABLE, "Cancelling all calls", ())
+UNKNOWN_METHOD: Final[Status] = (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", ())
+LOST: Final[Status] = (grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket closed)", ())
+LATE: Final[Status] = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", ())
+GIVEN_UP: Final[Status] = (grpc.StatusCode.CANCELLED, "Locally cancelled by application!", ())
+TORN: Final[Status] = (grpc.StatusCode.INTERNAL, "Internal error from Core", ())
+"""What gRPC makes of a write that it could not finish."""
+
+# gRPC has no public name for it.
+BatchError: Final[Any] = cast("Any", cygrpc).ExecuteBatchError
+"""Raised by what a handler sends when the client is gone."""
+
+
+def rpc_error(status: Status) -> grpc.aio.AioRpcError:
+    """Make what a client raises for a status."""
+    code, details, trailing = status
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The beginning of a call, as it is sent."""
+
+    method: str
+    metadata: Metadata
+    timeout_ms: int | None
+    request: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,42 +71,50 @@ class VirtualContext:
         self._loop = server.process.loop
         self._inbox = Inbox(self._loop)
         self._window = Window(self._loop)
-        self._status: Status | None = None
+        self._code = grpc.StatusCode.OK
+        self._details = ""
+        self._trailing: Metadata = ()
         self._task: asyncio.Task[None] | None = None
         self._handler: Any = None
-        self._is_over = False
-        self._trailing: tuple[tuple[str, str | bytes], ...] = ()
+        # The client is gone, or the server has said how the call ended.
+        self._is_lost = False
+        self._is_aborted = False
+        self._is_sent = False
         self._deadline_s = None if start.timeout_ms is None else self._loop.time() + start.timeout_ms / 1000
 
     def run(self, handler: Any) -> None:
         """Let the handler work."""
         self._handler = handler
-        self._task = self._loop.create_task(self._run(handler), name=f"serve {self._start.method}")
-        self._task.add_done_callback(self._on_done)
+        self._task = task = self._loop.create_task(self._run(handler), name=f"serve {self._start.method}")
+        task.add_done_callback(self._on_done)
         if self._deadline_s is not None:
             self._loop.call_at(self._deadline_s, self.cancel)
 
     # What the client does.
 
     def put(self, message: bytes) -> None:
-        if not self._is_over:
-            self._inbox.put(message)
+        """A request message."""
+        self._inbox.put(message)
 
     def half_close(self) -> None:
+        """No more requests will come."""
         self._inbox.end()
 
     def cancel(self) -> None:
-        if not self._is_over and self._task is not None:
-            self._is_over = True
+        """The client wants no answer any more: a read ends at once, and the handler is cancelled a moment later."""
+        if self._task is not None and not self._is_lost and not self._is_sent:
+            self._is_lost = True
             self._inbox.drop()
-            self._task.cancel()
+            self._window.close()
+            self._loop.deliver(self._loop.moment_ms(), self._task.cancel)
 
     def give(self, size_bytes: int) -> None:
+        """The client has read so much."""
         self._window.give(size_bytes)
 
     # What the handler does.
 
-    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+    def invocation_metadata(self) -> Metadata:
         """Metadata of the call."""
         return self._start.metadata
 
@@ -83,12 +127,12 @@ class VirtualContext:
         return f"ipv4:{self._connection.client.machine}:1"
 
     def cancelled(self) -> bool:
-        """Whether the client gave up."""
-        return self._is_over
+        """Whether the handler made it so; a client that gave up does not."""
+        return self._code is grpc.StatusCode.CANCELLED
 
     def done(self) -> bool:
-        """Whether the call is over."""
-        return self._is_over or self._status is not None
+        """Whether the client was told of the end."""
+        return self._is_sent
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Call back at the end."""
@@ -97,18 +141,22 @@ class VirtualContext:
 
     async def read(self) -> Any:
         """Return the next request, or EOF."""
+        self._require_open()
         message = await self._inbox.get()
         if message is None:
             return grpc.aio.EOF
-        self._call.from_server(lambda size=len(message): self._call.on_window(size))
+        size = len(message)
+        self._call.from_server(lambda: self._call.on_window(size))
         deserialize = self._handler.request_deserializer
         return message if deserialize is None else deserialize(message)
 
     async def write(self, response: Any) -> None:
         """Send a response; waits while too much is on the way."""
+        self._require_open()
         serialize = self._handler.response_serializer
         data = bytes(response if serialize is None else serialize(response))
-        await self._window.take(len(data))
+        if self._is_lost or not await self._window.take(len(data)):
+            raise BatchError("the client is gone")
         self._call.from_server(lambda: self._call.on_message(data))
 
     async def send_initial_metadata(self, _metadata: object) -> None:
@@ -120,20 +168,34 @@ class VirtualContext:
 
     def set_code(self, code: grpc.StatusCode) -> None:
         """Status of the end."""
-        self._status = (code, self._status[1] if self._status else "", self._trailing)
+        self._code = code
 
     def set_details(self, details: str) -> None:
         """Text of the end."""
-        self._status = (self._status[0] if self._status else grpc.StatusCode.UNKNOWN, details, self._trailing)
+        self._details = details
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """End the call with a status."""
-        self._status = (code, details, tuple(trailing_metadata or self._trailing))
+        """End the call with a status, which the client is told at once."""
+        if self._is_aborted:
+            raise grpc.aio.UsageError("Abort already called!")
+        if self._is_sent:
+            raise grpc.aio.UsageError("RPC already finished.")
+        self._is_aborted = True
+        if self._is_lost:
+            raise BatchError("the client is gone")
+        self._code = code
+        self._tell((code, details, tuple(trailing_metadata or self._trailing)))
         raise grpc.aio.AbortError("Locally aborted.")
 
     async def abort_with_status(self, status: Any) -> NoReturn:
         """End the call with a status."""
         await self.abort(status.code, status.details, status.trailing_metadata)
+
+    def _require_open(self) -> None:
+        if self._is_aborted:
+            raise grpc.aio.AbortError("Locally aborted.")
+        if self._is_sent:
+            raise grpc.aio.UsageError("RPC already finished.")
 
     # The work.
 
@@ -165,19 +227,18 @@ class VirtualContext:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._server.end(self)
-        is_over, self._is_over = self._is_over, True
+        # A handler that was cancelled by other means than the client's says nothing: gRPC leaves the client waiting.
         error = None if task.cancelled() else task.exception()
-        if is_over:
+        if self._is_lost or self._is_sent or task.cancelled():
             return
-        if task.cancelled():
-            status: Status = (grpc.StatusCode.CANCELLED, "the server cancelled the call", ())
-        elif error is None:
-            status = self._status or (*OK[:2], self._trailing)
-        elif isinstance(error, grpc.aio.AbortError) and self._status is not None:
-            status = self._status
+        if error is None:
+            self._tell((self._code, self._details, self._trailing))
         else:
             self._server.process.note_fault(f"handler of {self._start.method}", error)
-            status = (grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}", ())
+            self._tell((grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}", ()))
+
+    def _tell(self, status: Status) -> None:
+        self._is_sent = True
         self._call.from_server(lambda: self._call.on_status(status))
 
     def is_over_connection(self, connection: Connection) -> bool:
@@ -186,7 +247,7 @@ class VirtualContext:
 
     def stop(self, status: Status) -> None:
         """End the call from the server's side."""
-        if not self._is_over:
+        if not self._is_lost and not self._is_sent:
             self._call.from_server(lambda: self._call.on_status(status))
             self.cancel()
 
@@ -215,9 +276,13 @@ class VirtualServer:
             self._registered[f"/{service_name}/{name}"] = handler
 
     def add_insecure_port(self, address: str) -> int:
-        """Listen; returns the port, 0 if it is taken."""
+        """Listen; returns the port.
+
+        Raises:
+            RuntimeError: it is taken.
+        """
         if not self._network.listen(address, self):
-            return 0
+            raise RuntimeError(f"Failed to bind to address {address}; set GRPC_VERBOSITY=debug environment variable")
         self._addresses.append(address)
         return int(address.rpartition(":")[2])
 
@@ -230,6 +295,8 @@ class VirtualServer:
         self._is_serving = False
         for address in self._addresses:
             self._network.unlisten(address, self)
+        for connection in self._connections:
+            self._say_goaway(connection)
         if grace and self._contexts:
             self._emptied = asyncio.Event()
             try:
@@ -237,14 +304,20 @@ class VirtualServer:
                     await self._emptied.wait()
             except TimeoutError:
                 pass
-        tasks = [context for context in self._contexts]
-        for context in tasks:
-            context.stop((grpc.StatusCode.UNAVAILABLE, "the server stopped", ()))
+        for context in list(self._contexts):
+            context.stop(STOPPED)
         await asyncio.sleep(0)
         for connection in list(self._connections):
             connection.on_break.pop(self.process.name, None)
             connection.send(self.process, connection.client, connection.break_off)
         self._connections.clear()
+
+    def _say_goaway(self, connection: Connection) -> None:
+        def arrive() -> None:
+            if connection.on_goaway is not None:
+                connection.on_goaway()
+
+        connection.send(self.process, connection.client, arrive)
 
     async def wait_for_termination(self, timeout: float | None = None) -> bool:
         """Not used."""
@@ -266,8 +339,8 @@ class VirtualServer:
         context = VirtualContext(self, connection, start, call)
         handler = self._find(start) if self._is_serving else None
         if handler is None:
-            code = grpc.StatusCode.UNIMPLEMENTED if self._is_serving else grpc.StatusCode.UNAVAILABLE
-            call.from_server(lambda: call.on_status((code, f"{start.method}: not served", ())))
+            status = UNKNOWN_METHOD if self._is_serving else STOPPED
+            call.from_server(lambda: call.on_status(status))
             return context
         self._contexts[context] = None
         context.run(handler)

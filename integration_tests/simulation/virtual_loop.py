@@ -15,13 +15,14 @@ import asyncio
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from metaquorum.testing.scheduler import Scheduler
 
 Callback = Callable[..., object]
+_T = TypeVar("_T")
 
 TURN_CALLBACKS_MAX: Final = 100_000
 """Callbacks of one loop within one millisecond; more mean that something spins."""
@@ -59,7 +60,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._turn_ms = -1
         self._turn_count = 0
         # Executors with one thread run their work one after the other.
-        self._free_at_ms: dict[int, int] = {}
+        self._free_at_ms: dict[object, int] = {}
+        # Work of threads that came up while the process is paused.
+        self._held: deque[Callable[[], object]] = deque()
 
     @property
     def is_dead(self) -> bool:
@@ -75,15 +78,21 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Run nothing any more."""
         self._is_dead = True
         self._ready.clear()
+        self._held.clear()
 
     def pause(self, until_ms: int) -> None:
         """Run nothing before a time, as SIGSTOP does."""
         self._paused_until_ms = max(self._paused_until_ms, until_ms)
+        self.scheduler.after(max(0, until_ms - self.scheduler.now_ms), self._go_on)
 
     def resume(self) -> None:
         """Run again."""
         self._paused_until_ms = 0
-        self._wake()
+        self._go_on()
+
+    def moment_ms(self) -> int:
+        """How long a thread takes for something, milliseconds."""
+        return self._rng.randint(0, self._work_ms_max)
 
     def deliver(self, delay_ms: int, action: Callable[[], object]) -> None:
         """Let something come from outside in `delay_ms`; it waits while the process is paused."""
@@ -97,9 +106,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # What asyncio asks of a loop.
 
     def time(self) -> float:
+        """Virtual time, seconds."""
         return self.scheduler.now_ms / 1000
 
     def call_soon(self, callback: Callback, *args: Any, context: Context | None = None) -> asyncio.Handle:
+        """Call back in the next turn."""
         handle = asyncio.Handle(callback, args, self, context)
         if not self._is_dead:
             self._ready.append(handle)
@@ -111,11 +122,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callback, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
+        """Call back in so many seconds."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callback, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
+        """Call back at a time of `time`."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
 
         def ring() -> None:
@@ -128,19 +141,26 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
+        """Make a future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(
-        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
-    ) -> asyncio.Task[Any]:
+        self,
+        coro: Coroutine[Any, Any, _T] | Generator[Any, None, _T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[_T]:
+        """Run a coroutine."""
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def run_in_executor(self, executor: object, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run blocking work outside of the loop; an executor with one thread keeps the order."""
         future = self.create_future()
-        delay_ms = self._rng.randint(0, self._work_ms_max)
+        delay_ms = self.moment_ms()
         if getattr(executor, "_max_workers", 0) == 1:
-            at_ms = max(self.scheduler.now_ms + delay_ms, self._free_at_ms.get(id(executor), 0))
-            self._free_at_ms[id(executor)] = at_ms
+            at_ms = max(self.scheduler.now_ms + delay_ms, self._free_at_ms.get(executor, 0))
+            self._free_at_ms[executor] = at_ms
             delay_ms = at_ms - self.scheduler.now_ms
         self.run_in_thread(delay_ms, lambda: self._work(future, func, args))
         return future
@@ -151,10 +171,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         def run() -> None:
             if self._is_dead:
                 return
-            if self.is_paused:
-                self.scheduler.after(self._paused_until_ms - self.scheduler.now_ms, run)
-                return
-            work()
+            # Behind what is held already, which goes on in this millisecond.
+            if self.is_paused or self._held:
+                self._held.append(work)
+            else:
+                work()
 
         self.scheduler.after(delay_ms, run)
 
@@ -167,38 +188,52 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.call_soon(_succeed, future, result)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tell the owner."""
         # Unfinished tasks of the world's end are no fault.
         if not self._is_dead and context.get("exception") is not None:
             self.owner.note_fault(str(context.get("message")), context.get("exception"))
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tell the owner."""
         self.call_exception_handler(context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """It rings for nobody."""
 
     def get_debug(self) -> bool:
+        """No."""
         return False
 
     def is_running(self) -> bool:
+        """Until the process is killed."""
         return not self._is_dead
 
     def is_closed(self) -> bool:
+        """Once the process was killed."""
         return self._is_dead
 
     # Turns.
 
+    def _go_on(self) -> None:
+        if self.is_paused or self._is_dead:
+            return
+        held = len(self._held)
+        for _ in range(held):
+            if self._held:
+                self._held.popleft()()
+        self._wake()
+
     def _wake(self) -> None:
-        if not self._is_due and self._ready and not self._is_dead:
+        # The end of a pause wakes it too.
+        if not self._is_due and self._ready and not self._is_dead and not self.is_paused:
             self._is_due = True
-            self.scheduler.after(max(0, self._paused_until_ms - self.scheduler.now_ms), self._run_ready)
+            self.scheduler.after(0, self._run_ready)
 
     def _run_ready(self) -> None:
         self._is_due = False
         if self._is_dead:
             return
         if self.is_paused:
-            self._wake()
             return
         count = len(self._ready)
         self._check_turn(count)

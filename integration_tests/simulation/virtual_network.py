@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The network of the simulated world: connections between processes, delays, cuts, and what a broken connection does.
 
-Owns who listens where, and when a message arrives. Must not know what is sent.
+Owns who listens where, when a message arrives, and the two ends of one direction of a stream. Must not know what is sent.
 
 Laws (those of TCP)
     What is sent over one connection arrives in its order, or the connection breaks; both ends hear of the break once.
@@ -11,7 +11,9 @@ Laws (those of TCP)
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -23,6 +25,12 @@ BREAK_MS: Final = (3_000, 15_000)
 
 CONNECT_TIMEOUT_MS: Final = 2_000
 """An attempt to connect through a cut fails after so long."""
+
+RECONNECT_MS: Final = (100, 500)
+"""Pause after a failed attempt to connect: the first and the last."""
+
+WINDOW_BYTES: Final = 256 * 1024
+"""Bytes of a stream that may be on the way, or wait to be read, before the writer waits."""
 
 
 class Process(Protocol):
@@ -54,9 +62,13 @@ class Connection:
         self.on_break: dict[str, Callable[[], None]] = {}
         # What the server does with a call; set when it accepts.
         self.serve: Callable[[Any, Any], Any] | None = None
+        # What the client does when the server wants no new calls; set when it is connected.
+        self.on_goaway: Callable[[], None] | None = None
         # When the last message of each direction arrives; and those that wait behind a cut.
         self._last_ms: dict[str, int] = {}
         self._held: list[tuple[Process, Process, Callable[[], None]]] = []
+        # How often it got stuck.
+        self.stuck_count = 0
 
     def send(self, sender: Process, receiver: Process, action: Callable[[], None]) -> None:
         """Run `action` at the receiver when the message has arrived there."""
@@ -64,6 +76,7 @@ class Connection:
             return
         if self._held or self._network.is_cut(sender, receiver):
             if not self._held:
+                self.stuck_count += 1
                 self._network.watch(self)
             self._held.append((sender, receiver, action))
             return
@@ -99,6 +112,85 @@ class Connection:
     def is_stuck(self) -> bool:
         """True if something waits behind a cut."""
         return bool(self._held)
+
+
+class Window:
+    """Flow control of one direction of a stream, at its sender."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._left_bytes = WINDOW_BYTES
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a writer waits."""
+        return self._waiter is not None and not self._waiter.done()
+
+    async def take(self, size_bytes: int) -> bool:
+        """Wait until there is room, and use it; one message may go beyond. False if the stream ended before."""
+        while self._left_bytes <= 0 and not self._is_closed:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self._left_bytes -= size_bytes
+        return not self._is_closed
+
+    def give(self, size_bytes: int) -> None:
+        """The other end has read so much."""
+        self._left_bytes += size_bytes
+        self._wake()
+
+    def close(self) -> None:
+        """The stream has ended: nobody needs to wait."""
+        self._is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Inbox:
+    """Messages of one direction of a stream that were not read yet."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._messages: deque[bytes] = deque()
+        self._is_ended = False
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that came was read."""
+        return not self._messages
+
+    def put(self, message: bytes) -> None:
+        """A message came."""
+        if not self._is_ended:
+            self._messages.append(message)
+            self._wake()
+
+    def end(self) -> None:
+        """No more will come."""
+        self._is_ended = True
+        self._wake()
+
+    def drop(self) -> None:
+        """Forget what was not read."""
+        self._messages.clear()
+        self.end()
+
+    async def get(self) -> bytes | None:
+        """Return the next one, or None at the end."""
+        while not self._messages and not self._is_ended:
+            self._reader = self._loop.create_future()
+            await self._reader
+        return self._messages.popleft() if self._messages else None
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 class Network:
@@ -200,11 +292,18 @@ class Network:
         for connection in list(self._connections):
             connection.release()
 
+    def clear(self) -> None:
+        """Forget every connection and listener: the world is over."""
+        self._listeners.clear()
+        self._connections.clear()
+
     def watch(self, connection: Connection) -> None:
         """Break a connection off if nothing gets through for too long."""
+        stuck_count = connection.stuck_count
 
         def look() -> None:
-            if connection.is_stuck() or connection.client.loop.is_dead or connection.server.loop.is_dead:
+            is_stuck_still = connection.is_stuck() and connection.stuck_count == stuck_count
+            if is_stuck_still or connection.client.loop.is_dead or connection.server.loop.is_dead:
                 connection.break_off()
 
         self.scheduler.after(self._rng.randint(*BREAK_MS), look)
@@ -216,3 +315,71 @@ class Network:
     def connections(self) -> Iterator[Connection]:
         """All that are open."""
         return iter(self._connections)
+
+
+class Dialer:
+    """Connects a process to an address, once asked to: tries again, with pauses, until it succeeds.
+
+    Args:
+        network: the network.
+        process: who connects.
+        address: where to.
+        on_done: gets the connection, or None after each attempt that failed.
+        on_break: told of a connection that broke.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        process: Process,
+        address: str,
+        *,
+        on_done: Callable[[Connection | None], None],
+        on_break: Callable[[Connection], None],
+    ) -> None:
+        self._network = network
+        self._process = process
+        self._address = address
+        self._on_done = on_done
+        self._on_break = on_break
+        self._failure_count = 0
+        self._is_ended = False
+
+    def dial(self) -> None:
+        """Begin; not before the last connection is of no use any more."""
+        made: list[Connection] = []
+
+        def done(connection: Connection | None) -> None:
+            if connection is None:
+                self._fail()
+            elif self._is_ended:
+                connection.break_off()
+            else:
+                made.append(connection)
+                self._failure_count = 0
+                self._on_done(connection)
+
+        def broke() -> None:
+            if made:
+                self._on_break(made[0])
+            else:
+                self._fail()
+
+        self._network.connect(self._process, self._address, done, broke)
+
+    def end(self) -> None:
+        """Try no more."""
+        self._is_ended = True
+
+    def _fail(self) -> None:
+        if self._is_ended:
+            return
+        first_ms, last_ms = RECONNECT_MS
+        pause_ms = min(first_ms << self._failure_count, last_ms)
+        self._failure_count = min(self._failure_count + 1, 8)
+        self._process.loop.call_later(pause_ms / 1000, self._redial)
+        self._on_done(None)
+
+    def _redial(self) -> None:
+        if not self._is_ended:
+            self.dial()

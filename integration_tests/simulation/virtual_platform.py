@@ -32,7 +32,7 @@ import brokerd.replication.scrubbing
 import metaquorum.rpc.controller_service
 import metaquorum.runtime.driver
 import metaquorum.server
-from integration_tests.simulation.process import SimProcess, current_process
+from integration_tests.simulation.process import current_process
 from integration_tests.simulation.virtual_grpc import VirtualChannel
 from integration_tests.simulation.virtual_grpc_server import VirtualServer
 from integration_tests.simulation.virtual_network import Network
@@ -151,6 +151,19 @@ class _ImageStore:
         """Nothing to close."""
 
 
+def _require_free(_listen: object) -> None:
+    """The server itself finds out."""
+
+
+def _is_formatted(_path: object) -> bool:
+    return True
+
+
+def _open_directory(settings: Any) -> DataDirectory:
+    disk: Any = current_process().disk
+    return DataDirectory.open(disk, DATA_PATH, cluster_id=settings.cluster_id, node_id=settings.node_id)
+
+
 @contextmanager
 def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
     """Let everything that runs inside find the simulated machine."""
@@ -165,6 +178,12 @@ def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
     def start_ns() -> int:
         return EPOCH_S * 10**9 + scheduler.now_ms * 10**6
 
+    def insecure_channel(address: str, **_options: object) -> VirtualChannel:
+        return VirtualChannel(network, current_process(), address)
+
+    def new_server(**_options: object) -> VirtualServer:
+        return VirtualServer(network, current_process())
+
     async def is_gone(host: str, port: int) -> bool:
         process = current_process()
         await asyncio.sleep(network.delay_ms() / 1000)
@@ -175,10 +194,6 @@ def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
         loaded = LoadedImage(image=MetadataImage(), quorum_epoch=0)
         store: Any = _ImageStore()
         return MetadataFiles(store=store, loaded=loaded, snapshots=snapshots)
-
-    def open_directory(settings: Any) -> DataDirectory:
-        disk: Any = current_process().disk
-        return DataDirectory.open(disk, DATA_PATH, cluster_id=settings.cluster_id, node_id=settings.node_id)
 
     real_random = random.Random
     state = random.getstate()
@@ -197,8 +212,8 @@ def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
         put(os, "urandom", urandom)
         put(random, "_urandom", urandom)
         put(random, "Random", new_random)
-        put(grpc.aio, "insecure_channel", lambda address, **_o: VirtualChannel(network, current_process(), address))
-        put(grpc.aio, "server", lambda **_o: VirtualServer(network, current_process()))
+        put(grpc.aio, "insecure_channel", insecure_channel)
+        put(grpc.aio, "server", new_server)
         put(brokerd.replication.replica_host, "GroupFlusher", VirtualFlusher)
         put(metaquorum.runtime.driver, "DiskThread", VirtualDiskThread)
         put(brokerd.replication.cleaning, "threading", inert)
@@ -207,9 +222,9 @@ def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
         put(metaquorum.rpc.controller_service, "is_gone", is_gone)
         put(brokerd.quorum, "open_metadata", open_metadata)
         put(metaquorum.server, "open_metadata", open_metadata)
-        put(metaquorum.server, "_require_free", lambda _listen: None)
-        put(brokerd.quorum, "is_formatted", lambda _path: True)
-        put(brokerd.quorum, "_open_directory", open_directory)
+        put(metaquorum.server, "_require_free", _require_free)
+        put(brokerd.quorum, "is_formatted", _is_formatted)
+        put(brokerd.quorum, "_open_directory", _open_directory)
         try:
             yield
         finally:

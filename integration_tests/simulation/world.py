@@ -11,6 +11,9 @@ again. At the end the history of the clients is judged, and the replicas of each
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -43,6 +46,8 @@ CONVERGE_MS_MAX = 120_000
 """A healed world must have all replicas in sync, and be read whole, within this virtual time."""
 RESTART_MS_MAX = 3_000
 """A server that ended is started again within this time."""
+COLLECTIONS_MAX = 20
+"""Rounds in which a world that is over is thrown away."""
 HISTORY_LINES = 40
 """Lines of the report of a failure."""
 
@@ -103,25 +108,62 @@ class World:
         """Run faults for so many events, then heal, read everything, and judge.
 
         Raises:
-            InvariantViolation: a law was broken, the history has an anomaly, or the healed world did not come right.
-            AssertionError: a server found itself in an impossible state.
+            InvariantViolation: a law was broken, the history has an anomaly, the healed world did not come right, or a server found
+                itself in an impossible state; its notes have a report.
         """
-        with platform(self.scheduler, self.network), self.oracle.watching(), _no_collector():
-            for machine in self.machines:
-                self.scheduler.after(self._rng.randint(0, 500), machine.start)
-            self._start_clients()
-            self._faults.schedule()
-            self._run_until(lambda: self.scheduler.event_count >= event_count)
-            self._heal()
+        with _no_collector():
+            failure = self._attempt(event_count)
+            self._throw_away()
+        if failure is not None:
+            raise failure
+
+    def _attempt(self, event_count: int) -> InvariantViolation | None:
+        """Run, and return what broke, with a report and without its frames, which would keep all processes."""
+        try:
+            with platform(self.scheduler, self.network), self.oracle.watching():
+                self._run(event_count)
+            self._judge()
+        except Exception as error:
+            # Real code of the servers runs in here: whatever it lets through is a fault too.
+            text = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            failure = InvariantViolation(text)
+            failure.add_note(self.describe())
+            if not isinstance(error, InvariantViolation):
+                failure.add_note(traceback.format_exc())
+            return failure
+        return None
+
+    def _run(self, event_count: int) -> None:
+        for machine in self.machines:
+            self.scheduler.after(self._rng.randint(0, 500), machine.start)
+        self._start_clients()
+        self._faults.schedule()
+        self._run_until(lambda: self.scheduler.event_count >= event_count)
+        self._heal()
+        self._converge()
+        self._read_all("first")
+        if self.options.flush_policy is FlushPolicy.ACK:
+            self._lose_all_power()
             self._converge()
-            self._read_all("first")
-            if self.options.flush_policy is FlushPolicy.ACK:
-                self._lose_all_power()
-                self._converge()
-                self._read_all("second")
-            self._compare()
-            self._end()
-        self._judge()
+            self._read_all("second")
+        self._compare()
+        if self._faults_seen:
+            raise InvariantViolation(f"a fault that nobody caught: {self._faults_seen}")
+
+    def _throw_away(self) -> None:
+        """Let go of all processes, which never end by themselves."""
+        processes = [process for process, _ in self._clients]
+        processes += [machine.process for machine in self.machines if machine.process is not None]
+        for process in processes:
+            process.loop.kill()
+        self._clients.clear()
+        self._ended_clients.clear()
+        for machine in self.machines:
+            machine.throw_away()
+        self.scheduler.clear()
+        self.network.clear()
+        # Its frames keep the server in which it was found.
+        self.oracle.violation = None
 
     # What machines and faults tell.
 
@@ -190,6 +232,8 @@ class World:
 
     def _run_until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
+            if self.oracle.violation is not None:
+                raise self.oracle.violation
             if self._faults_seen:
                 raise InvariantViolation(f"a fault that nobody caught: {self._faults_seen}")
             if not self.scheduler.run_next():
@@ -284,13 +328,6 @@ class World:
             end_offset = replicas[0][1].high_watermark
             require(end_offset >= self.oracle.committed_end(key), "what was committed is there", (key, end_offset))
 
-    def _end(self) -> None:
-        for machine in self.machines:
-            if machine.process is not None:
-                machine.process.loop.kill()
-        if self._faults_seen:
-            raise InvariantViolation(f"a fault that nobody caught: {self._faults_seen}")
-
     def _judge(self) -> None:
         self.verdict = verdict = check(self.history.events)
         if verdict.name != "PASSED" and (verdict.anomalies or verdict.unread):
@@ -316,13 +353,27 @@ class World:
 
 @contextmanager
 def _no_collector() -> Generator[None]:
-    """Finalize nothing in the middle of a run: what a killed process left would go on for a moment, whenever memory says so."""
+    """Finalize nothing in the middle of a run: what a killed process left would go on for a moment, whenever memory says so.
+
+    Afterwards all of it is thrown away, and what it has to say about that is not heard.
+    """
     gc.collect()
     gc.disable()
+    hook = sys.unraisablehook
     try:
         yield
     finally:
-        gc.enable()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sys.unraisablehook = lambda _: None
+            try:
+                # What awaits in its finalizer comes back once more.
+                for _ in range(COLLECTIONS_MAX):
+                    if gc.collect() == 0:
+                        break
+            finally:
+                sys.unraisablehook = hook
+                gc.enable()
 
 
 def _content(replica: HostedReplica, start_offset: int) -> bytes:

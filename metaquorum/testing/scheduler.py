@@ -47,6 +47,10 @@ class Scheduler:
         action()
         return True
 
+    def clear(self) -> None:
+        """Forget everything that was to come."""
+        self._heap.clear()
+
     def trace(self, line: str) -> None:
         """Add a line to the digest and count an event."""
         self.event_count += 1

@@ -83,18 +83,16 @@ def read_segment(
             while len(view) - at >= HEADER_BYTES:
                 # One that was cut off was judged already, if its header still says the same.
                 if cut_off is not None and bytes(view[at : at + HEADER_BYTES]) == cut_off[0]:
-                    header = cut_off[1]
-                    batch_bytes = header.size_bytes
-                    wanted_bytes, is_needed = _read_bytes_after(batch_bytes), True
+                    header, is_needed = cut_off[1], True
                 else:
                     header = read_header(view, at)
-                    batch_bytes = header.size_bytes
                     room_bytes = segment.size_bytes - position - at
                     fault = header_fault(header, expected_offset=offset, room_bytes=room_bytes)
                     if fault is not None:
                         raise _bad(path, offset, position + at, fault)
-                    wanted_bytes = _read_bytes_after(batch_bytes)
                     is_needed = is_wanted(header)
+                batch_bytes = header.size_bytes
+                wanted_bytes = _read_bytes_after(batch_bytes)
                 if not is_needed:
                     yield header, view[:0]
                 elif batch_bytes > len(view) - at:

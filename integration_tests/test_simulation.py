@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The world simulator: smoke seeds, determinism, mutants, and reports that can be used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from integration_tests.simulation.mutants import MUTANTS
+
+pytestmark = pytest.mark.simulation
+
+SMOKE_SEEDS = "24"
+SMOKE_EVENTS = "6000"
+
+QUICKLY_FOUND = {
+    "a log that diverges is accepted": "6",
+    "a follower joins before it holds what is committed": "12",
+    "an append is acknowledged as flushed when its flush begins": "4",
+    "a producer's sequence is not looked at": "4",
+}
+"""Mutants that a few seeds find, and how many."""
+
+
+def in_a_process(*arguments: str, hash_seed: str = "1") -> subprocess.CompletedProcess[str]:
+    """Run Python: what a world that broke leaves behind must not speak up in other tests."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
+    """Every law holds in seeds of all kinds, and the seeds do exercise what they are for."""
+    found = in_a_process("-m", "integration_tests.simulation.run", "--seeds", SMOKE_SEEDS, "--events", SMOKE_EVENTS)
+    assert found.returncode == 0, found.stdout
+    assert f"{SMOKE_SEEDS} seeds clean, 0 failed" in found.stdout
+    _, _, everything = found.stdout.partition("everything:")
+    for name in (
+        "acknowledged",
+        "records polled",
+        "batch deduplicated",
+        "partition leader change",
+        "ISR shrink",
+        "ISR growth",
+        "truncation",
+        "kill of a broker",
+        "kill of a voter",
+        "power loss of a broker",
+        "crash that loses unflushed data",
+        "torn write",
+        "pause of a broker",
+        "orderly stop of a broker",
+        "cut",
+        "power lost everywhere at the end",
+    ):
+        assert f"  {name} " in everything, f"no {name!r}: {everything}"
+
+
+def test_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
+    """Two processes with different PYTHONHASHSEED print the same digests."""
+    outputs: list[list[str]] = []
+    for hash_seed in ("1", "2"):
+        arguments = ("-m", "integration_tests.simulation.run", "--seeds", "4", "--events", "3000", "--digest")
+        found = in_a_process(*arguments, hash_seed=hash_seed)
+        assert found.returncode == 0, found.stdout
+        outputs.append([line for line in found.stdout.splitlines() if line.startswith("seed ")])
+    assert len(outputs[0]) == 4
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("name", QUICKLY_FOUND)
+def test_a_known_mistake_is_found(name: str) -> None:
+    """One of a few seeds breaks a law; `--mutants` hunts all of them."""
+    assert name in {mutant.name for mutant in MUTANTS}
+    found = in_a_process(
+        "-m", "integration_tests.simulation.run", "--mutants", "--only", name, "--seeds", QUICKLY_FOUND[name]
+    )
+    assert found.returncode == 0, found.stdout
+    assert "mutants: 1 of 1 found" in found.stdout
+
+
+BROKEN_RUN = """
+from integration_tests.simulation.mutants import MUTANTS
+from integration_tests.simulation.run import main
+from metaquorum.testing.mutants import apply
+with apply(next(each for each in MUTANTS if each.name == "a producer's sequence is not looked at")):
+    raise SystemExit(main(["--seeds", "6", "--events", "8000"]))
+"""
+
+FAULTY_RUN = """
+from integration_tests.simulation.run import be_quiet
+from integration_tests.simulation.world import World
+from metaquorum.testing.invariants import InvariantViolation
+be_quiet()
+world = World(3)
+world.scheduler.after(1_000, lambda: world.on_fault("broker-101/0: scripted: ValueError()"))
+try:
+    world.run(8_000)
+except InvariantViolation as violation:
+    print(violation)
+"""
+
+
+def test_a_failure_says_where_everything_stands_and_how_to_repeat_it() -> None:
+    """The report names the seed, the servers, the partitions and the command."""
+    found = in_a_process("-c", BROKEN_RUN)
+    assert found.returncode == 1, found.stderr
+    for text in ("FAILED", "broker-101 ", "hw=", "repeat: python -m integration_tests.simulation.run --first-seed"):
+        assert text in found.stdout
+
+
+def test_a_fault_of_a_server_fails_the_seed() -> None:
+    """What a server raises and nobody expects is a violation, not a line in a log."""
+    found = in_a_process("-c", FAULTY_RUN)
+    assert "scripted" in found.stdout, found.stderr

@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated `grpc.aio` does what the real one does: each scenario runs over both, and client and handler see the same.
+
+A scenario is written once, against `grpc.aio`. Over the real one it runs on loopback and on a loop of asyncio; over the simulated
+one client and server are two processes of a simulated world. Texts that gRPC words by chance are not compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+import pytest
+from lograft.wire.codes import ErrorCode
+from lograft.wire.status import parse_rpc_error
+
+from brokerd.failure import Failure, LeaderPlace
+from brokerd.rpc.status import rich_status
+from integration_tests.simulation.process import SimProcess
+from integration_tests.simulation.virtual_network import Network
+from integration_tests.simulation.virtual_platform import platform
+from metaquorum.testing.scheduler import Scheduler
+
+WAIT_S: Final = 20
+SETTLE_S: Final = 0.3
+SERVICE: Final = "test.Service"
+BLOCK: Final = bytes(64 * 1024)
+BLOCKS: Final = 200
+"""More than any window takes, the real one's grows."""
+LEADER: Final = LeaderPlace(leader_id=1, leader_epoch=2, host="there", port=3)
+FAILURE: Final = Failure(code=ErrorCode.NOT_LEADER, message="lead by another", retry_after_ms=5, leader=LEADER)
+CANCELLED: Final = "CancelledError"
+OVER: Final = "InvalidStateError"
+EOF: Final = "EOF"
+
+
+class Handlers:
+    """The service: what its handlers see is in `seen`."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.is_open = False
+
+    def rpc_handlers(self) -> grpc.GenericRpcHandler:
+        """Return what a server takes."""
+        unary = (self._echo, self._refuse, self._hang, self._fail, self._when_open)
+        streams = (
+            self._mirror,
+            self._hello,
+            self._abort,
+            self._abort_twice,
+            self._leave,
+            self._gate,
+            self._deaf,
+            self._flood,
+        )
+        found: dict[str, Any] = {each.__name__[1:]: grpc.unary_unary_rpc_method_handler(each) for each in unary}
+        found |= {each.__name__[1:]: grpc.stream_stream_rpc_method_handler(each) for each in streams}
+        found["count"] = grpc.unary_stream_rpc_method_handler(self._count)
+        return grpc.method_handlers_generic_handler(SERVICE, found)
+
+    async def _wait(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.seen.append(CANCELLED)
+            raise
+
+    async def _opened(self) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not self.is_open:  # noqa: ASYNC110 - an event would belong to one of two loops
+                await asyncio.sleep(0.005)
+
+    async def _echo(self, request: bytes, context: Any) -> bytes:
+        self.seen += [dict(context.invocation_metadata()).get("key"), context.time_remaining() is not None]
+        context.set_trailing_metadata((("tail", "1"),))
+        return b"re:" + request
+
+    async def _refuse(self, _request: bytes, context: Any) -> None:
+        await context.abort_with_status(rich_status(FAILURE))
+
+    async def _hang(self, _request: bytes, _context: Any) -> None:
+        await self._wait()
+
+    async def _fail(self, _request: bytes, _context: Any) -> None:
+        raise ValueError("bad")
+
+    async def _when_open(self, _request: bytes, _context: Any) -> bytes:
+        await self._opened()
+        return b"done"
+
+    async def _count(self, _request: bytes, context: Any) -> Any:
+        yield b"1"
+        yield b"2"
+        await context.abort(grpc.StatusCode.DATA_LOSS, "lost")
+
+    async def _mirror(self, _requests: Any, context: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            await context.write(b"re:" + message)
+        self.seen.append(EOF)
+
+    async def _hello(self, _requests: Any, context: Any) -> None:
+        await context.write(b"hello")
+        self.seen.append(EOF if await context.read() is grpc.aio.EOF else "a message")
+        await self._wait()
+
+    async def _deaf(self, _requests: Any, context: Any) -> None:
+        try:
+            await self._wait()
+        except asyncio.CancelledError:
+            self.seen.append(await outcome_of(context.write(b"late")))
+
+    async def _abort(self, _requests: Any, context: Any) -> None:
+        await context.write(b"1")
+        await context.write(b"2")
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no", (("tail", "3"),))
+
+    async def _abort_twice(self, _requests: Any, context: Any) -> None:
+        for code in (grpc.StatusCode.ABORTED, grpc.StatusCode.NOT_FOUND):
+            self.seen.append(await outcome_of(context.abort(code, "no")))
+        self.seen.append(await outcome_of(context.write(b"")))
+
+    async def _leave(self, _requests: Any, _context: Any) -> None:
+        await self._opened()
+
+    async def _gate(self, _requests: Any, context: Any) -> None:
+        await self._opened()
+        size_bytes = 0
+        while (message := await context.read()) is not grpc.aio.EOF:
+            size_bytes += len(message)
+        await context.write(str(size_bytes).encode())
+
+    async def _flood(self, _requests: Any, context: Any) -> None:
+        for number in range(1, BLOCKS + 1):
+            await context.write(BLOCK)
+            self.seen = [number]
+
+
+class Stage:
+    """What a scenario has: the service, its address, one where nobody listens, and the server's end."""
+
+    def __init__(self, handlers: Handlers, address: str, dead_address: str, stop: Callable[[float | None], None]):
+        self.handlers = handlers
+        self.address = address
+        self.dead_address = dead_address
+        self.stop = stop
+        # A simulated world only: end the server's process without a word; start another one.
+        self.kill: Any = None
+        self.start: Any = None
+
+    def channel(self) -> Any:
+        """Make a channel to the service."""
+        return grpc.aio.insecure_channel(self.address)
+
+    async def until_seen(self, count: int = 1) -> None:
+        """Wait until the handlers have seen so much."""
+        async with asyncio.timeout(WAIT_S):
+            while len(self.handlers.seen) < count:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.005)
+
+
+Scenario = Callable[[Stage], Awaitable[Any]]
+
+
+async def outcome_of(awaitable: Awaitable[Any], timeout_s: float = WAIT_S) -> Any:
+    """Return what came of it: a value, a status, or the name of an exception."""
+
+    async def run() -> Any:
+        return await awaitable
+
+    task = asyncio.ensure_future(run())
+    if not (await asyncio.wait({task}, timeout=timeout_s))[0]:
+        task.cancel()
+        return "nothing"
+    if task.cancelled():
+        return CANCELLED
+    match task.exception():
+        case None:
+            return EOF if task.result() is grpc.aio.EOF else task.result()
+        case grpc.aio.AioRpcError() as error:
+            return error.code().name
+        case grpc.aio.UsageError() | grpc.aio.AbortError() as error:
+            return f"{type(error).__name__}: {error}"
+        case error:
+            return type(error).__name__
+
+
+async def write_to(call: Any, message: bytes = b"") -> Any:
+    """Return what came of a write."""
+    return await outcome_of(call.write(message))
+
+
+def _run_real(scenario: Scenario) -> Any:
+    async def main() -> Any:
+        handlers = Handlers()
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        server.add_generic_rpc_handlers((handlers.rpc_handlers(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        stops: list[asyncio.Task[None]] = []
+
+        def stop(grace: float | None) -> None:
+            stops.append(asyncio.ensure_future(server.stop(grace)))
+
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))  # it does not listen, and nobody else can
+            stage = Stage(handlers, f"127.0.0.1:{port}", f"127.0.0.1:{unused.getsockname()[1]}", stop)
+            try:
+                return await scenario(stage), handlers.seen
+            finally:
+                await asyncio.gather(server.stop(None), *stops)
+
+    return asyncio.run(main())
+
+
+class _Machine:
+    """The server's machine of a simulated world, and its process."""
+
+    def __init__(self, scheduler: Scheduler, network: Network, handlers: Handlers, faults: list[str]) -> None:
+        self._scheduler = scheduler
+        self._network = network
+        self._handlers = handlers
+        self._faults = faults
+        self._server: Any = None
+        self.process: SimProcess = new_process(scheduler, "server", 0, faults)
+
+    def start(self) -> None:
+        """Start a process that serves."""
+        self.process = new_process(self._scheduler, "server", self._scheduler.now_ms, self._faults)
+        self.process.run(self._serve(), lambda error: self._faults.append(f"the server ended: {error!r}"))
+
+    def stop(self, grace: float | None) -> None:
+        """Let the server stop."""
+        self.process.loop.call_soon(lambda: self.process.loop.create_task(self._server.stop(grace)))
+
+    def kill(self) -> None:
+        """End the process without a word."""
+        self.process.loop.kill()
+        self._network.end_process(self.process)
+
+    async def _serve(self) -> None:
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers((self._handlers.rpc_handlers(),))
+        self._server.add_insecure_port("server:1")
+        await self._server.start()
+        await asyncio.Event().wait()
+
+
+def new_process(scheduler: Scheduler, machine: str, number: int, faults: list[str]) -> SimProcess:
+    """Make a simulated process; `faults` gets what nobody caught."""
+    rng = scheduler.rng(machine)
+    chance: dict[str, Any] = {"rng": rng, "work_ms_max": 1, "flush_ms_max": 0}
+    return SimProcess(scheduler, machine=machine, number=number, disk=None, on_fault=faults.append, **chance)
+
+
+def run_virtual(scenario: Scenario) -> Any:
+    """Run it in a simulated world; return what client and handlers saw."""
+    scheduler, handlers, faults = Scheduler(1), Handlers(), list[str]()
+    network = Network(scheduler, scheduler.rng("network"), delay_ms_max=3)
+    ends: list[BaseException | None] = []
+    results: list[Any] = []
+    with platform(scheduler, network):
+        machine = _Machine(scheduler, network, handlers, faults)
+        machine.start()
+        while not network.is_listening("server:1"):
+            assert scheduler.run_next()
+        stage = Stage(handlers, "server:1", "server:2", machine.stop)
+        stage.kill, stage.start = machine.kill, machine.start
+        client = new_process(scheduler, "client", 0, faults)
+
+        async def use() -> None:
+            results.append(await scenario(stage))
+
+        client.run(use(), ends.append)
+        while not ends:
+            assert scheduler.run_next()
+        machine.kill()
+        client.loop.kill()
+    assert ends == [None], (ends, faults)
+    assert not [each for each in faults if "bad" not in each]
+    return results[0], handlers.seen
+
+
+def same(scenario: Scenario) -> Any:
+    """Run it over both; return what client and handlers saw, which is the same."""
+    virtual, real = run_virtual(scenario), _run_real(scenario)
+    assert virtual == real
+    return real
+
+
+def unary_call(channel: Any, name: str, **options: Any) -> Any:
+    """Begin a unary call of a method."""
+    return channel.unary_unary(f"/{SERVICE}/{name}")(b"a", **options)
+
+
+def stream_call(channel: Any, name: str, **options: Any) -> Any:
+    """Begin a stream in both directions."""
+    return channel.stream_stream(f"/{SERVICE}/{name}")(**options)
+
+
+def test_unary_call_is_answered() -> None:
+    """A call gets its answer, more than once if asked, and the trailing metadata; the handler sees metadata and deadline."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with stage.channel() as channel:
+            call = unary_call(channel, "echo", metadata=(("key", "value"),), timeout=WAIT_S)
+            answers = [await call, await call, call.done(), call.cancelled(), call.cancel(), await call.code()]
+            return [*answers, tuple(await call.trailing_metadata()), await unary_call(channel, "echo")]
+
+    outcome, seen = same(scenario)
+    assert outcome == [b"re:a", b"re:a", True, False, False, grpc.StatusCode.OK, (("tail", "1"),), b"re:a"]
+    assert seen == ["value", True, None, False]
+
+
+def test_refusal_carries_its_details() -> None:
+    """A status with typed details can be read at the client."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with stage.channel() as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await unary_call(channel, "refuse")
+            return parse_rpc_error(caught.value), tuple(caught.value.trailing_metadata() or ())
+
+    (status, _), _ = same(scenario)
+    assert (status.code, status.message, status.retry_after_ms) == (FAILURE.code, FAILURE.message, 5)
+    assert (status.leader.leader_id, status.leader.leader_epoch, status.leader.host, status.leader.port) == (
+        1,
+        2,
+        "there",
+        3,
+    )
+
+
+def test_deadline_ends_the_call_at_both_ends() -> None:
+    """After the deadline the client has DEADLINE_EXCEEDED, and the handler was cancelled; a message not read yet is lost."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with stage.channel() as channel:
+            await channel.channel_ready()
+            call = unary_call(channel, "hang", timeout=0.5)
+            outcome = [await outcome_of(call), call.cancelled()]
+            await stage.until_seen()
+            stream = stream_call(channel, "hello", timeout=0.5)
+            await stage.until_seen(3)
+            return [*outcome, await outcome_of(stream.read()), await write_to(stream)]
+
+    assert same(scenario) == (["DEADLINE_EXCEEDED", False, "DEADLINE_EXCEEDED", OVER], [CANCELLED, EOF, CANCELLED])
+
+
+def test_stream_goes_both_ways_and_ends() -> None:
+    """Messages go both ways; after done_writing the handler reads EOF, and after its return the client does, for good."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with stage.channel() as channel:
+            call = stream_call(channel, "mirror")
+            await call.write(b"0")
+            outcome = [await call.read()]
+            await call.write(b"1")
+            await call.write(b"2")
+            await call.done_writing()
+            outcome.append(await write_to(call))
+            outcome += [await outcome_of(call.read()) for _ in range(4)]
+            return [*outcome, await call.code(), await write_to(call)]
+
+    outcome, seen = same(scenario)
+    assert outcome == [b"re:0", OVER, b"re:1", b"re:2", EOF, EOF, grpc.StatusCode.OK, OVER]
+    assert seen == [EOF]
+
+
+def test_cancelled_call_ends_its_read_and_its_handler() -> None:
+    """cancel() makes the pending read raise CancelledError; the handler's read ends, and then the handler is cancelled."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with stage.channel() as channel:
+            call = stream_call(channel, "hello")
+            outcome: list[Any] = [await call.read()]
+            reading = asyncio.ensure_future(outcome_of(call.read()))
+            await asyncio.sleep(0.05)
+            outcome += [call.cancel(), await reading, call.cancel(), call.cancelled(), call.done(), await call.code()]
+            await stage.until_seen(2)
+            return [*outcome, await outcome_of(call.read()), await write_to(call)]
+
+    outcome, seen = same(scenario)
+    assert outcome == [b"hello", True, CANCELLED, False, True, True, grpc.StatusCode.CANCELLED, CANCELLED, OVER]
+    assert seen == [EOF, CANCELLED]
+
+
+def test_cancelled_waiter_cancels_the_call() -> None:
+    """Who waits for a call and is cancelled cancels the call; what its handler still writes fails."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with stage.channel() as channel:
+            stream, call = stream_call(channel, "deaf"), unary_call(channel, "hang")
+            await stream.wait_for_connection()
+            await asyncio.sleep(SETTLE_S)
+            outcome: list[Any] = []
+            for each, waited in ((stream, stream.read()), (call, call)):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await waited
+                outcome += [each.cancelled(), await each.code()]
+            await stage.until_seen(3)
+            stage.handlers.seen.sort()
+            return outcome
+
+    outcome, seen = same(scenario)
+    assert outcome == [True, grpc.StatusCode.CANCELLED] * 2
+    assert seen == [CANCELLED, CANCELLED, "ExecuteBatchError"]
+
+
+def test_abort_comes_behind_what_was_written() -> None:
+    """What the handler wrote before it aborted is read first, and only then the call is over, with the status."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with stage.channel() as channel:
+            call = stream_call(channel, "abort")
+            await call.wait_for_connection()
+            await asyncio.sleep(SETTLE_S)
+            outcome: list[Any] = [call.done(), await outcome_of(call.code(), 0.1)]
+            outcome += [await outcome_of(call.read()) for _ in range(4)]
+            outcome += [call.done(), await write_to(call), tuple(await call.trailing_metadata())]
+
+            count = channel.unary_stream(f"/{SERVICE}/count")
+
+            async def iterate() -> None:
+                async for message in count(b""):
+                    outcome.append(message)
+
+            return [await outcome_of(iterate()), *outcome]
+
+    lost = "FAILED_PRECONDITION"
+    read = [False, "nothing", b"1", b"2", lost, lost, True, OVER, (("tail", "3"),)]
+    assert same(scenario)[0] == ["DATA_LOSS", *read, b"1", b"2"]
+
+
+def test_abort_is_told_at_once_and_ends_the_context() -> None:
+    """The client has the status of the first abort; the handler can neither abort again nor write."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with stage.channel() as channel:
+            outcome = await outcome_of(stream_call(channel, "abort_twice").read())
+            await stage.until_seen(3)
+            return outcome
+
+    aborted = "AbortError: Locally aborted."
+    assert same(scenario) == ("ABORTED", [aborted, "UsageError: Abort already called!", aborted])
