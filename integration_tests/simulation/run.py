@@ -63,7 +63,7 @@ def run_seed(seed: int, event_count: int) -> World:
 def run_seeds(seeds: range, event_count: int, *, jobs: int = 1, with_digests: bool = False) -> int:
     """Run seeds and print what happened; returns 1 when one failed, or when they did not go through enough."""
     write = sys.stdout.write
-    coverage = Coverage(demanded=DEMANDED)
+    coverage = Coverage(demanded=DEMANDED, shown=DEMANDED)
     started = time.monotonic()
     for result in in_order(partial(_run_one, event_count=event_count), seeds, jobs):
         coverage.add(result)

@@ -68,12 +68,12 @@ class Coverage:
 
     Args:
         demanded: what must occur in at least `MIN_SHARE` of them.
-        shown: what is shown first, whether it occurred or not; empty: what is demanded.
+        shown: what is shown first, whether it occurred or not.
     """
 
-    def __init__(self, *, demanded: tuple[str, ...] = DEMANDED, shown: tuple[str, ...] = ()) -> None:
+    def __init__(self, *, demanded: tuple[str, ...] = DEMANDED, shown: tuple[str, ...] = SHOWN) -> None:
         self._demanded = demanded
-        self._shown = shown or demanded
+        self._shown = shown
         self.failed_count = 0
         self._events: list[int] = []
         self._total: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from metaquorum.testing.controller_mutants import CONTROLLER_MUTANTS
-from metaquorum.testing.coverage import SHOWN, Coverage, SeedResult
+from metaquorum.testing.coverage import Coverage, SeedResult
 from metaquorum.testing.disk_mutants import DISK_MUTANTS
 from metaquorum.testing.invariants import InvariantViolation
 from metaquorum.testing.mutants import MUTANTS, Mutant, apply
@@ -116,7 +116,7 @@ def find_mutant(mutant: Mutant, seeds: Sequence[int], event_count: int) -> int |
 def run_seeds(seeds: range, event_count: int, *, jobs: int = 1, with_digests: bool) -> int:
     """Run seeds and print what happened; returns 1 when one failed, or when they did not go through enough."""
     write = sys.stdout.write
-    coverage = Coverage(shown=SHOWN)
+    coverage = Coverage()
     started = time.monotonic()
     for result in in_order(partial(_run_one, event_count=event_count), seeds, jobs):
         coverage.add(result)
