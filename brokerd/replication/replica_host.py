@@ -44,7 +44,7 @@ from brokerd.replication.partition_news import broker_state, leaderless_count, p
 from brokerd.replication.producer_expiry import expire_producers
 from brokerd.replication.refusals import STOPPING
 from brokerd.replication.replica_peers import ReplicaPeers
-from brokerd.replication.replica_slot import ReplicaSlot
+from brokerd.replication.replica_slot import LeavingReplicas, ReplicaSlot, directory_name
 from brokerd.replication.retention_task import RetentionTask
 from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
 from metaquorum.controller.configs import settings_of
@@ -110,6 +110,7 @@ class ReplicaHost:
         self.scrubbing = LogScrubbing(self.replicas, settings=scrub)
         self.moves = ReplicaMoves(self)
         self._slots: dict[bytes, dict[int, ReplicaSlot]] = {}
+        self._leaving = LeavingReplicas()
         self._high_watermarks = HighWatermarks(directories, self._replicated, self.note_disk_failure)
         self._inherited = InheritedConfigs(observer, self._slots.keys(), self._reconcile)
         self._open_limit = asyncio.Semaphore(LOG_OPEN_TASKS)
@@ -131,9 +132,7 @@ class ReplicaHost:
         known: set[str] = set()
         for topic in self._observer.image.topics():
             self._reconcile(topic)
-            known.update(
-                _directory_name(topic.topic_id, partition) for partition in self._slots.get(topic.topic_id, {})
-            )
+            known.update(directory_name(topic.topic_id, partition) for partition in self._slots.get(topic.topic_id, {}))
         await self._care.take_unknown(known)
         await self.wait_idle()
         self.retention.start().add_done_callback(self._note_fault)
@@ -230,7 +229,7 @@ class ReplicaHost:
         for topic_id, slots in self._slots.items():
             for partition, slot in slots.items():
                 if slot.replica is not None and slot.directory is not None and not slot.replica.is_alone:
-                    yield slot.directory, _directory_name(topic_id, partition), slot.replica.high_watermark
+                    yield slot.directory, directory_name(topic_id, partition), slot.replica.high_watermark
 
     def _fronts(self) -> Iterator[LogFront]:
         return (replica.front for replica in self.replicas())
@@ -269,7 +268,7 @@ class ReplicaHost:
                     self._remove(topic.topic_id, image.partition, slots.pop(image.partition))
                 continue
             if slot is None:
-                slot = slots[image.partition] = ReplicaSlot()
+                slot = slots[image.partition] = ReplicaSlot(self._leaving.of(topic.topic_id, image.partition))
                 self._spawn(self._open(topic.topic, topic.topic_id, image.partition, slot, settings))
             elif slot.replica is not None:
                 self._update(slot.replica, topic, image, settings)
@@ -288,6 +287,7 @@ class ReplicaHost:
     async def _open(
         self, topic: str, topic_id: bytes, partition: int, slot: ReplicaSlot, settings: TopicSettings
     ) -> None:
+        await slot.wait_turn()
         async with self._open_limit:
             if slot.is_removed:
                 slot.end_opening()
@@ -348,7 +348,7 @@ class ReplicaHost:
     ) -> HostedReplica:
         image = self._observer.image.topic_by_id(topic_id)
         is_alone = image is None or image.partitions[partition].replicas == (self._node_id,)
-        name = _directory_name(topic_id, partition)
+        name = directory_name(topic_id, partition)
         core = PartitionReplica(
             node_id=self._node_id,
             log_end_offset=log.log_end_offset,
@@ -376,14 +376,14 @@ class ReplicaHost:
 
     def _remove(self, topic_id: bytes, partition: int, slot: ReplicaSlot) -> None:
         slot.is_removed = True
-        self._spawn(self._close_and_set_aside(topic_id, partition, slot))
+        self._leaving.note(topic_id, partition, self._spawn(self._close_and_set_aside(topic_id, partition, slot)))
 
     async def _close_and_set_aside(self, topic_id: bytes, partition: int, slot: ReplicaSlot) -> None:
         await slot.wait_opened()
         await self.moves.end(slot)
         if slot.replica is not None:
             await slot.replica.close("the topic was deleted")
-        name = _directory_name(topic_id, partition)
+        name = directory_name(topic_id, partition)
         directory = self._directories.find(name)
         if directory is None:
             return
@@ -428,10 +428,11 @@ class ReplicaHost:
         """Look how much room each directory has, and do what its ballast needs."""
         await self._care.tend_space()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
+        return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -443,7 +444,3 @@ class ReplicaHost:
             # A fault of ours: the process must not go on as if the partition were fine.
             logger.critical("partition task failed", exc_info=error)
             self.failed.set_result(error)
-
-
-def _directory_name(topic_id: bytes, partition: int) -> str:
-    return partition_directory_name(PartitionIdentity(topic_id, partition))

@@ -337,6 +337,30 @@ async def test_removed_topic_is_set_aside_and_deleted_later(host: Host) -> None:
     assert host.disk.list_directory(ROOT) == []
 
 
+async def test_replica_that_comes_back_while_it_is_removed_begins_anew(host: Host) -> None:
+    """Moved away and back faster than its directory is set aside, it must not open its log in that one: it would be deleted with it."""
+    host.create_topic()
+    replica = await host.replica()
+    await acked(replica, append(replica, [b"a"]))
+    for _ in range(2):
+        away = PartitionChangeRecord(
+            topic_id=TOPIC_ID, partition=0, replicas=(2,), isr=(2,), leader=LeaderChange(leader_id=2)
+        )
+        back = PartitionChangeRecord(
+            topic_id=TOPIC_ID, partition=0, replicas=(1,), isr=(1,), leader=LeaderChange(leader_id=1)
+        )
+        host.commit(away)
+        host.commit(back)
+    again = await host.replica()
+    await host.host.wait_idle()
+    assert again.log_end_offset == 0
+    await acked(again, append(again, [b"b"]))
+    kept, *removed = sorted(host.disk.list_directory(ROOT), key=len)
+    assert again.log.directory == f"{ROOT}/{kept}"
+    assert removed
+    assert all(name.endswith(".removed") for name in removed)
+
+
 async def test_unknown_directories_are_kept_longer(host: Host) -> None:
     """What the metadata never knew may be a mistake: it is kept for days, other names are not touched at all."""
     for name in (f"{'0a' * 16}-1", "notes", f"{'0a' * 16}-2.x.unknown"):
