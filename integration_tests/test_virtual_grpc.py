@@ -194,7 +194,9 @@ async def write_to(call: Any, message: bytes = b"") -> Any:
     return await outcome_of(call.write(message))
 
 
-def _run_real(scenario: Scenario) -> Any:
+def run_real(scenario: Scenario) -> Any:
+    """Run it over grpc.aio on loopback; return what client and handlers saw."""
+
     async def main() -> Any:
         handlers = Handlers()
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
@@ -287,7 +289,7 @@ def run_virtual(scenario: Scenario) -> Any:
 
 def same(scenario: Scenario) -> Any:
     """Run it over both; return what client and handlers saw, which is the same."""
-    virtual, real = run_virtual(scenario), _run_real(scenario)
+    virtual, real = run_virtual(scenario), run_real(scenario)
     assert virtual == real
     return real
 
