@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The simulated `grpc.aio` does what the real one does: each scenario runs over both, and client and handler see the same.
 
-A scenario is written once, against `grpc.aio`. Over the real one it runs on loopback and on a loop of asyncio; over the simulated
-one client and server are two processes of a simulated world. Texts that gRPC words by chance are not compared.
+A scenario is written once, against `grpc.aio`: it runs on loopback, and between two simulated processes. Texts are not compared.
 """
 
 from __future__ import annotations
@@ -148,9 +147,8 @@ class Stage:
         self.address = address
         self.dead_address = dead_address
         self.stop = stop
-        # A simulated world only: end the server's process without a word; start another one.
-        self.kill: Any = None
-        self.start: Any = None
+        self.kill: Any = None  # of a simulated world only: end the server's process without a word
+        self.start: Any = None  # and start another one
 
     def channel(self) -> Any:
         """Make a channel to the service."""
@@ -189,9 +187,9 @@ async def outcome_of(awaitable: Awaitable[Any], timeout_s: float = WAIT_S) -> An
             return type(error).__name__
 
 
-async def write_to(call: Any, message: bytes = b"") -> Any:
+def write_to(call: Any, message: bytes = b"") -> Awaitable[Any]:
     """Return what came of a write."""
-    return await outcome_of(call.write(message))
+    return outcome_of(call.write(message))
 
 
 def run_real(scenario: Scenario) -> Any:
