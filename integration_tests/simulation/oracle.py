@@ -49,13 +49,19 @@ class Oracle:
         self._leaders: dict[tuple[Key, int], int] = {}
         self._known: dict[Key, PartitionImage] = {}
         # How far the replica of a process was compared.
-        self._compared: dict[int, int] = {}
-        self._marks: dict[int, tuple[int, int]] = {}
+        self._compared: dict[HostedReplica, int] = {}
+        self._marks: dict[HostedReplica, tuple[int, int]] = {}
         self.violation: InvariantViolation | None = None
 
     def committed_end(self, key: Key) -> int:
         """End (exclusive) of what was ever committed in a partition."""
         return max(self._ends.get(key, {}).values(), default=0)
+
+    def throw_away(self) -> None:
+        """Let go of all replicas, and of the frames of a violation, which keep the server in which it was found."""
+        self._compared.clear()
+        self._marks.clear()
+        self.violation = None
 
     @contextmanager
     def watching(self) -> Generator[None]:
@@ -121,19 +127,19 @@ class Oracle:
     def _on_cut(self, replica: HostedReplica, effect: TruncateLog | RestartLog) -> None:
         if isinstance(effect, RestartLog):
             self._counts["log begun anew"] += 1
-            self._compared.pop(id(replica), None)
+            self._compared.pop(replica, None)
             return
         require(not effect.loses_committed, "what is committed is not cut", (str(replica), effect))
         if effect.to_offset < replica.log.log_end_offset:
             self._counts["truncation"] += 1
-        self._compared[id(replica)] = min(self._compared.get(id(replica), 0), effect.to_offset)
+        self._compared[replica] = min(self._compared.get(replica, 0), effect.to_offset)
 
     def _on_high_watermark(self, replica: HostedReplica, high_watermark: int) -> None:
         epoch = replica.leader_epoch
-        known_epoch, known = self._marks.get(id(replica), (epoch, 0))
+        known_epoch, known = self._marks.get(replica, (epoch, 0))
         if known_epoch == epoch:
             require(high_watermark >= known, "a high watermark never goes back", (str(replica), high_watermark, known))
-        self._marks[id(replica)] = epoch, high_watermark
+        self._marks[replica] = epoch, high_watermark
         end_offset = replica.log.log_end_offset
         require(high_watermark <= end_offset, "a high watermark is in the log", (str(replica), high_watermark))
         self._compare(replica, high_watermark, "replicas agree on what is committed", epoch=epoch)
@@ -141,7 +147,7 @@ class Oracle:
     def _compare(self, replica: HostedReplica, to_offset: int, law: str, *, epoch: int) -> None:
         """Compare what a replica has below an offset with what was committed, and remember what is committed now."""
         key = (replica.topic_id, replica.partition)
-        offset = max(self._compared.get(id(replica), 0), replica.log.log_start_offset)
+        offset = max(self._compared.get(replica, 0), replica.log.log_start_offset)
         batches = self._batches.setdefault(key, {})
         while offset < to_offset:
             found = replica.log.read(offset, READ_BYTES, end_offset=to_offset)
@@ -157,7 +163,7 @@ class Oracle:
                 )
                 position += header.size_bytes
             offset = found.next_offset
-        self._compared[id(replica)] = max(offset, to_offset)
+        self._compared[replica] = max(offset, to_offset)
         ends = self._ends.setdefault(key, {})
         ends[epoch] = max(ends.get(epoch, 0), to_offset)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +22,7 @@ from integration_tests.simulation.world import World
 from metaquorum.testing.coverage import Coverage, SeedResult
 from metaquorum.testing.invariants import InvariantViolation
 from metaquorum.testing.mutants import apply
-from metaquorum.testing.run import in_order
+from metaquorum.testing.run import in_order, run_seeds
 
 DEFAULT_EVENTS: Final = 20_000
 
@@ -58,25 +57,6 @@ def run_seed(seed: int, event_count: int) -> World:
         )
         raise
     return world
-
-
-def run_seeds(seeds: range, event_count: int, *, jobs: int = 1, with_digests: bool = False) -> int:
-    """Run seeds and print what happened; returns 1 when one failed, or when they did not go through enough."""
-    write = sys.stdout.write
-    coverage = Coverage(demanded=DEMANDED, shown=DEMANDED)
-    started = time.monotonic()
-    for result in in_order(partial(_run_one, event_count=event_count), seeds, jobs):
-        coverage.add(result)
-        if result.failure is not None:
-            write(f"seed {result.seed} FAILED: {result.failure}\n")
-            sys.stdout.flush()
-        elif with_digests:
-            write(f"seed {result.seed} {result.digest}\n")
-    write(coverage.report(time.monotonic() - started))
-    shortfalls = coverage.shortfalls(event_count=event_count)
-    for shortfall in shortfalls:
-        write(f"NOT ENOUGH: {shortfall}\n")
-    return 1 if coverage.failed_count or shortfalls else 0
 
 
 def _run_one(seed: int, *, event_count: int) -> SeedResult:
@@ -146,7 +126,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.mutants:
         return hunt_mutants(seeds, options.events, jobs=options.jobs, only=options.only)
-    return run_seeds(seeds, options.events, jobs=options.jobs, with_digests=options.digest)
+    return run_seeds(
+        partial(_run_one, event_count=options.events),
+        seeds,
+        Coverage(demanded=DEMANDED, shown=DEMANDED),
+        event_count=options.events,
+        jobs=options.jobs,
+        with_digests=options.digest,
+    )
 
 
 if __name__ == "__main__":

@@ -319,10 +319,6 @@ class VirtualServer:
 
         connection.send(self.process, connection.client, arrive)
 
-    async def wait_for_termination(self, timeout: float | None = None) -> bool:
-        """Not used."""
-        raise NotImplementedError
-
     def accept(self, connection: Connection) -> Callable[[], None]:
         """See `Listener`."""
         self._connections[connection] = None

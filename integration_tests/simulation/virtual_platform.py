@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -63,15 +63,29 @@ class VirtualFlusher:
         """See `GroupFlusher.submit`."""
         work = log.begin_flush()
         if work is not None:
-            self._process.flush(lambda: _run_flush(work), lambda error: on_done(work, error))
+            self._process.flush(work.run, lambda error: on_done(work, error))
         return work
 
     def close(self) -> None:
         """Nothing to end."""
 
 
-def _run_flush(work: FlushWork) -> None:
-    work.run()
+class _Once:
+    """Work that runs once, whoever asks first; who asks again gets the same failure."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+        self._error: Exception | None = None
+
+    def __call__(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            try:
+                work()
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
 
 
 class VirtualDiskThread:
@@ -79,38 +93,38 @@ class VirtualDiskThread:
 
     def __init__(self, name: str) -> None:
         self._process = current_process()
-        self._queue: list[tuple[Callable[[], None], Callable[[BaseException | None], None]]] = []
-        self._is_busy = False
+        self._queue: list[tuple[_Once, Callable[[BaseException | None], None]]] = []
+        self._under_way: _Once | None = None
         self._closing: list[asyncio.Future[None]] = []
         self.name = name
 
     def submit(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         """See `DiskThread.submit`."""
-        self._queue.append((work, done))
+        self._queue.append((_Once(work), done))
         self._next()
 
     def settle(self) -> None:
-        """Run everything now."""
-        for work, done in self._queue:
-            work()
-            self._process.loop.call_soon(done, None)
-        self._queue.clear()
+        """Run everything now; what is to be done then comes later."""
+        for work in (self._under_way, *(work for work, _ in self._queue)):
+            if work is not None:
+                # Whoever is told when it is done learns of its failure.
+                with suppress(Exception):
+                    work()
 
     async def close(self) -> None:
         """See `DiskThread.close`."""
-        while self._is_busy or self._queue:
+        while self._under_way is not None or self._queue:
             idle = self._process.loop.create_future()
             self._closing.append(idle)
             await idle
 
     def _next(self) -> None:
-        if self._is_busy or not self._queue:
+        if self._under_way is not None or not self._queue:
             return
-        self._is_busy = True
-        work, done = self._queue.pop(0)
+        self._under_way, done = self._queue.pop(0)
 
         def over(error: BaseException | None) -> None:
-            self._is_busy = False
+            self._under_way = None
             self._process.loop.call_soon(done, error)
             self._next()
             for idle in self._closing:
@@ -118,7 +132,7 @@ class VirtualDiskThread:
                     idle.set_result(None)
             self._closing.clear()
 
-        self._process.flush(work, over)
+        self._process.flush(self._under_way, over)
 
 
 class _InertThread:

@@ -162,8 +162,7 @@ class World:
             machine.throw_away()
         self.scheduler.clear()
         self.network.clear()
-        # Its frames keep the server in which it was found.
-        self.oracle.violation = None
+        self.oracle.throw_away()
 
     # What machines and faults tell.
 

@@ -68,7 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     if options.mutants:
         return hunt_mutants(seeds, options.events, jobs=options.jobs)
-    return run_seeds(seeds, options.events, jobs=options.jobs, with_digests=options.digest)
+    return run_seeds(
+        partial(_run_one, event_count=options.events),
+        seeds,
+        Coverage(),
+        event_count=options.events,
+        jobs=options.jobs,
+        with_digests=options.digest,
+    )
 
 
 def in_order(work: Callable[[int], T], numbers: Sequence[int], jobs: int) -> Iterator[T]:
@@ -113,12 +120,31 @@ def find_mutant(mutant: Mutant, seeds: Sequence[int], event_count: int) -> int |
     return None
 
 
-def run_seeds(seeds: range, event_count: int, *, jobs: int = 1, with_digests: bool) -> int:
-    """Run seeds and print what happened; returns 1 when one failed, or when they did not go through enough."""
+def run_seeds(
+    run_one: Callable[[int], SeedResult],
+    seeds: range,
+    coverage: Coverage,
+    *,
+    event_count: int,
+    jobs: int = 1,
+    with_digests: bool = False,
+) -> int:
+    """Run seeds and print what happened.
+
+    Args:
+        run_one: runs one seed; sent to other processes.
+        seeds: the seeds.
+        coverage: adds them up.
+        event_count: events with faults in each seed.
+        jobs: processes that share the seeds.
+        with_digests: print the digest of each trace.
+
+    Returns:
+        1 when a seed failed, or when they did not go through enough.
+    """
     write = sys.stdout.write
-    coverage = Coverage()
     started = time.monotonic()
-    for result in in_order(partial(_run_one, event_count=event_count), seeds, jobs):
+    for result in in_order(run_one, seeds, jobs):
         coverage.add(result)
         if result.failure is not None:
             write(f"seed {result.seed} FAILED: {result.failure}\n")
