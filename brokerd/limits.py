@@ -59,6 +59,9 @@ APPEND_WAIT_MS: Final = 30_000
 FORWARD_WAIT_MS: Final = 30_000
 """Most milliseconds that a forwarded call may take, whatever the client's deadline."""
 
+FORWARDED_WAIT_MS: Final = 1_000
+"""Most milliseconds that a receiver of a forwarded call waits for the metadata that the forwarder had seen."""
+
 DEADLINE_MARGIN_MS: Final = 500
 """Milliseconds before a caller's deadline, at most, at which a waiting call gives its typed answer; a quarter of a short time."""
 

@@ -58,6 +58,13 @@ class Locator:
             raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=LEADER_RETRY_MS)
         return place
 
+    def leads(self, name: str, partition: int) -> bool:
+        """True when, as far as this broker knows, it leads a partition."""
+        try:
+            return self.is_local(self.leader(self.topic(name), partition))
+        except RefusedError:
+            return False
+
     def is_local(self, place: LeaderPlace) -> bool:
         """True when this broker is the leader."""
         return place.leader_id == self._node_id

@@ -31,8 +31,9 @@ from brokerd.partition.events import AckLevel, Durability
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.refusals import too_few_after_failure
 from brokerd.rpc.batch_check import is_stored_anew
-from brokerd.rpc.calls import CallFailedError, ServicerContext, check_cluster, left_ms, was_forwarded
+from brokerd.rpc.calls import CallFailedError, ServicerContext, check_cluster, left_ms
 from brokerd.rpc.forward import Forwarder
+from brokerd.rpc.forwarded import was_forwarded
 from brokerd.rpc.identities import check_identity
 from brokerd.rpc.parts import BrokerParts
 from metaquorum.controller.image import TopicImage
@@ -81,8 +82,9 @@ class AppendCalls:
             await self._check_sequence(request)
         if left_ms(context, at_most_ms=APPEND_WAIT_MS) <= 0:
             raise refused(ErrorCode.TIMED_OUT, "the deadline has passed; nothing was appended")
+        is_forwarded = await was_forwarded(context, self._parts, [(request.topic, request.partition)])
         parts = self._split(request, self._parts.locator.topic(request.topic))
-        if was_forwarded(context):
+        if is_forwarded:
             self._check_local(parts, request.topic)
         results = await asyncio.gather(
             *(self._append_part(request, part, level, context) for part in parts), return_exceptions=True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -25,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 ServicerContext = grpc.aio.ServicerContext[bytes, bytes]
 """Context of every call here: requests and responses are bytes for the library."""
-
-FORWARDED_KEY: Final = "lograft-forwarded"
-"""Metadata key of a call that another broker passed on; such a call is never passed on again."""
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -139,11 +136,6 @@ def left_ms(context: ServicerContext, *, at_most_ms: int) -> int:
         return at_most_ms
     left = int(remaining * 1000)
     return max(0, min(at_most_ms, left - min(DEADLINE_MARGIN_MS, left // 4)))
-
-
-def was_forwarded(context: ServicerContext) -> bool:
-    """True when another broker passed the call on to this one."""
-    return any(key == FORWARDED_KEY for key, _ in context.invocation_metadata() or ())
 
 
 def _parse(request_type: type[RequestT], data: bytes) -> RequestT:

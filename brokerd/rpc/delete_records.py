@@ -19,8 +19,9 @@ from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.limits import BIND_WAIT_MS, FORWARD_WAIT_MS, MAX_OFFSET_QUERIES
 from brokerd.replication.listening import client_text
 from brokerd.rpc.by_leader import answer_by_leader
-from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, was_forwarded
+from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms
 from brokerd.rpc.forward import Forwarder
+from brokerd.rpc.forwarded import was_forwarded
 from brokerd.rpc.parts import BrokerParts
 from brokerd.rpc.status import partition_error
 from storage.errors import DiskFullError, OffsetOutOfRangeError, StorageError
@@ -76,10 +77,11 @@ class DeleteRecordsCalls:
             asked = wanted[index]
             return log_pb2.DeletedRecords(topic=asked.topic, partition=asked.partition, error=partition_error(failure))
 
+        asked_for = [(asked.topic, asked.partition) for asked in wanted]
         results = await answer_by_leader(
-            [(asked.topic, asked.partition) for asked in wanted],
+            asked_for,
             locator=self._parts.locator,
-            was_forwarded=was_forwarded(context),
+            was_forwarded=await was_forwarded(context, self._parts, asked_for),
             answer=answer,
             forward=forward,
             failed=failed,

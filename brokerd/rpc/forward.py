@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes a call on to the broker that leads a partition: one hop, never more.
 
-Owns the mark that a forwarded call carries and the meaning of a call that broke. Must not choose the broker.
+Owns the meaning of a call that broke. Must not choose the broker.
 Law: a call that appends is sent once; when its answer is lost, the caller is told OUTCOME_UNKNOWN.
 """
 
@@ -16,8 +16,10 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
 from brokerd.failure import LeaderPlace, RefusedError, refused
+from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels, is_ready_within, unary_method
-from brokerd.rpc.calls import FORWARDED_KEY, CallFailedError
+from brokerd.rpc.calls import CallFailedError
+from brokerd.rpc.forwarded import forwarded_mark
 from brokerd.rpc.status import remote_failure
 
 CONNECT_MS: Final = 1_000
@@ -29,8 +31,9 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 class Forwarder:
     """Calls to other brokers over shared channels."""
 
-    def __init__(self, peers: PeerChannels) -> None:
+    def __init__(self, peers: PeerChannels, observer: MetadataObserver) -> None:
         self._peers = peers
+        self._observer = observer
 
     async def call(
         self,
@@ -53,8 +56,9 @@ class Forwarder:
             if not await is_ready_within(channel, min(CONNECT_MS, timeout_ms)):
                 raise _not_reached(place)
             try:
+                mark = forwarded_mark(self._observer.metadata_offset)
                 answer = await unary_method(channel, method)(
-                    request.SerializeToString(), timeout=timeout_ms / 1000, metadata=((FORWARDED_KEY, "1"),)
+                    request.SerializeToString(), timeout=timeout_ms / 1000, metadata=mark
                 )
             except grpc.aio.AioRpcError as error:
                 raise _translate(error, place, is_read_only) from error

@@ -16,8 +16,9 @@ from brokerd.failure import Failure, LeaderPlace, refused
 from brokerd.limits import BIND_WAIT_MS, FORWARD_WAIT_MS, MAX_OFFSET_QUERIES
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.by_leader import answer_by_leader
-from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, was_forwarded
+from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms
 from brokerd.rpc.forward import Forwarder
+from brokerd.rpc.forwarded import was_forwarded
 from brokerd.rpc.parts import BrokerParts
 from brokerd.rpc.status import partition_error
 
@@ -69,10 +70,11 @@ class ListOffsetsCalls:
             query = queries[index]
             return log_pb2.OffsetResult(topic=query.topic, partition=query.partition, error=partition_error(failure))
 
+        asked_for = [(query.topic, query.partition) for query in queries]
         results = await answer_by_leader(
-            [(query.topic, query.partition) for query in queries],
+            asked_for,
             locator=self._parts.locator,
-            was_forwarded=was_forwarded(context),
+            was_forwarded=await was_forwarded(context, self._parts, asked_for),
             answer=answer,
             forward=forward,
             failed=failed,

@@ -29,7 +29,7 @@ class LogService:
     """The service of one broker."""
 
     def __init__(self, parts: BrokerParts) -> None:
-        forwarder = Forwarder(parts.peers)
+        forwarder = Forwarder(parts.peers, parts.observer)
         self._parts = parts
         self._append = AppendCalls(parts, forwarder)
         self._read = ReadCalls(parts, forwarder)

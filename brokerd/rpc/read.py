@@ -29,9 +29,10 @@ from brokerd.limits import (
     MAX_WAITING_READS,
 )
 from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, was_forwarded
+from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms
 from brokerd.rpc.fetch_stream import check_offset
 from brokerd.rpc.forward import Forwarder
+from brokerd.rpc.forwarded import was_forwarded
 from brokerd.rpc.parts import BrokerParts
 
 METHOD: Final = "/lograft.v1.LogService/Read"
@@ -76,8 +77,9 @@ class ReadCalls:
         max_bytes = _bounded("max_bytes", request.max_bytes, DEFAULT_READ_BYTES, MAX_READ_BYTES)
         max_wait_ms = _bounded("max_wait_ms", request.max_wait_ms, 0, MAX_READ_WAIT_MS)
         locator = self._parts.locator
+        is_forwarded = await was_forwarded(context, self._parts, [(request.topic, request.partition)])
         place = locator.leader(locator.topic(request.topic), request.partition)
-        if not locator.is_local(place) and not was_forwarded(context):
+        if not locator.is_local(place) and not is_forwarded:
             return await self._forwarder.call(
                 place,
                 METHOD,

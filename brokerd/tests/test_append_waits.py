@@ -63,7 +63,7 @@ async def calls_over(host: Host) -> tuple[AppendCalls, ReadCalls]:
     host.register()
     host.create_topic()
     parts = offline_parts(host.observer, host.host)
-    forwarder = Forwarder(parts.peers)
+    forwarder = Forwarder(parts.peers, parts.observer)
     return AppendCalls(parts, forwarder), ReadCalls(parts, forwarder)
 
 

@@ -16,8 +16,11 @@ from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import LeaderPlace, RefusedError
+from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.rpc.forward import Forwarder
+from brokerd.rpc.forwarded import FORWARDED_KEY
+from metaquorum.runtime.listener import CommittedBatch
 
 METHOD = "/lograft.v1.LogService/Read"
 Behaviour = Callable[[bytes, Any], Awaitable[bytes]]
@@ -37,10 +40,16 @@ async def peer(behaviour: Behaviour) -> AsyncIterator[tuple[Forwarder, LeaderPla
     await server.start()
     peers = PeerChannels()
     try:
-        yield Forwarder(peers), place(port), server
+        yield Forwarder(peers, MetadataObserver()), place(port), server
     finally:
         await peers.close()
         await server.stop(None)
+
+
+def nothing_committed_up_to(next_offset: int) -> CommittedBatch:
+    return CommittedBatch(
+        base_offset=0, next_offset=next_offset, quorum_epoch=1, append_timestamp_ms=0, records=[], is_control=True
+    )
 
 
 async def code_of(forwarder: Forwarder, leader: LeaderPlace, *, is_read_only: bool, timeout_ms: int) -> ErrorCode:
@@ -63,7 +72,9 @@ async def test_peer_that_cannot_be_reached_got_nothing() -> None:
         port = free.getsockname()[1]
     peers = PeerChannels()
     for is_read_only in (True, False):
-        code = await code_of(Forwarder(peers), place(port), is_read_only=is_read_only, timeout_ms=2_000)
+        code = await code_of(
+            Forwarder(peers, MetadataObserver()), place(port), is_read_only=is_read_only, timeout_ms=2_000
+        )
         assert code is ErrorCode.LEADER_NOT_AVAILABLE
     await peers.close()
 
@@ -106,6 +117,26 @@ async def test_peer_that_dies_under_the_call_leaves_an_append_unknown(is_read_on
         assert call is not None
         await server.stop(None)
         assert await call is code
+
+
+async def test_call_says_what_the_forwarder_had_seen() -> None:
+    """The leader can wait for the metadata that made the forwarder choose it."""
+    marks: list[str] = []
+
+    async def note(_request: bytes, context: Any) -> bytes:
+        marks.extend(value for key, value in context.invocation_metadata() if key == FORWARDED_KEY)
+        return b""
+
+    async with peer(note) as (_, leader, _):
+        peers, observer = PeerChannels(), MetadataObserver()
+        forwarder = Forwarder(peers, observer)
+        for next_offset in (3, 7):
+            observer.on_commit(nothing_committed_up_to(next_offset))
+            await forwarder.call(
+                leader, METHOD, log_pb2.ReadRequest(), log_pb2.ReadResponse, timeout_ms=5_000, is_read_only=True
+            )
+        await peers.close()
+    assert marks == ["3", "7"]
 
 
 async def test_answer_of_no_use_is_internal() -> None:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a broker makes of a call that another one passed on, when that one had seen more of the metadata."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from lograft.v1 import errors_pb2, log_pb2
+from lograft.wire.codes import ErrorCode
+
+from brokerd.failure import RefusedError
+from brokerd.rpc.append import AppendCalls
+from brokerd.rpc.delete_records import DeleteRecordsCalls
+from brokerd.rpc.forward import Forwarder
+from brokerd.rpc.forwarded import FORWARDED_KEY
+from brokerd.rpc.list_offsets import ListOffsetsCalls
+from brokerd.rpc.read import ReadCalls
+from brokerd.tests.support import offline_parts
+from brokerd.tests.test_replica_host import TOPIC_ID, Host
+from metaquorum.controller.records import LeaderChange, PartitionChangeRecord
+from storage.testing.sim_disk import SimDisk
+
+
+class Context:
+    """The part of a gRPC context that these calls look at, with the mark of a forwarder."""
+
+    def __init__(self, mark: str, *, seconds: float = 20.0) -> None:
+        self._mark = mark
+        self._end = asyncio.get_running_loop().time() + seconds
+
+    def time_remaining(self) -> float:
+        return self._end - asyncio.get_running_loop().time()
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("user-agent", "x"), (FORWARDED_KEY, self._mark))
+
+
+class Receiver:
+    """The calls of one broker over metadata that the test commits."""
+
+    def __init__(self, host: Host) -> None:
+        parts = offline_parts(host.observer, host.host)
+        forwarder = Forwarder(parts.peers, parts.observer)
+        self._append = AppendCalls(parts, forwarder)
+        self._read = ReadCalls(parts, forwarder)
+        self._list_offsets = ListOffsetsCalls(parts, forwarder)
+        self._delete = DeleteRecordsCalls(parts, forwarder)
+
+    async def append(self, context: Context) -> int:
+        records = [log_pb2.Record(value=b"v")]
+        request = log_pb2.AppendRequest(topic="t", partition=0, records=records)
+        return (await self._append.append(request, context)).ranges[0].base_offset  # type: ignore[arg-type]
+
+    async def read(self, context: Context) -> int:
+        request = log_pb2.ReadRequest(topic="t", partition=0)
+        return (await self._read.read(request, context)).high_watermark  # type: ignore[arg-type]
+
+    async def list_offsets(self, context: Context) -> int:
+        query = log_pb2.OffsetQuery(topic="t", partition=0, position=log_pb2.OFFSET_POSITION_LATEST)
+        request = log_pb2.ListOffsetsRequest(queries=[query])
+        result = (await self._list_offsets.list_offsets(request, context)).results[0]  # type: ignore[arg-type]
+        return _offset_or_raise(result.error, result.offset)
+
+    async def delete_records(self, context: Context) -> int:
+        asked = log_pb2.RecordsBefore(topic="t", partition=0, before_offset=0)
+        request = log_pb2.DeleteRecordsRequest(partitions=[asked])
+        result = (await self._delete.delete_records(request, context)).results[0]  # type: ignore[arg-type]
+        return _offset_or_raise(result.error, result.log_start_offset)
+
+
+Call = Callable[[Receiver, Context], Awaitable[int]]
+CALLS: list[Call] = [Receiver.append, Receiver.read, Receiver.list_offsets, Receiver.delete_records]
+
+
+def _offset_or_raise(error: errors_pb2.PartitionError, offset: int) -> int:
+    if error.code:
+        raise AssertionError(ErrorCode.from_number(error.code))
+    return offset
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    """A broker that is registered and knows no topic."""
+    disk = SimDisk()
+    disk.make_directory("/data")
+    disk.make_directory("/data/partitions")
+    made = Host(disk)
+    await made.host.start()
+    made.register()
+    yield made
+    await made.host.stop()
+
+
+async def begun(call: Awaitable[int]) -> asyncio.Task[int]:
+    task = asyncio.ensure_future(call)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not task.done()
+    assert isinstance(task, asyncio.Task)
+    return task
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_leader_that_has_not_heard_of_a_new_topic_waits_for_it(host: Host, call: Call) -> None:
+    """The forwarder knew the topic: the leader does not say that there is none, it waits until it knows as much."""
+    seen = host.observer.metadata_offset + 1
+    task = await begun(call(Receiver(host), Context(str(seen))))
+    host.create_topic()
+    assert await task == 0
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_new_leader_that_has_not_heard_of_it_waits(host: Host, call: Call) -> None:
+    """The forwarder knew that the leadership has moved here."""
+    host.create_topic()
+    await host.replica()
+    host.commit(_led_by(None))
+    seen = host.observer.metadata_offset + 1
+    task = await begun(call(Receiver(host), Context(str(seen))))
+    host.commit(_led_by(1))
+    assert await task == 0
+
+
+async def test_metadata_that_does_not_come_ends_the_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the limit, or at the deadline, the receiver's own view counts."""
+    receiver = Receiver(host)
+    with pytest.raises(RefusedError) as caught:
+        await receiver.append(Context(str(10**9), seconds=0.1))
+    assert caught.value.failure.code in {ErrorCode.UNKNOWN_TOPIC, ErrorCode.TIMED_OUT}
+    monkeypatch.setattr("brokerd.rpc.forwarded.FORWARDED_WAIT_MS", 20)
+    with pytest.raises(RefusedError) as caught:
+        await receiver.read(Context(str(10**9)))
+    assert caught.value.failure.code is ErrorCode.UNKNOWN_TOPIC
+
+
+@pytest.mark.parametrize("mark", ["0", "1", "-5", "", "x", "9" * 4_000])
+async def test_mark_without_a_later_offset_is_not_waited_for(host: Host, mark: str) -> None:
+    """A call with any other mark was forwarded too: it goes no further and is answered at once."""
+    with pytest.raises(RefusedError) as caught:
+        await Receiver(host).read(Context(mark))
+    assert caught.value.failure.code is ErrorCode.UNKNOWN_TOPIC
+    host.create_topic()
+    host.commit(_led_by(None))
+    with pytest.raises(RefusedError) as caught:
+        await Receiver(host).read(Context(mark))
+    assert caught.value.failure.code is ErrorCode.LEADER_NOT_AVAILABLE
+
+
+async def test_leader_that_is_behind_answers_what_it_leads_at_once(host: Host) -> None:
+    """A broker that hears nothing new goes on serving what it leads."""
+    host.create_topic()
+    await host.replica()
+    async with asyncio.timeout(0.9):
+        assert await Receiver(host).read(Context(str(10**9))) == 0
+
+
+def _led_by(leader_id: int | None) -> PartitionChangeRecord:
+    return PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=leader_id))
