@@ -56,8 +56,8 @@ def register(
 
     The same incarnation keeps its epoch. Another incarnation is refused while the registered one is unfenced and in
     session (unless it said that it leaves); otherwise it takes the broker id over and starts fenced. One that cannot prove a
-    clean stop of the registration that it replaces is *unclean*: it may lack records, and stays fenced until it has left the
-    in-sync replicas (`elections`).
+    clean stop of the registration that it replaces, or that lacks a log directory of it, is *unclean*: it may lack records, and
+    stays fenced until it has left the in-sync replicas (`elections`).
     """
     refusal = _registration_problem(image, settings, command)
     if refusal is not None:
@@ -71,8 +71,9 @@ def register(
             f"broker {command.broker_id} is registered by another live process at {present.host}:{present.port}; "
             "stop that one, or use another node id",
         )
-    unclean = present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch)
-    record = _broker_record(command, broker_epoch=None, fenced=True, unclean=unclean)
+    lost = present is not None and _has_lost_directories(present, command)
+    unclean = lost or (present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch))
+    record = replace(_broker_record(command, broker_epoch=None, fenced=True), unclean=unclean, lost_directories=lost)
     return Decision(
         response=BrokerRegistered(broker_epoch=None),
         records=(record,),
@@ -82,9 +83,16 @@ def register(
     )
 
 
+def _has_lost_directories(present: BrokerImage, command: RegisterBroker) -> bool:
+    """Tell whether a directory is gone, wiped or taken out: which partitions it had is not known here."""
+    return present.lost_directories or not set(present.log_directory_ids) <= set(command.log_directory_ids)
+
+
 def _register_again(present: BrokerImage, command: RegisterBroker) -> Decision:
     record = replace(
-        _broker_record(command, broker_epoch=present.broker_epoch, fenced=present.fenced, unclean=present.unclean),
+        _broker_record(command, broker_epoch=present.broker_epoch, fenced=present.fenced),
+        unclean=present.unclean,
+        lost_directories=present.lost_directories,
         offline_log_directory_ids=present.offline_log_directory_ids,
     )
     same = (record.host, record.port, record.rack) == (present.host, present.port, present.rack)
@@ -97,7 +105,7 @@ def _register_again(present: BrokerImage, command: RegisterBroker) -> Decision:
     )
 
 
-def _broker_record(command: RegisterBroker, *, broker_epoch: int | None, fenced: bool, unclean: bool) -> BrokerRecord:
+def _broker_record(command: RegisterBroker, *, broker_epoch: int | None, fenced: bool) -> BrokerRecord:
     return BrokerRecord(
         broker_id=command.broker_id,
         incarnation_id=command.incarnation_id,
@@ -107,7 +115,6 @@ def _broker_record(command: RegisterBroker, *, broker_epoch: int | None, fenced:
         rack=command.rack,
         fenced=fenced,
         log_directory_ids=command.log_directory_ids,
-        unclean=unclean,
         min_feature_level=command.min_feature_level,
         max_feature_level=command.max_feature_level,
     )

@@ -5,6 +5,7 @@ Owns the election rules for one partition and the slices in which they are appli
 and has everything committed is elected (it is in the in-sync or in the eligible leader replicas, `isr.py`), unless the topic
 allows otherwise (`unclean.leader.election.enable`). A broker that stopped uncleanly may have lost what it had not flushed:
 before it may lead again it leaves them, except where records are acknowledged only when flushed, or where it is the last one.
+One that comes back without a log directory may have lost those too: it leaves everywhere.
 Source: Kafka's PartitionChangeBuilder; KIP-966; `docs/controller.md` section "Elections".
 """
 
@@ -27,7 +28,7 @@ from metaquorum.controller.records import (
     MetadataRecord,
     PartitionChangeRecord,
 )
-from metaquorum.controller.state import PartitionImage, TopicImage, example
+from metaquorum.controller.state import BrokerImage, PartitionImage, TopicImage, example
 from metaquorum.controller.topic_configs import TOPIC_CONFIGS, TRUE, UNCLEAN_ELECTION, FlushPolicy
 from metaquorum.controller.walk_commands import SweepCursor, SweepPartitions
 
@@ -178,7 +179,8 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
     unclean = sorted((broker for broker in image.brokers() if broker.unclean), key=lambda broker: broker.broker_epoch)
     if command.cursor == SweepCursor():
         command = SweepPartitions(unclean=tuple(broker.broker_epoch for broker in unclean))
-    lossy = [broker.broker_id for broker in unclean]
+    # Of several that may lack records, the last one stays: rather one that has all its directories.
+    lossy = sorted(unclean, key=lambda broker: not broker.lost_directories)
 
     @cache
     def needed(rules: ElectionRules, lacking: tuple[int, ...]) -> Choose:
@@ -203,10 +205,11 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
     return Decision(response=Done(), records=tuple(records))
 
 
-def _lossy_for(image: AppendedImage, topic: TopicImage, lossy: Sequence[int]) -> tuple[int, ...]:
-    """Return those brokers that may lack records of a topic: what one acknowledges under `ack` was flushed."""
+def _lossy_for(image: AppendedImage, topic: TopicImage, lossy: Sequence[BrokerImage]) -> tuple[int, ...]:
+    """Return those brokers that may lack records of a topic: what one acknowledges under `ack` was flushed, to its directories."""
     return tuple(
-        broker_id
-        for broker_id in lossy
-        if settings_of(image, topic.configs, broker_id).flush_policy is not FlushPolicy.ACK
+        broker.broker_id
+        for broker in lossy
+        if broker.lost_directories
+        or settings_of(image, topic.configs, broker.broker_id).flush_policy is not FlushPolicy.ACK
     )

@@ -233,6 +233,7 @@ def _broker_row(broker: BrokerImage, *, second: bool) -> MetadataRecord | None:
         fenced=broker.fenced,
         log_directory_ids=broker.log_directory_ids,
         unclean=broker.unclean,
+        lost_directories=broker.lost_directories,
         offline_log_directory_ids=broker.offline_log_directory_ids,
         min_feature_level=broker.min_feature_level,
         max_feature_level=broker.max_feature_level,

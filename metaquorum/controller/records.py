@@ -28,6 +28,8 @@ class BrokerRecord:
         log_directory_ids: ids of its log directories, 16 bytes each.
         unclean: True after a stop that was not orderly, until the broker has left the in-sync replicas where it may lack
             records; it stays fenced so long.
+        lost_directories: True while it is unclean and lacks a log directory of the registration before it: then it may lack
+            flushed records too.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
         min_feature_level: lowest feature level that it can run at, inclusive.
         max_feature_level: highest feature level that it can run at, inclusive.
@@ -42,6 +44,7 @@ class BrokerRecord:
     fenced: bool
     log_directory_ids: tuple[bytes, ...] = ()
     unclean: bool = False
+    lost_directories: bool = False
     offline_log_directory_ids: tuple[bytes, ...] = ()
     min_feature_level: int = 1
     max_feature_level: int = 1
@@ -49,7 +52,7 @@ class BrokerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerChangeRecord:
-    """A registered broker changed its state; None leaves a field as it is."""
+    """A registered broker changed its state; None leaves a field as it is. One that is not unclean has lost no directory."""
 
     broker_id: int
     broker_epoch: int

@@ -210,6 +210,7 @@ def _register_broker(tables: ImageTables, record: BrokerRecord, offset: int) -> 
             in_controlled_shutdown=False,
             log_directory_ids=record.log_directory_ids,
             unclean=record.unclean,
+            lost_directories=record.lost_directories,
             offline_log_directory_ids=record.offline_log_directory_ids,
             min_feature_level=record.min_feature_level,
             max_feature_level=record.max_feature_level,
@@ -219,13 +220,15 @@ def _register_broker(tables: ImageTables, record: BrokerRecord, offset: int) -> 
 
 def _change_broker(tables: ImageTables, record: BrokerChangeRecord) -> None:
     broker = _known_broker(tables, record.broker_id, record.broker_epoch)
+    unclean = broker.unclean if record.unclean is None else record.unclean
     shutdown, offline = record.in_controlled_shutdown, record.offline_log_directory_ids
     tables.put_broker(
         replace(
             broker,
             fenced=broker.fenced if record.fenced is None else record.fenced,
             in_controlled_shutdown=broker.in_controlled_shutdown if shutdown is None else shutdown,
-            unclean=broker.unclean if record.unclean is None else record.unclean,
+            unclean=unclean,
+            lost_directories=broker.lost_directories and unclean,
             offline_log_directory_ids=broker.offline_log_directory_ids if offline is None else offline,
         )
     )

@@ -32,6 +32,7 @@ class BrokerImage:
         in_controlled_shutdown: True while the broker leaves in an orderly way.
         log_directory_ids: ids of its log directories, 16 bytes each.
         unclean: see `BrokerRecord`.
+        lost_directories: see `BrokerRecord`.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
         min_feature_level: lowest feature level that it can run at, inclusive.
         max_feature_level: highest feature level that it can run at, inclusive.
@@ -47,6 +48,7 @@ class BrokerImage:
     in_controlled_shutdown: bool
     log_directory_ids: tuple[bytes, ...]
     unclean: bool
+    lost_directories: bool = False
     offline_log_directory_ids: tuple[bytes, ...] = ()
     min_feature_level: int = 1
     max_feature_level: int = 1

@@ -211,6 +211,7 @@ def _broker(record: BrokerRecord) -> dict[str, object]:
         "rack": record.rack,
         "fenced": record.fenced,
         "unclean": record.unclean,
+        "lost_directories": record.lost_directories,
         "log_directory_ids": [each.hex() for each in record.log_directory_ids],
         "offline_log_directory_ids": [each.hex() for each in record.offline_log_directory_ids],
         "min_feature_level": record.min_feature_level,

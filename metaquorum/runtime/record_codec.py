@@ -148,6 +148,7 @@ def _broker_message(record: BrokerRecord) -> pb.BrokerRecord:
         fenced=record.fenced,
         log_directory_ids=record.log_directory_ids,
         unclean=record.unclean,
+        lost_directories=record.lost_directories,
         offline_log_directory_ids=record.offline_log_directory_ids,
         min_feature_level=record.min_feature_level,
         max_feature_level=record.max_feature_level,
@@ -177,6 +178,7 @@ def _read_broker(message: pb.BrokerRecord) -> BrokerRecord:
         fenced=message.fenced,
         log_directory_ids=tuple(message.log_directory_ids),
         unclean=message.unclean,
+        lost_directories=message.lost_directories,
         offline_log_directory_ids=tuple(message.offline_log_directory_ids),
         # Absent in records of before there were several levels.
         min_feature_level=message.min_feature_level or 1,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from lograft.wire.codes import ErrorCode
 
@@ -21,7 +23,7 @@ from metaquorum.controller.records import (
 )
 from metaquorum.controller.state import PartitionImage
 from metaquorum.runtime import record_codec
-from metaquorum.tests.controller_world import World, create_topic, register, topic_id
+from metaquorum.tests.controller_world import World, create_topic, incarnation, register, topic_id
 
 
 def add(world: World, *records: MetadataRecord) -> None:
@@ -112,6 +114,81 @@ def test_last_in_sync_replica_stays_however_it_stopped(world: World) -> None:
         world.beat(broker_id)
     assert state(world, "none") == ((3,), 3)
     assert state(world, "ack")[0] != (3,)
+
+
+NEW_DIRECTORY = incarnation(7)
+
+
+def come_back_wiped(world: World, broker_id: int, *, clean: bool = False) -> Decision:
+    """Register the next process of a broker whose directory is another one than before."""
+    epoch = world.epoch(broker_id) if clean else None
+    directories = (NEW_DIRECTORY,)
+    command = register(broker_id, process=300 + broker_id, clean_stop_epoch=epoch, log_directory_ids=directories)
+    return world.run(command)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_broker_whose_directory_was_wiped_is_trusted_under_no_policy(world: World, clean: bool) -> None:
+    """What was flushed is gone with the directory: under `ack` too it leaves, and the others are waited for."""
+    come_back_wiped(world, 1, clean=clean)
+    assert not world.image.brokers[1].unclean, "the sweep is over"
+    world.beat(1)
+    assert [state(world, policy) for policy in ("ack", "interval", "none")] == [((2, 3), None)] * 3
+    come_back(world, 3, clean=False)
+    world.beat(3)
+    assert [state(world, policy) for policy in ("ack", "interval", "none")] == [((3,), 3), ((2,), None), ((2,), None)]
+
+
+def test_wiped_broker_is_the_last_to_be_taken_for_the_one_that_has_the_most(world: World) -> None:
+    """Where all may lack records, one that was only killed stays, also when the wiped one comes back after it."""
+    for broker_id in (2, 3):
+        come_back(world, broker_id, clean=False)
+    assert state(world, "none") == ((1,), None)
+    world.append(register(1, process=101))
+    command = register(2, process=302, log_directory_ids=(NEW_DIRECTORY,))
+    world.append(command)
+    world.commit()
+    world.run(Bootstrap())
+    assert state(world, "none") == ((1,), None)
+    assert state(world, "ack") == ((1, 3), None)
+
+
+def test_wiped_last_replica_stays_and_begins_anew() -> None:
+    """With one replica there is nobody to wait for: what was there is lost, and the topic can be used."""
+    world = World()
+    epoch = world.start_broker(1)
+    world.run(create_topic("t", partition_count=2))
+    world.run(FenceBroker(broker_id=1, broker_epoch=epoch))
+    come_back_wiped(world, 1)
+    world.beat(1)
+    assert world.leaders("t") == [1, 1]
+
+
+def test_another_directory_beside_the_old_ones_is_nothing_lost(world: World) -> None:
+    """A broker may get more disks, and name them in another order; one that misses any lacks what was there."""
+    first, second = world.image.brokers[1].log_directory_ids[0], incarnation(8)
+    more = register(1, process=401, clean_stop_epoch=world.epoch(1), log_directory_ids=(second, first))
+    world.run(more)
+    assert state(world, "ack")[0] == (1, 2, 3)
+    world.append(register(1, process=402, clean_stop_epoch=world.epoch(1), log_directory_ids=(first,)))
+    world.commit()
+    assert world.image.brokers[1].unclean
+    assert world.image.brokers[1].lost_directories
+
+
+def test_lost_directories_are_remembered_until_the_broker_has_left(world: World) -> None:
+    """A new controller, a restart in the middle and a registration that is repeated change nothing about it."""
+    wiped = register(1, process=301, log_directory_ids=(NEW_DIRECTORY,))
+    world.append(wiped)
+    world.append(replace(wiped, port=9999))
+    world.commit()
+    world.append(replace(wiped, incarnation_id=incarnation(302), clean_stop_epoch=world.epoch(1)))
+    world.commit()
+    assert world.image.brokers[1].lost_directories
+    world.take_over()
+    world.run(Bootstrap())
+    assert not world.image.brokers[1].lost_directories
+    assert state(world, "ack") == ((2, 3), None)
 
 
 def test_with_one_replica_an_unclean_restart_changes_nothing() -> None:
@@ -243,11 +320,13 @@ def test_unclean_is_kept_in_records_and_rows(world: World) -> None:
     world.commit()
     rows = [record for _, record in all_rows(world.image) if isinstance(record, BrokerRecord)]
     assert [record.unclean for record in rows] == [True, False, False]
+    rows[1] = replace(rows[1], unclean=True, lost_directories=True)
     assert [record_codec.decode(record_codec.encode(record)) for record in rows] == rows
     restored = MetadataImage()
     for offset, record in enumerate(rows):
         restored.replay(record, offset)
     assert restored.brokers[1].unclean
+    assert [broker.lost_directories for broker in restored.brokers.values()] == [False, True, False]
     for unclean in (True, False, None):
         change = BrokerChangeRecord(broker_id=1, broker_epoch=5, unclean=unclean)
         assert record_codec.decode(record_codec.encode(change)) == change

@@ -265,6 +265,7 @@ class BrokerRecord(_message.Message):
     OFFLINE_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     MIN_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     MAX_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    LOST_DIRECTORIES_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """Node id."""
     incarnation_id: _builtins.bytes
@@ -285,6 +286,8 @@ class BrokerRecord(_message.Message):
     """Lowest feature level that it can run at, inclusive; 0: 1."""
     max_feature_level: _builtins.int
     """Highest feature level that it can run at, inclusive; 0: 1."""
+    lost_directories: _builtins.bool
+    """True while it is unclean and lacks a log directory of the registration before it: it may lack flushed records too."""
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories, 16 bytes each."""
@@ -308,10 +311,11 @@ class BrokerRecord(_message.Message):
         offline_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         min_feature_level: _builtins.int = ...,
         max_feature_level: _builtins.int = ...,
+        lost_directories: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "max_feature_level", b"max_feature_level", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "lost_directories", b"lost_directories", "max_feature_level", b"max_feature_level", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -338,7 +342,7 @@ class BrokerChangeRecord(_message.Message):
     in_controlled_shutdown: _builtins.bool
     """True while it is leaving in an orderly way; absent: unchanged."""
     unclean: _builtins.bool
-    """New state of `BrokerRecord.unclean`; absent: unchanged."""
+    """New state of `BrokerRecord.unclean`, false also ends `lost_directories`; absent: unchanged."""
     @_builtins.property
     def offline_log_directories(self) -> Global___DirectoryIdList:
         """All of its log directories that have failed; absent: unchanged."""
