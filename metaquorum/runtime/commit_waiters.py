@@ -127,10 +127,7 @@ class ParkedAnswers:
             if parked.future.done():
                 continue
             if parked.base_offset is not None:
-                error = CommandError(
-                    ErrorCode.OUTCOME_UNKNOWN,
-                    "the leadership ended before the change was confirmed; look before you repeat it",
-                )
+                error = unconfirmed_change()
             else:
                 error = CommandError(
                     ErrorCode.NOT_CONTROLLER,
@@ -140,6 +137,12 @@ class ParkedAnswers:
                 )
             parked.future.set_exception(error)
         self._parked.clear()
+
+
+def unconfirmed_change() -> CommandError:
+    """Make the error of a change that was appended by a leadership that has ended: the next leader has it, or not."""
+    message = "the leadership ended before the change was confirmed; look before you repeat it"
+    return CommandError(ErrorCode.OUTCOME_UNKNOWN, message)
 
 
 def _complete(parked: _Parked, committed_offset: int) -> None:

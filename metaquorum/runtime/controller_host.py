@@ -43,6 +43,7 @@ from metaquorum.runtime.commit_waiters import (
     ParkedAnswers,
     give_up,
     unconfirmed,
+    unconfirmed_change,
 )
 from metaquorum.runtime.image_store import ImageStore, LoadedImage
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
@@ -320,6 +321,10 @@ class ControllerHost:
                 "too many changes wait for their commit; try again",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from error
+        if self._controller is not controller:
+            # In the step of the append the quorum found that its leadership was over, as in a process that was stopped for a
+            # while. What another leader commits at this offset is no answer.
+            raise unconfirmed_change()
         try:
             for offset, run in runs(decision.records, base_offset):
                 controller.replay(run, offset)
@@ -376,6 +381,8 @@ class ControllerHost:
             controller.grace(self._now_ms())
         else:
             self._run_own(ExpireSessions())
+        if self._controller is not controller:
+            return
         for work in controller.due(self._now_ms()):
             if not self._work.has(type(work)):
                 self._work.add(work)

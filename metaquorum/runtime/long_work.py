@@ -67,6 +67,9 @@ class LongWork:
         urgent = (each for each in self._commands if not isinstance(each, PERIODIC_COMMANDS))
         command = next(urgent, self._commands[0])
         future = self._run(command)
+        if not self._commands:
+            # The leadership ended in the middle of it, and everything was forgotten.
+            return
         if future is None:
             self._handle = asyncio.get_running_loop().call_later(RETRY_AFTER_MS / 1000, self._run_next)
             return

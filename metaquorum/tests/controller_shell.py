@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from metaquorum.controller.commands import (
@@ -35,6 +35,7 @@ class ManualLog:
         self.node_id = 1
         self.known = QuorumLeader(leader_id=1, quorum_epoch=EPOCH, address="127.0.0.1:9641")
         self.failure: Exception | None = None
+        self.on_append: Callable[[], None] | None = None
         self.end_offset = 2
         self.pending: list[CommittedBatch] = []
         self.reads: list[asyncio.Future[int]] = []
@@ -59,6 +60,8 @@ class ManualLog:
                 is_control=False,
             )
         )
+        if self.on_append is not None:
+            self.on_append()
         return base_offset
 
     async def read_offset(self) -> int:

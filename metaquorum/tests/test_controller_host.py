@@ -14,6 +14,7 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.commands import (
     AllocateProducerIds,
     CreateTopic,
+    Heartbeat,
     ProducerIdsAllocated,
     TopicCreated,
 )
@@ -89,6 +90,54 @@ async def test_timeout_says_whether_anything_was_appended(shell: Shell) -> None:
     # The record may commit all the same: that is what "unknown" means.
     shell.commit()
     assert shell.host.image.topic_by_name("a") is not None
+
+
+def end_in_append(shell: Shell) -> None:
+    """The next append makes the quorum look at its clock, and find that its leadership is over."""
+
+    def end() -> None:
+        shell.log.on_append = None
+        shell.log.known = QuorumLeader(leader_id=2, quorum_epoch=EPOCH + 1, address="127.0.0.1:9642")
+        shell.host.on_deactivate()
+
+    shell.log.on_append = end
+
+
+async def test_leadership_that_ends_within_an_append_leaves_the_outcome_unknown(shell: Shell) -> None:
+    """As in a process that wakes from a stop: another leader's records at those offsets do not acknowledge the change."""
+    await shell.activate()
+    await shell.broker(1)
+    end_in_append(shell)
+    change = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
+    await asyncio.sleep(0)
+    shell.log.pending.clear()
+    shell.host.on_commit(control(shell.host.applied_offset, shell.log.end_offset + 10))
+    with pytest.raises(CommandError, match="OUTCOME_UNKNOWN"):
+        await change
+    assert shell.host.image.topic_by_name("a") is None
+    assert not shell.host.is_active
+
+
+async def test_leadership_that_ends_within_own_work_leaves_nothing_to_do(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep whose append ends the leadership is neither repeated nor gone on with."""
+    monkeypatch.setattr("metaquorum.runtime.long_work.RETRY_AFTER_MS", 1)
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    await shell.activate()
+    epoch = await shell.broker(1)
+    await shell.run(create_topic("t", partition_count=5))
+    away = Heartbeat(broker_id=1, broker_epoch=epoch, metadata_offset=1 << 40, want_fence=True)
+    fencing = asyncio.ensure_future(shell.host.submit(away, timeout_ms=5_000))
+    await asyncio.sleep(0)
+    end_in_append(shell)
+    with pytest.raises(CommandError, match="OUTCOME_UNKNOWN"):
+        await fencing
+    assert [len(batch.records) for batch in shell.log.pending] == [1, 5], "the fencing, and the sweep behind it"
+    await asyncio.sleep(0.05)
+    assert len(shell.log.pending) == 2
+    assert errors == []
 
 
 async def test_end_of_leadership_answers_everybody(shell: Shell) -> None:
