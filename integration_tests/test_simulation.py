@@ -20,6 +20,8 @@ QUICKLY_FOUND = {
     "a log that diverges is accepted": "6",
     "a follower joins before it holds what is committed": "12",
     "an append is acknowledged as flushed when its flush begins": "4",
+    "a broker that lost its disk is trusted": "6",
+    "sequences are forgotten at an unclean start": "4",
     "a producer's sequence is not looked at": "4",
 }
 """Mutants that a few seeds find, and how many."""

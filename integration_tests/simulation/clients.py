@@ -58,6 +58,12 @@ class History:
         self.events.append(event)
 
 
+class TopicWorld(Protocol):
+    """A world that says when its topic is there."""
+
+    is_topic_there: bool
+
+
 class ClientWorld(Protocol):
     """What clients need of the world."""
 
@@ -70,7 +76,7 @@ class ClientWorld(Protocol):
     is_healed: bool
 
 
-async def _until_topic(world: ClientWorld) -> None:
+async def until_topic(world: TopicWorld) -> None:
     """Wait until the operator has made the topic; nobody tells, for the one who would may be killed."""
     while not world.is_topic_there:  # noqa: ASYNC110 -- another process sets it
         await asyncio.sleep(AFTER_ERROR_S)
@@ -91,7 +97,7 @@ class SendingClient:
     async def run(self) -> None:
         """Send; then wait for the fate of everything."""
         world = self._world
-        await _until_topic(world)
+        await until_topic(world)
         producer = Producer(
             world.bootstrap,
             acks="all",
@@ -154,7 +160,7 @@ class ReadingClient:
     async def run(self) -> None:
         """Read along."""
         world = self._world
-        await _until_topic(world)
+        await until_topic(world)
         while not world.is_healed:
             async with Consumer(world.bootstrap) as consumer:
                 if not await self._assign(consumer) or not await self._poll(consumer):

@@ -35,6 +35,10 @@ class StruckWorld(Protocol):
     brokers: list[BrokerMachine]
     is_healed: bool
 
+    def is_spare(self, machine: BrokerMachine) -> bool:
+        """Tell whether all that a broker has is in sync elsewhere, and nobody else is in trouble."""
+        ...
+
     def restart_client(self) -> None:
         """Kill a client, and start another one."""
         ...
@@ -53,6 +57,7 @@ class Faults:
         kinds: Sequence[tuple[int | None, Callable[[], None]]] = (
             (options.kill_every_ms, self._kill),
             (options.power_every_ms, self._lose_power),
+            (options.loss_every_ms, self._lose_one),
             (options.blackout_every_ms, self._black_out),
             (options.pause_every_ms, self._pause),
             (options.cut_every_ms, self._cut),
@@ -98,6 +103,30 @@ class Faults:
         self._world.counts["crash that loses unflushed data"] += machine.has_unflushed
         self._world.counts["torn write"] += machine.has_unflushed and how is not Crash.LOSE_ALL
         machine.lose_power(how)
+
+    def _lose_one(self) -> None:
+        """Let one broker lose what it has, when two others have it too; half of the time all are killed with it.
+
+        Then it comes back first: where nothing is flushed the controller takes the last that comes back for the one that has the most.
+        """
+        world = self._world
+        machine = self._rng.choice(world.brokers)
+        if not world.is_spare(machine):
+            return
+        if self._rng.random() < 0.5:
+            world.counts["all killed, one loses"] += 1
+            world.counts["all brokers stopped at once"] += 1
+            for other in world.brokers:
+                if other is not machine:
+                    other.kill()
+                    other.wait_for(machine)
+        if world.options.flush_policy is FlushPolicy.ACK or self._rng.random() < 0.3:
+            world.counts["disk wiped"] += 1
+            machine.wipe()
+        else:
+            self._count(machine, "power loss")
+            self._cut_power(machine)
+        self._later(machine.start)
 
     def _black_out(self) -> None:
         """All brokers, or everything."""

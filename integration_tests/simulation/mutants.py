@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from brokerd.metadata.lifecycle import BrokerLifecycle
+from lograft._core.sequencer import PartitionSequencer
+
+from brokerd.partition import reconciliation
 from brokerd.partition.follower import Following
 from brokerd.partition.isr_state import IsrState
 from brokerd.partition.leader import Leadership
@@ -20,9 +22,11 @@ from brokerd.replication.core_runner import CoreRunner
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.log_flushing import LogFlushing
 from brokerd.rpc import identities
-from integration_tests.simulation.options import WorldOptions, kill_storm, power_storm
+from integration_tests.simulation.options import WorldOptions, kill_storm, loss_storm, power_storm, quorum_storm
 from metaquorum.controller import alter_partition, brokers, elections
+from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.testing.mutants import Mutant
+from storage import recovery
 from storage.producers import ProducerWindows
 
 
@@ -66,19 +70,11 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=kill_storm,
     ),
     WorldMutant(
-        name="proposed members do not count",
-        owner=IsrState,
-        function="_count_maximal",
-        old=" or node_id in proposed",
-        new="",
-        storm=kill_storm,
-    ),
-    WorldMutant(
-        name="a proposal does not say which process it means",
+        name="nobody but the leader counts",
         owner=Leadership,
-        function="propose",
-        old="broker_epoch=self.broker_epoch_of(node_id)",
-        new="broker_epoch=None",
+        function="_least",
+        old="if node_id == self._node_id:",
+        new="if True:",
     ),
     # The follower.
     WorldMutant(
@@ -89,11 +85,18 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         new="if log.log_end_offset > appended_offset:\n        log.flushed_offset = log.log_end_offset",
     ),
     WorldMutant(
-        name="a replica keeps an epoch without records when it follows",
-        owner=Roles,
-        function="change",
-        old="ForgetEmptyEpoch(), ",
-        new="",
+        name="a follower takes for committed what it does not have yet",
+        owner=Following,
+        function="committed_end",
+        old="min(known, self._log.log_end_offset)",
+        new="known",
+    ),
+    WorldMutant(
+        name="a log that diverges is not cut",
+        owner=reconciliation,
+        function="cut_offset",
+        old="return min(bound, log_end_offset)",
+        new="return log_end_offset",
         storm=kill_storm,
     ),
     # The shells around both.
@@ -112,14 +115,6 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         new="if True:",
     ),
     WorldMutant(
-        name="events reach the core while the log is being cut",
-        owner=CoreRunner,
-        function="pause",
-        old="self._is_paused = True",
-        new="self._is_paused = False",
-        storm=kill_storm,
-    ),
-    WorldMutant(
         name="readers see what is not committed",
         owner=HostedReplica,
         function="_carry_out",
@@ -128,11 +123,20 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=kill_storm,
     ),
     WorldMutant(
-        name="every stop counts as a clean one",
-        owner=BrokerLifecycle,
-        function="_register",
-        old="clean_stop_epoch=identity.clean_stop_epoch",
-        new="clean_stop_epoch=getattr(self._observer.image.brokers.get(identity.broker_id), 'broker_epoch', None)",
+        name="sequences are forgotten at an unclean start",
+        owner=recovery._Opening,  # pyright: ignore[reportPrivateUsage]
+        function="_recover",
+        old="if header.has_producer and header.base_offset >= replay_from:",
+        new="if False:",
+        storm=kill_storm,
+    ),
+    WorldMutant(
+        name="a batch that is sent again gets another sequence number",
+        owner=PartitionSequencer,
+        function="unbind",
+        old="batch.batch_number = None",
+        new="batch.batch_number = batch.base_sequence = None",
+        storm=kill_storm,
     ),
     WorldMutant(
         name="a producer's sequence is not looked at",
@@ -142,14 +146,15 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         new="state = None",
         storm=kill_storm,
     ),
-    WorldMutant(
-        name="an id that a broker has not heard of is refused for good",
-        owner=identities,
-        function="check_identity",
-        old="ErrorCode.METADATA_NOT_REACHED",
-        new="ErrorCode.INVALID_REQUEST",
-    ),
     # The controller.
+    WorldMutant(
+        name="a change is acknowledged by a leadership that has ended",
+        owner=ControllerHost,
+        function="_append",
+        old="if self._controller is not controller:",
+        new="if False:",
+        storm=quorum_storm,
+    ),
     WorldMutant(
         name="a replica outside the in-sync ones is elected",
         owner=elections,
@@ -161,8 +166,60 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         name="one that may have lost records keeps its place in the in-sync replicas",
         owner=brokers,
         function="register",
-        old="present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch)",
+        old="lost or (present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch))",
+        new="lost",
+        storm=loss_storm,
+    ),
+    WorldMutant(
+        name="a broker that lost its disk is trusted",
+        owner=brokers,
+        function="_has_lost_directories",
+        old="present.lost_directories or not set(present.log_directory_ids) <= set(command.log_directory_ids)",
         new="False",
+        storm=loss_storm,
+    ),
+)
+
+
+NOT_FOUND_YET: Final[tuple[WorldMutant, ...]] = (
+    WorldMutant(
+        name="proposed members do not count",
+        owner=IsrState,
+        function="_count_maximal",
+        old=" or node_id in proposed",
+        new="",
+        storm=kill_storm,
+    ),
+    WorldMutant(
+        name="a proposal does not say which process it means",
+        owner=Leadership,
+        function="propose",
+        old="broker_epoch=self.broker_epoch_of(node_id)",
+        new="broker_epoch=None",
+        storm=loss_storm,
+    ),
+    WorldMutant(
+        name="a replica keeps an epoch without records when it follows",
+        owner=Roles,
+        function="change",
+        old="ForgetEmptyEpoch(), ",
+        new="",
+        storm=kill_storm,
+    ),
+    WorldMutant(
+        name="events reach the core while the log is being cut",
+        owner=CoreRunner,
+        function="pause",
+        old="self._is_paused = True",
+        new="self._is_paused = False",
+        storm=kill_storm,
+    ),
+    WorldMutant(
+        name="an id that a broker has not heard of is refused for good",
+        owner=identities,
+        function="check_identity",
+        old="ErrorCode.METADATA_NOT_REACHED",
+        new="ErrorCode.INVALID_REQUEST",
     ),
     WorldMutant(
         name="an in-sync replica is taken for the process that it was",
@@ -170,6 +227,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         function="_member_problem",
         old="if broker_epoch is not None and broker_epoch != member.broker_epoch:",
         new="if False:",
+        storm=loss_storm,
     ),
     WorldMutant(
         name="a proposal of an old leadership counts",
@@ -180,3 +238,4 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=kill_storm,
     ),
 )
+"""Mistakes that outlived fifty seeds and more: they need faults in an order that storms seldom bring about."""

@@ -30,8 +30,10 @@ class WorldOptions:
         sender_count: producers.
         send_every_ms: mean time between two records of a producer.
         reader_count: consumers.
+        register_every_ms: changes, and reads, of a register in the metadata.
         kill_every_ms: kill -9 of a server.
         power_every_ms: loss of power of a machine.
+        loss_every_ms: one broker loses what others have too: its power where that is more than the policy promises, or its disk.
         blackout_every_ms: loss of power (with ACK), or kill -9, of all brokers, or of everything.
         pause_every_ms: SIGSTOP of a server.
         cut_every_ms: cuts between machines.
@@ -55,8 +57,10 @@ class WorldOptions:
     sender_count: int
     send_every_ms: int
     reader_count: int
+    register_every_ms: int | None
     kill_every_ms: int | None
     power_every_ms: int | None
+    loss_every_ms: int | None
     blackout_every_ms: int | None
     pause_every_ms: int | None
     cut_every_ms: int | None
@@ -76,12 +80,17 @@ def draw_options(rng: random.Random) -> WorldOptions:
     replication_factor = rng.choice([1, 2, 3, 3, 3, 3])
     flush_policy = rng.choice([FlushPolicy.ACK, FlushPolicy.ACK, FlushPolicy.NONE, FlushPolicy.INTERVAL])
     is_flushed = flush_policy is FlushPolicy.ACK
+    min_isr = rng.randint(1, max(1, replication_factor - 1))
+    # Of three one may lose everything while the others keep what they have: when they do not flush, they must not be killed.
+    has_losses = min_isr == 2 and rng.random() < 0.5
+    is_lasting = has_losses and not is_flushed
+    kill_every_ms = None if is_lasting else sometimes(1_000, 8_000, 0.7)
     return WorldOptions(
         voter_count=rng.choice([1, 3, 3, 3]),
         broker_count=rng.choice([replication_factor, 3, 4]) if replication_factor < 3 else rng.choice([3, 3, 4]),
         partition_count=rng.choice([1, 2, 3, 5]),
         replication_factor=replication_factor,
-        min_isr=rng.randint(1, max(1, replication_factor - 1)),
+        min_isr=min_isr,
         flush_policy=flush_policy,
         segment_bytes=rng.choice([16_384, 65_536]),
         delay_ms_max=rng.choice([1, 3, 10, 40]),
@@ -90,11 +99,13 @@ def draw_options(rng: random.Random) -> WorldOptions:
         sender_count=rng.choice([1, 2, 3]),
         send_every_ms=rng.choice([5, 20, 80]),
         reader_count=rng.choice([0, 1, 1, 2]),
-        kill_every_ms=sometimes(1_000, 8_000, 0.7),
+        register_every_ms=rng.choice([None, 30, 100, 400]),
+        kill_every_ms=kill_every_ms,
         power_every_ms=sometimes(1_000, 8_000, 0.7) if is_flushed else None,
-        blackout_every_ms=sometimes(6_000, 20_000, 0.5),
-        pause_every_ms=sometimes(2_000, 10_000),
-        cut_every_ms=sometimes(2_000, 10_000),
+        loss_every_ms=rng.randint(1_000, 6_000) if has_losses else None,
+        blackout_every_ms=None if is_lasting else sometimes(6_000, 20_000, 0.5),
+        pause_every_ms=sometimes(2_000, 10_000, 0.6),
+        cut_every_ms=sometimes(2_000, 10_000, 0.7),
         stop_every_ms=sometimes(3_000, 12_000, 0.6),
         client_kill_every_ms=sometimes(4_000, 15_000, 0.3),
         reassign_every_ms=sometimes(3_000, 12_000, 0.4),
@@ -119,8 +130,10 @@ def power_storm(seed: int) -> WorldOptions:
         sender_count=2,
         send_every_ms=10,
         reader_count=1,
+        register_every_ms=None,
         kill_every_ms=3_000,
         power_every_ms=1_000,
+        loss_every_ms=None,
         blackout_every_ms=8_000,
         pause_every_ms=None,
         cut_every_ms=3_000,
@@ -143,5 +156,38 @@ def kill_storm(seed: int) -> WorldOptions:
         pause_every_ms=4_000,
         cut_every_ms=2_000,
         blackout_every_ms=None,
+        down_ms_max=4_000,
+    )
+
+
+def loss_storm(seed: int) -> WorldOptions:
+    """Options under which one broker after the other loses what it has not flushed, or its disk: for the hunt of mutants."""
+    return replace(
+        power_storm(seed),
+        flush_policy=FlushPolicy.NONE if seed % 2 else FlushPolicy.ACK,
+        min_isr=2,
+        flush_ms_max=5,
+        kill_every_ms=None,
+        power_every_ms=None,
+        loss_every_ms=400,
+        blackout_every_ms=None,
+        cut_every_ms=5_000,
+        down_ms_max=1_000,
+    )
+
+
+def quorum_storm(seed: int) -> WorldOptions:
+    """Options under which leaders of the quorum are paused and killed while the metadata change: for the hunt of mutants."""
+    return replace(
+        power_storm(seed),
+        voter_count=3,
+        partition_count=1,
+        sender_count=1,
+        send_every_ms=200,
+        reader_count=0,
+        register_every_ms=10,
+        power_every_ms=2_000,
+        blackout_every_ms=None,
+        pause_every_ms=700,
         down_ms_max=4_000,
     )

@@ -57,6 +57,10 @@ class Oracle:
         """End (exclusive) of what was ever committed in a partition."""
         return max(self._ends.get(key, {}).values(), default=0)
 
+    def is_spare(self, node_id: int, *, in_sync_min: int) -> bool:
+        """Tell whether each partition has so many others in sync, by what the brokers were last told."""
+        return all(len(set(each.isr) - {node_id}) >= in_sync_min for each in self._known.values())
+
     def throw_away(self) -> None:
         """Let go of all replicas, and of the frames of a violation, which keep the server in which it was found."""
         self._compared.clear()

@@ -6,6 +6,7 @@ Owns how a server is started on what its disk has, and what its end means. Must 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -32,6 +33,10 @@ from storage.testing.sim_disk import Crash, SimDisk
 CLUSTER_ID = "world"
 VOTER_PORT = 9640
 BROKER_PORT = 9092
+SERVING_MS_MAX = 10**9
+"""Longest virtual time that is waited for a broker to serve: longer than any run."""
+WAIT_MS_MAX = 100
+"""A broker that waits for another one looks after it so often."""
 
 
 class Surroundings(Protocol):
@@ -73,12 +78,18 @@ class Machine(ABC):
         self.ended: list[SimProcess] = []
         self.server: Any = None
         self.is_stopping = False
+        self._disk_count = 1
         self.format()
 
     @property
     def is_up(self) -> bool:
         """True while its process is there, paused or not."""
         return self.process is not None
+
+    @property
+    def may_start(self) -> bool:
+        """False while it has to wait for another machine."""
+        return True
 
     @property
     def has_unflushed(self) -> bool:
@@ -106,7 +117,7 @@ class Machine(ABC):
 
     def start(self) -> None:
         """Start a process on what the disk has; nothing happens while there is one."""
-        if self.process is not None:
+        if self.process is not None or not self.may_start:
             return
         world = self.world
         self.is_stopping = False
@@ -139,6 +150,14 @@ class Machine(ABC):
         """The power goes, whether a process is there or not."""
         self.kill(how)
         self.disk.crash(how, self.rng)
+
+    def wipe(self) -> None:
+        """Lose the disk, and get another one with a new data directory."""
+        self.kill(Crash.LOSE_ALL)
+        self._disk_count += 1
+        self.disk = SimDisk()
+        self.key = replica_key(self.key.node_id, disk_number=self._disk_count)
+        self.format()
 
     def stop(self) -> None:
         """Ask the server to stop, as SIGTERM does."""
@@ -215,8 +234,32 @@ class BrokerMachine(Machine):
     ) -> None:
         super().__init__(world, name, key=key, voters=voters)
         self._quorum = quorum
+        self.is_serving = False
+        self._has_registered = False
+        self._waits_for: BrokerMachine | None = None
+
+    @property
+    def may_start(self) -> bool:
+        """False while it has to wait until another broker has registered."""
+        first = self._waits_for
+        return first is None or first._has_registered
+
+    def wait_for(self, first: BrokerMachine) -> None:
+        """Start no more before the next process of another broker has registered."""
+        first._has_registered = False
+        self._waits_for = first
+        self._start_soon()
+
+    def _start_soon(self) -> None:
+        if self.may_start:
+            self._waits_for = None
+            self.start()
+        else:
+            self.world.scheduler.after(self.rng.randint(1, WAIT_MS_MAX), self._start_soon)
 
     async def _main(self) -> None:
+        self._waits_for = None
+        self.is_serving = False
         settings = BrokerSettings(
             data_directory=Path(DATA_PATH),
             node_id=self.key.node_id,
@@ -228,9 +271,24 @@ class BrokerMachine(Machine):
         )
         self.server = BrokerServer(settings)
         await self.server.start()
+        watching = asyncio.create_task(self._note_serving(self.server))
         await self.server.wait_failed()
+        watching.cancel()
+
+    async def _note_serving(self, server: BrokerServer) -> None:
+        """A broker that serves has left the in-sync replicas of what it may lack."""
+        lifecycle = server._lifecycle  # pyright: ignore[reportPrivateUsage]
+        assert lifecycle is not None, "a broker that was started has a life"
+        await lifecycle.registered()
+        self._has_registered = True
+        await server.wait_serving(timeout_ms=SERVING_MS_MAX)
+        self.is_serving = True
+
+    def _forget(self, process: SimProcess) -> None:
+        super()._forget(process)
+        self.is_serving = False
 
 
-def replica_key(node_id: int) -> ReplicaKey:
-    """Key of the first data directory of a node."""
-    return ReplicaKey(node_id=NodeId(node_id), directory_id=b"directory-%06d" % node_id)
+def replica_key(node_id: int, *, disk_number: int = 1) -> ReplicaKey:
+    """Key of one of the data directories that a node has in turn."""
+    return ReplicaKey(node_id=NodeId(node_id), directory_id=b"disk-%04d-%06d" % (disk_number, node_id))

@@ -27,6 +27,9 @@ _T = TypeVar("_T")
 TURN_CALLBACKS_MAX: Final = 100_000
 """Callbacks of one loop within one millisecond; more mean that something spins."""
 
+STEPS_TO_PAUSE_MAX: Final = 60
+"""Most callbacks that still run before a pause that comes in the middle of something."""
+
 
 class LoopOwner(Protocol):
     """The process that a loop belongs to."""
@@ -57,6 +60,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._is_due = False
         self._is_dead = False
         self._paused_until_ms = 0
+        # Callbacks that still run before the pause, 0: none is coming; and when that pause ends.
+        self._steps_to_pause = 0
+        self._pause_to_ms = 0
         self._turn_ms = -1
         self._turn_count = 0
         # Executors with one thread run their work one after the other.
@@ -81,13 +87,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._held.clear()
 
     def pause(self, until_ms: int) -> None:
-        """Run nothing before a time, as SIGSTOP does."""
+        """Run nothing before a time, as SIGSTOP does: at once, or in the middle of what is done next."""
+        if self._rng.random() < 0.5:
+            self._pause_now(until_ms)
+        else:
+            self._steps_to_pause, self._pause_to_ms = self._rng.randint(1, STEPS_TO_PAUSE_MAX), until_ms
+
+    def _pause_now(self, until_ms: int) -> None:
+        self._steps_to_pause = 0
         self._paused_until_ms = max(self._paused_until_ms, until_ms)
         self.scheduler.after(max(0, until_ms - self.scheduler.now_ms), self._go_on)
 
     def resume(self) -> None:
         """Run again."""
-        self._paused_until_ms = 0
+        self._paused_until_ms = self._steps_to_pause = 0
         self._go_on()
 
     def moment_ms(self) -> int:
@@ -245,6 +258,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 handle = self._ready.popleft()
                 if not handle.cancelled():
                     handle._run()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+                if self._steps_to_pause:
+                    self._steps_to_pause -= 1
+                    if self._steps_to_pause == 0:
+                        self._pause_now(self._pause_to_ms)
+                        break
         finally:
             asyncio._set_running_loop(None)
         self._wake()

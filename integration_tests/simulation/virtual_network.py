@@ -278,6 +278,11 @@ class Network:
         """Whether two machines cannot speak with each other."""
         return (machine, other) in self._cuts or (other, machine) in self._cuts
 
+    @property
+    def is_whole(self) -> bool:
+        """True while nobody is cut off from anybody."""
+        return not self._cuts
+
     def is_cut(self, sender: Process, receiver: Process) -> bool:
         """Whether messages from one to the other get lost."""
         return (sender.machine, receiver.machine) in self._cuts

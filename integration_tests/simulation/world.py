@@ -25,6 +25,7 @@ from integration_tests.simulation.faults import LOSSES, Faults
 from integration_tests.simulation.options import WorldOptions, draw_options
 from integration_tests.simulation.oracle import READ_BYTES, Oracle
 from integration_tests.simulation.process import SimProcess
+from integration_tests.simulation.registers import Register, RegisterClient, read_at_last
 from integration_tests.simulation.servers import (
     BROKER_PORT,
     VOTER_PORT,
@@ -72,6 +73,7 @@ class World:
         self.network = Network(self.scheduler, self.scheduler.rng("network"), delay_ms_max=self.options.delay_ms_max)
         self.work_ms_max = self.options.work_ms_max
         self.flush_ms_max = self.options.flush_ms_max
+        self.register = Register()
         self.is_topic_there = False
         self.is_healed = False
         self.verdict: Verdict | None = None
@@ -80,6 +82,7 @@ class World:
         self._rng = self.scheduler.rng("world")
         self._clients: list[tuple[SimProcess, _Client]] = []
         self._ended_clients: list[SimProcess] = []
+        self._lasting_clients: set[SimProcess] = set()
         self._client_count = 0
         self.voters, self.brokers = self._build()
         self.bootstrap = [f"{broker.name}:{BROKER_PORT}" for broker in self.brokers]
@@ -158,6 +161,7 @@ class World:
             process.loop.kill()
         self._clients.clear()
         self._ended_clients.clear()
+        self._lasting_clients.clear()
         for machine in self.machines:
             machine.throw_away()
         self.scheduler.clear()
@@ -184,11 +188,21 @@ class World:
     def _start_clients(self) -> None:
         options = self.options
         broker_ids = [broker.key.node_id for broker in self.brokers]
-        self._start_client(lambda process: Operator(self, process, broker_ids).run())
+        operator = self._start_client(lambda process: Operator(self, process, broker_ids).run())
+        self._lasting_clients.add(operator)
         for _ in range(options.sender_count):
             self._start_client(lambda process: SendingClient(self, process).run())
         for _ in range(options.reader_count):
             self._start_client(lambda process: ReadingClient(self, process).run())
+
+        if options.register_every_ms is not None:
+            for is_writer in (True, False):
+                self._start_register_client(is_writer=is_writer)
+
+    def _start_register_client(self, *, is_writer: bool) -> None:
+        # Never killed: what a writer had under way when it was, nobody would know.
+        process = self._start_client(lambda process: RegisterClient(self, process, is_writer=is_writer).run())
+        self._lasting_clients.add(process)
 
     def _start_client(self, make: _Client, *, is_kept: bool = True) -> SimProcess:
         self._client_count += 1
@@ -218,11 +232,18 @@ class World:
         self.network.end_process(process)
         self._ended_clients.append(process)
 
+    def is_spare(self, machine: BrokerMachine) -> bool:
+        """See `StruckWorld`."""
+        is_quiet = self.network.is_whole and not any(each.is_paused for each in self.machines)
+        are_serving = all(broker.is_serving and not broker.is_stopping for broker in self.brokers)
+        return is_quiet and are_serving and self.oracle.is_spare(machine.key.node_id, in_sync_min=2)
+
     def restart_client(self) -> None:
-        """Kill a client, never the operator, and start another one of its kind."""
-        if len(self._clients) > 1:
-            number = self._rng.randrange(1, len(self._clients))
-            process, make = self._clients.pop(number)
+        """Kill a producer or a consumer, and start another one of its kind."""
+        mortal = [each for each in self._clients if each[0] not in self._lasting_clients]
+        if mortal:
+            process, make = self._rng.choice(mortal)
+            self._clients.remove((process, make))
             self._kill_client(process)
             self._start_client(make)
             self.counts["client killed"] += 1
@@ -293,13 +314,11 @@ class World:
         return found
 
     def _read_all(self, name: str) -> None:
-        readers: list[FinalReader] = []
+        async def read(process: SimProcess) -> None:
+            await FinalReader(self, process).run()
+            await read_at_last(self)
 
-        def make(process: SimProcess) -> Coroutine[Any, Any, None]:
-            readers.append(FinalReader(self, process))
-            return readers[0].run()
-
-        process = self._start_client(make, is_kept=False)
+        process = self._start_client(read, is_kept=False)
         deadline_ms = self.scheduler.now_ms + CONVERGE_MS_MAX
 
         def is_done() -> bool:
