@@ -35,6 +35,8 @@ VOTER_PORT = 9640
 BROKER_PORT = 9092
 SERVING_MS_MAX = 10**9
 """Longest virtual time that is waited for a broker to serve: longer than any run."""
+STEPS_TO_PAUSE_MAX = 60
+"""Most callbacks that still run before a pause that comes in the middle of something."""
 WAIT_MS_MAX = 100
 """A broker that waits for another one looks after it so often."""
 
@@ -172,9 +174,10 @@ class Machine(ABC):
         self._end(process)
 
     def pause(self, duration_ms: int) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
+        """SIGSTOP, at once or in the middle of what is done next, and SIGCONT after a while."""
         if self.process is not None:
-            self.process.loop.pause(self.world.scheduler.now_ms + duration_ms)
+            steps = self.rng.choice((0, self.rng.randint(1, STEPS_TO_PAUSE_MAX)))
+            self.process.loop.pause(self.world.scheduler.now_ms + duration_ms, after_steps=steps)
 
     def _on_end(self, process: SimProcess, error: BaseException | None) -> None:
         if self.process is not process or self.is_stopping:

@@ -27,9 +27,6 @@ _T = TypeVar("_T")
 TURN_CALLBACKS_MAX: Final = 100_000
 """Callbacks of one loop within one millisecond; more mean that something spins."""
 
-STEPS_TO_PAUSE_MAX: Final = 60
-"""Most callbacks that still run before a pause that comes in the middle of something."""
-
 
 class LoopOwner(Protocol):
     """The process that a loop belongs to."""
@@ -86,12 +83,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         self._held.clear()
 
-    def pause(self, until_ms: int) -> None:
-        """Run nothing before a time, as SIGSTOP does: at once, or in the middle of what is done next."""
-        if self._rng.random() < 0.5:
+    def pause(self, until_ms: int, *, after_steps: int = 0) -> None:
+        """Run nothing before a time, as SIGSTOP does; so many callbacks of what comes next still run before the pause begins."""
+        if after_steps == 0:
             self._pause_now(until_ms)
         else:
-            self._steps_to_pause, self._pause_to_ms = self._rng.randint(1, STEPS_TO_PAUSE_MAX), until_ms
+            self._steps_to_pause, self._pause_to_ms = after_steps, until_ms
 
     def _pause_now(self, until_ms: int) -> None:
         self._steps_to_pause = 0
