@@ -76,10 +76,11 @@ def partition_change(
 ) -> PartitionChangeRecord | None:
     """Return the change that a partition needs now, or None.
 
-    Brokers that may have lost records (`lossy`, in the order in which they came back) leave the in-sync and the eligible
-    leader replicas; the last one stays. Brokers that may not lead leave the in-sync replicas as long as one stays that may; else
-    an eligible leader replica takes over. When none of them can lead, all stay: nothing is appended without a leader, so each
-    keeps having everything acknowledged. Only then, and only where it is allowed, another replica leads.
+    Brokers that may have lost records (`lossy`, those that lack a log directory first, then in the order in which
+    they came back) leave the in-sync and the eligible leader replicas; the last one stays. Brokers that may not lead
+    leave the in-sync replicas as long as one stays that may; else an eligible leader replica takes over. When none of
+    them can lead, all stay: nothing is appended without a leader, so each keeps having everything acknowledged. Only
+    then, and only where it is allowed, another replica leads.
     """
     if not lossy and partition.leader_id is not None and all(map(can_lead, partition.isr)):
         return None
