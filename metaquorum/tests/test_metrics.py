@@ -83,6 +83,10 @@ async def test_metrics_show_the_state_of_the_quorum(cluster: MeteredCluster) -> 
     assert after["process_resident_memory_bytes"] > 0
     follower = next(node_id for node_id in cluster.voters if node_id != leader)
     followed = await cluster.scrape(follower)
+    async with asyncio.timeout(20):
+        # The other follower may have committed it with the leader.
+        while followed[f"{prefix}log_end_offset"] < offset:
+            followed = await cluster.scrape(follower)
     assert (role_of(followed), followed[f"{prefix}leader_id"]) == ("follower", leader)
     assert followed[f"{prefix}fetched_records_total"] > 0
     assert f"{prefix}observers" not in followed

@@ -53,7 +53,11 @@ def scraped(places: Mapping[int, str]) -> dict[int, Mapping[str, float]]:
 
 
 def settled(places: Mapping[int, str], *, above_epoch: float) -> tuple[int, dict[int, Mapping[str, float]]]:
-    """Scrape until all of them follow one leader of a higher epoch that has committed; the leader and the last scrape."""
+    """Scrape until all of them hold what one leader of a higher epoch has committed; the leader and the last scrape.
+
+    The nodes are scraped one after the other: a follower's answer can be from before the record that its leader, asked a
+    moment later, shows as committed.
+    """
     deadline = time.monotonic() + WAIT_S
     while True:
         found = scraped(places)
@@ -62,7 +66,9 @@ def settled(places: Mapping[int, str], *, above_epoch: float) -> tuple[int, dict
         named = {metrics[f"{PREFIX}leader_id"] for metrics in found.values()}
         if len(found) == len(places) and len(leaders) == 1 and named == set(leaders) and min(epochs) > above_epoch:
             (leader,) = leaders
-            if found[leader].get(f"{PREFIX}uncommitted_records") == 0:
+            committed = found[leader].get(f"{PREFIX}high_watermark_offset")
+            shortest = min(metrics[f"{PREFIX}log_end_offset"] for metrics in found.values())
+            if committed == found[leader][f"{PREFIX}log_end_offset"] == shortest:
                 return leader, found
         assert time.monotonic() < deadline, f"no common leader after {WAIT_S} s: {found}"
 
