@@ -3,7 +3,7 @@
 
 File `damaged-ranges`: a text checkpoint with one line a range:
 `<segment base offset> <base offset> <end offset> <position> <end position>`. No file: no damage.
-The bytes stay where they are; a repair from a replica replaces them later. If the file itself is lost, the damage
+The bytes stay where they are until a repair from a replica (`repair`) replaces the segment. If the file itself is lost, the damage
 is found again when it is read the first time.
 Source: architecture section 6; Alagappan et al. (FAST 2018), "faulty" entries.
 """
@@ -77,6 +77,13 @@ class DamagedRanges:
     def truncate_prefix(self, first_base_offset: int) -> None:
         """Forget the ranges of segments below the one with this base offset: their bytes are gone."""
         kept = tuple(damaged for damaged in self._ranges if damaged.segment_base_offset >= first_base_offset)
+        if len(kept) != len(self._ranges):
+            self._ranges = kept
+            self._saved = False
+
+    def forget_between(self, first_base_offset: int, end_offset: int) -> None:
+        """Forget the ranges of segments with a base offset between two (inclusive, exclusive), in memory: others take their place."""
+        kept = tuple(each for each in self._ranges if not first_base_offset <= each.segment_base_offset < end_offset)
         if len(kept) != len(self._ranges):
             self._ranges = kept
             self._saved = False

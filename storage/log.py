@@ -41,6 +41,7 @@ from .prefix import LogPrefix
 from .producers import ProducerWindows
 from .reader import LogReader
 from .recovery import LogParts, open_log
+from .repair_owner import LogRepair
 from .scrub_owner import LogScrub
 from .suffix import LogSuffix
 from .tail import LogTail
@@ -333,11 +334,7 @@ class PartitionLog:
         return epochs.divergence(last_epoch=last_epoch, fetch_offset=fetch_offset, log_end_offset=end_offset)
 
     def truncate_suffix(self, to_offset: int) -> int:
-        """Drop all records at `to_offset` and beyond; whole batches, so that the log may end a little lower.
-
-        Waits for the device. A flush group in flight stays valid for what is below. At the log end only a leader epoch without a
-        record goes. See `LogSuffix.truncate` for errors. Returns the new log end offset.
-        """
+        """Drop all records at `to_offset` and beyond; see `LogSuffix.truncate`. Waits for the device. Returns the new log end."""
         with self._writing():
             return self._suffix().truncate(to_offset)
 
@@ -407,6 +404,10 @@ class PartitionLog:
     def new_scrub(self) -> LogScrub:
         """Make the owner's side of a check of all sealed segments; it remembers what it checked."""
         return LogScrub(self._disk, self._directory, self._parts, self._reader)
+
+    def new_repair(self) -> LogRepair:
+        """Make the owner's side of repairs from other replicas."""
+        return LogRepair(self._directory, self._parts, self._tail, self._flush_state, self.compaction, self._writing)
 
     def new_move(self) -> MoveSource:
         """Make the owner's side of a move to another directory."""

@@ -19,6 +19,7 @@ SEAL_SUFFIX = ".seal"
 TEMPORARY_SUFFIX = ".tmp"
 DELETED_SUFFIX = ".deleted"
 CLEANED_SUFFIX = ".cleaned"
+REPAIRED_SUFFIX = ".repaired" + CLEANED_SUFFIX
 SWAP_SUFFIX = ".swap"
 RESTART_SUFFIX = ".restart"
 FUTURE_SUFFIX = "-future"

@@ -49,6 +49,9 @@ class LogSuffix(NamedTuple):
     def truncate(self, to_offset: int) -> int:
         """Drop all records at an offset and beyond, and the leader epochs that begin there; return the new log end offset.
 
+        Whole batches go, so that the log may end a little lower. A flush group in flight stays valid for what is below. At the log end
+        only a leader epoch without a record goes.
+
         Raises:
             OffsetOutOfRangeError: below the log start; nothing changed.
             DiskFullError: nothing was dropped.

@@ -19,6 +19,7 @@ from integration_tests.storage_faults import corrupt
 from integration_tests.storage_faults.directory_operations import DIRECTORY_OPERATIONS
 from integration_tests.storage_faults.enumeration import IllegalStateError, crash_operation
 from integration_tests.storage_faults.operations import OPERATIONS
+from integration_tests.storage_faults.repair_operations import REPAIR_OPERATIONS
 from integration_tests.storage_faults.restart_operations import RESTART_OPERATIONS
 from storage.testing import model_run, mutants
 from storage.testing.crash_points import SCENARIOS, IllegalLogError, crash_everywhere
@@ -29,7 +30,7 @@ RECOVERY_EVERY = 10
 OPERATION_SEEDS = 2
 OPERATION_RECOVERY_EVERY = 7
 """The opening after every so many crashes of a named operation is crashed too."""
-ALL_OPERATIONS = (*OPERATIONS, *RESTART_OPERATIONS, *DIRECTORY_OPERATIONS)
+ALL_OPERATIONS = (*OPERATIONS, *RESTART_OPERATIONS, *REPAIR_OPERATIONS, *DIRECTORY_OPERATIONS)
 RUNS = 2_000
 STEPS = 200
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lograft.wire.batch import encode_batch, read_header
+from lograft.wire.header import PREFIX_BYTES, stamped_prefix
 
 from integration_tests.storage_faults.history import FIRST_TIMESTAMP_MS, History, Record, Sent
 from integration_tests.storage_faults.passes import begin_pass, compact_once
@@ -20,6 +21,7 @@ from storage.compaction.pass_ import CompactionPass
 from storage.errors import DataLossError
 from storage.log import FlushWork, LogSettings, OpenedLog, PartitionIdentity, PartitionLog
 from storage.names import partition_directory_name
+from storage.repair import SegmentRepair
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
 
@@ -204,6 +206,21 @@ class Stage:
         except DataLossError:
             return
         raise AssertionError("the damage was not seen")
+
+    def repair(self) -> None:
+        """Repair the damage with the batches that were written there; from its return on they can be read again."""
+        owner = self.log.new_repair()
+        task = owner.begin(high_watermark=self.log.flushed_offset, now_ms=self.now_ms)
+        assert task is not None, "there is nothing to repair"
+        work = SegmentRepair(self.disk, task, lambda _: None)
+        work.start()
+        while (wanted := work.wanted) is not None:
+            sent = next(each for each in self.history.sent if each.base_offset == wanted.start)
+            epoch = self.history.records[wanted.start].epoch
+            prefix = stamped_prefix(wanted.start, read_header(sent.data).batch_length, epoch)
+            work.put(prefix + sent.data[PREFIX_BYTES:])
+        assert owner.end(work.finish(), now_ms=self.now_ms), "the segment changed meanwhile"
+        self.history.lost = (0, 0)
 
     def close(self, *, clean: bool) -> None:
         """Close the log."""

@@ -14,6 +14,7 @@ from integration_tests.storage_faults.enumeration import IllegalStateError, cras
 from integration_tests.storage_faults.history import History, check_log, read_found
 from integration_tests.storage_faults.operations import COMPACT, LogOperation, flushed, keyed
 from integration_tests.storage_faults.stage import Point, Stage
+from storage.damage import DamagedRanges
 from storage.log_start import LogStartFile
 from storage.recovery_point import RecoveryPointFile
 from storage.testing.sim_disk import SimCall, SimDisk, SimFile
@@ -85,6 +86,12 @@ MUTANTS: dict[str, tuple[object, str, Callable[..., object], str]] = {
             batch.base_offset for _, state in compaction._parts.producers.states() for batch in state.batches()
         ),
         "compaction pass",
+    ),
+    "the damage is not forgotten before the repaired segment has its name": (
+        DamagedRanges,
+        "forget_between",
+        _not_at_all,
+        "repair",
     ),
     "directories are not synced": (SimDisk, "sync_directory", _not_at_all, "partition deletion"),
 }

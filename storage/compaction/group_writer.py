@@ -20,6 +20,7 @@ from storage.env import Disk, File
 from storage.file_budget import disk_under
 from storage.names import CLEANED_SUFFIX
 from storage.segment_index import SegmentIndex
+from storage.types import DamagedRange
 
 from .plan import SegmentFacts
 from .source import READ_BYTES, Pace, log_path
@@ -37,23 +38,32 @@ class CleanedGroup:
         sources: the segments that it replaces, as they were; ascending neighbours.
         size_bytes: bytes of its file.
         index: its indexes.
+        repaired: the damage of the sources, all of it, whose records it has; none after a compaction.
     """
 
     path: str
     sources: tuple[SegmentFacts, ...]
     size_bytes: int
     index: SegmentIndex
+    repaired: tuple[DamagedRange, ...] = ()
 
 
 class GroupWriter:
     """Writes one group; `finish` or `discard` ends it."""
 
     def __init__(
-        self, disk: Disk, directory: str, sources: tuple[SegmentFacts, ...], *, interval_bytes: int, pace: Pace
+        self,
+        disk: Disk,
+        directory: str,
+        sources: tuple[SegmentFacts, ...],
+        *,
+        interval_bytes: int,
+        pace: Pace,
+        suffix: str = CLEANED_SUFFIX,
     ) -> None:
         self._disk = disk
         self._source_path = log_path(directory, sources[0].base_offset)
-        self._path = self._source_path + CLEANED_SUFFIX
+        self._path = self._source_path + suffix
         self._sources = sources
         self._interval_bytes = interval_bytes
         self._pace = pace
@@ -93,8 +103,11 @@ class GroupWriter:
             if self._waiting_bytes >= READ_BYTES:
                 self._write(self._file)
 
-    def finish(self) -> CleanedGroup | None:
+    def finish(self, *, repaired: tuple[DamagedRange, ...] = ()) -> CleanedGroup | None:
         """Put the file on stable storage; None if nothing changed.
+
+        Args:
+            repaired: see `CleanedGroup`.
 
         Raises:
             DiskFullError, DiskFailedError, TooManyOpenFilesError: the disk; `discard` then.
@@ -106,7 +119,13 @@ class GroupWriter:
         self._write(self._file)
         self._file.sync()
         self._file.close()
-        return CleanedGroup(path=self._path, sources=self._sources, size_bytes=self._end_position, index=self._index)
+        return CleanedGroup(
+            path=self._path,
+            sources=self._sources,
+            size_bytes=self._end_position,
+            index=self._index,
+            repaired=repaired,
+        )
 
     def discard(self) -> None:
         """Close and remove the file, if the disk lets us; else the next opening of the log does."""

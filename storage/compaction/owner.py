@@ -107,6 +107,11 @@ class LogCompaction:
             min_cleanable_dirty_ratio=settings.min_cleanable_dirty_ratio,
         )
 
+    @property
+    def dirty_offset(self) -> int:
+        """Nothing at or beyond it was ever compacted: there, every replica has the bytes that the leader appended (inclusive)."""
+        return self._clean_offsets()[1]
+
     def facts(self, high_watermark: int) -> LogFacts:
         """Return what the plan needs to know. Reads the index of each new sealed segment once.
 
@@ -203,13 +208,21 @@ class LogCompaction:
             if self._is_void:
                 remove_if_exists(self._disk, cleaned.path)
                 return False
-            if not swap_group(self._disk, self._directory, self._parts, cleaned, now_ms=now_ms):
-                return False
-            # Positions are remembered by segment, timestamps by the place of the segment.
-            self._reader.forget_all()
-            # What was compacted already has another size now; without this the whole of it would count as dirty.
-            self._follow_swap(cleaned)
-            return True
+            return self._swap(cleaned, now_ms)
+
+    def swap_repaired(self, repaired: CleanedGroup, *, now_ms: int) -> bool:
+        """Put a segment whose damage was repaired in the place of the damaged one; otherwise as `swap`."""
+        with self._writing():
+            return self._swap(repaired, now_ms)
+
+    def _swap(self, cleaned: CleanedGroup, now_ms: int) -> bool:
+        if not swap_group(self._disk, self._directory, self._parts, cleaned, now_ms=now_ms):
+            return False
+        # Positions are remembered by segment, timestamps by the place of the segment.
+        self._reader.forget_all()
+        # What was compacted already has another size now; without this the whole of it would count as dirty.
+        self._follow_swap(cleaned)
+        return True
 
     def end(self, outcome: PassOutcome) -> None:
         """Note what a pass did, after its last swap.

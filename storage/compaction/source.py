@@ -13,11 +13,12 @@ from lograft.wire.checksum import crc32c
 from lograft.wire.header import CRC_START, BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES
 
-from storage.env import Disk
+from storage.env import Disk, File
 from storage.errors import CorruptLogError
 from storage.file_budget import disk_under
 from storage.names import LOG_SUFFIX, offset_file_name
 from storage.scan import header_fault
+from storage.types import Boundary
 
 from .plan import SegmentFacts
 
@@ -52,68 +53,91 @@ def read_segment(
     pace: Pace,
     is_wanted: Callable[[BatchHeader], bool] = _every_batch,
 ) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield (header, bytes) of each batch of a segment without damage.
+    """Yield (header, bytes) of each batch of a segment without damage; see `read_span` for the rest.
 
     Args:
         disk: the disk of the log.
         directory: the directory of the log.
         segment: the segment.
         pace: see `Pace`.
-        is_wanted: tells of a header whether the bytes of its batch are needed. If not, they are neither checked nor yielded: an
-            empty view stands for them.
+        is_wanted: see `read_span`.
 
     Raises:
-        CorruptLogError: what stands there is not the next batch.
         FileMissingError: the segment was removed meanwhile.
-        DiskReadError, DiskAccessError, TooManyOpenFilesError: the disk.
     """
     path = log_path(directory, segment.base_offset)
     # A descriptor that stays: opened again by its path, the file could be another one by then.
     file = disk_under(disk).open_file(path)
     try:
-        offset, position, wanted_bytes = segment.base_offset, 0, READ_BYTES
-        cut_off: tuple[bytes, BatchHeader] | None = None
-        while position < segment.size_bytes:
-            size_bytes = min(wanted_bytes, segment.size_bytes - position)
-            pace(size_bytes)
-            view = memoryview(file.pread(size_bytes, position))
-            if len(view) < size_bytes:
-                raise _bad(path, offset, position, f"the file ends after {len(view)} more bytes")
-            at = 0
-            while len(view) - at >= HEADER_BYTES:
-                # One that was cut off was judged already, if its header still says the same.
-                if cut_off is not None and bytes(view[at : at + HEADER_BYTES]) == cut_off[0]:
-                    header, is_needed = cut_off[1], True
-                else:
-                    header = read_header(view, at)
-                    room_bytes = segment.size_bytes - position - at
-                    fault = header_fault(header, expected_offset=offset, room_bytes=room_bytes)
-                    if fault is not None:
-                        raise _bad(path, offset, position + at, fault)
-                    is_needed = is_wanted(header)
-                batch_bytes = header.size_bytes
-                wanted_bytes = _read_bytes_after(batch_bytes)
-                if not is_needed:
-                    yield header, view[:0]
-                elif batch_bytes > len(view) - at:
-                    # With the header behind it, which tells whether the next one is wanted.
-                    wanted_bytes = max(wanted_bytes, batch_bytes + HEADER_BYTES)
-                    cut_off = bytes(view[at : at + HEADER_BYTES]), header
-                    break
-                else:
-                    batch = view[at : at + batch_bytes]
-                    if crc32c(batch[CRC_START:]) != header.crc:
-                        raise _bad(path, offset, position + at, "the CRC does not match")
-                    yield header, batch
-                at += batch_bytes
-                offset = header.next_offset
-            if at == 0 and size_bytes >= min(wanted_bytes, segment.size_bytes - position):
-                raise _bad(path, offset, position, f"{size_bytes} bytes are no batch")
-            position += at
-        if offset != segment.end_offset:
-            raise _bad(path, offset, position, f"the batches end here, the segment at offset {segment.end_offset}")
+        start, end = Boundary(segment.base_offset, 0), Boundary(segment.end_offset, segment.size_bytes)
+        yield from read_span(file, start, end, pace, is_wanted)
     finally:
         file.close()
+
+
+def read_span(
+    file: File,
+    start: Boundary,
+    end: Boundary,
+    pace: Pace,
+    is_wanted: Callable[[BatchHeader], bool] = _every_batch,
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Yield (header, bytes) of each batch between two boundaries of a segment file, between which there is no damage.
+
+    Args:
+        file: the segment's log file.
+        start: the first batch.
+        end: where the last one ends.
+        pace: see `Pace`.
+        is_wanted: tells of a header whether the bytes of its batch are needed. If not, they are neither checked nor yielded: an
+            empty view stands for them.
+
+    Raises:
+        CorruptLogError: what stands there is not the next batch.
+        DiskReadError, DiskAccessError, TooManyOpenFilesError: the disk.
+    """
+    path = file.path
+    offset, position, wanted_bytes = start.offset, start.position, READ_BYTES
+    cut_off: tuple[bytes, BatchHeader] | None = None
+    while position < end.position:
+        size_bytes = min(wanted_bytes, end.position - position)
+        pace(size_bytes)
+        view = memoryview(file.pread(size_bytes, position))
+        if len(view) < size_bytes:
+            raise _bad(path, offset, position, f"the file ends after {len(view)} more bytes")
+        at = 0
+        while len(view) - at >= HEADER_BYTES:
+            # One that was cut off was judged already, if its header still says the same.
+            if cut_off is not None and bytes(view[at : at + HEADER_BYTES]) == cut_off[0]:
+                header, is_needed = cut_off[1], True
+            else:
+                header = read_header(view, at)
+                room_bytes = end.position - position - at
+                fault = header_fault(header, expected_offset=offset, room_bytes=room_bytes)
+                if fault is not None:
+                    raise _bad(path, offset, position + at, fault)
+                is_needed = is_wanted(header)
+            batch_bytes = header.size_bytes
+            wanted_bytes = _read_bytes_after(batch_bytes)
+            if not is_needed:
+                yield header, view[:0]
+            elif batch_bytes > len(view) - at:
+                # With the header behind it, which tells whether the next one is wanted.
+                wanted_bytes = max(wanted_bytes, batch_bytes + HEADER_BYTES)
+                cut_off = bytes(view[at : at + HEADER_BYTES]), header
+                break
+            else:
+                batch = view[at : at + batch_bytes]
+                if crc32c(batch[CRC_START:]) != header.crc:
+                    raise _bad(path, offset, position + at, "the CRC does not match")
+                yield header, batch
+            at += batch_bytes
+            offset = header.next_offset
+        if at == 0 and size_bytes >= min(wanted_bytes, end.position - position):
+            raise _bad(path, offset, position, f"{size_bytes} bytes are no batch")
+        position += at
+    if offset != end.offset:
+        raise _bad(path, offset, position, f"the batches end here, the segment at offset {end.offset}")
 
 
 def _read_bytes_after(batch_bytes: int) -> int:

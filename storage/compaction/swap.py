@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a compacted segment in the place of the segments that it replaces, so that a crash leaves one or the other.
+"""Puts a compacted, or repaired, segment in the place of the segments that it replaces, so that a crash leaves one or the other.
 
 Order (law)
 1. the `.cleaned` file, which is on stable storage, is renamed to `<base offset>-<end offset>.swap`; the directory is synced.
    From here on an opening of the log completes the swap (`unfinished`).
 2. the files of the originals are renamed to `.deleted`; the directory is synced. Nothing orders two unsynced renames: without
    this sync an original could come back beside the segment that replaces it.
-3. the `.swap` file takes its name; the directory is synced, so that the name it had can never come back.
-4. indexes are written, without a sync: they say which file they belong to.
+3. damage of the originals that the new segment repairs is forgotten, on stable storage.
+4. the `.swap` file takes its name; the directory is synced, so that the name it had can never come back.
+5. indexes are written, without a sync: they say which file they belong to.
 
 Belongs to the owner of the log.
 Source: docs/storage.md section 6; Kafka, LocalLog.replaceSegments.
@@ -16,6 +17,7 @@ Source: docs/storage.md section 6; Kafka, LocalLog.replaceSegments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from storage.checkpoints import remove_if_exists
 from storage.env import Disk
@@ -64,6 +66,9 @@ def swap_group(disk: Disk, directory: str, parts: LogParts, cleaned: CleanedGrou
             segment.close()
             parts.deleted.rename(segment.file_names(), now_ms=now_ms)
         disk.sync_directory(directory)
+        if cleaned.repaired:
+            parts.damage.forget_between(swap.base_offset, swap.end_offset)
+            parts.damage.save()
         disk.rename(swap_path, new.path)
         disk.sync_directory(directory)
     except DiskFailedError:
@@ -76,14 +81,15 @@ def swap_group(disk: Disk, directory: str, parts: LogParts, cleaned: CleanedGrou
 
 
 def _find_sources(parts: LogParts, cleaned: CleanedGroup) -> int | None:
-    """Return the place of the first source if all of them are still there, sealed and unchanged."""
+    """Return the place of the first source if all of them are still there, sealed and unchanged, with the damage that was repaired."""
     segments = parts.segments
     slot = segments.slot_of(cleaned.sources[0].base_offset)
     found = [segments[at] for at in range(slot, min(slot + len(cleaned.sources), len(segments)))]
     same = [(each.base_offset, each.end_offset, each.size_bytes) for each in found] == [
         (each.base_offset, each.end_offset, each.size_bytes) for each in cleaned.sources
     ]
-    is_usable = same and found[-1] is not segments.active and not any(each.damages() for each in found)
+    damages = tuple(chain.from_iterable(each.damages() for each in found))
+    is_usable = same and found[-1] is not segments.active and damages == cleaned.repaired
     return slot if is_usable else None
 
 

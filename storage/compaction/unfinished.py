@@ -2,7 +2,8 @@
 """Finishes, when a log is opened, what a crash left of its compaction.
 
 Law: a `.swap` file was on stable storage before it got its name, and the owner had found its sources unchanged: so it is the truth
-about its offsets, and what is left of the originals goes. A `.cleaned` file is nothing yet. Done twice, it is done once.
+about its offsets, and what is left of the originals goes, and so does what is known of their damage: it has none. A `.cleaned` file is
+nothing yet. Done twice, it is done once.
 Source: docs/storage.md section 7; Kafka, LogLoader.completeSwapOperations.
 """
 
@@ -11,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from storage.checkpoints import remove_if_exists
+from storage.damage import DamagedRanges
 from storage.env import Disk
 from storage.names import (
     CLEANED_SUFFIX,
+    DAMAGE_FILE,
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
     SWAP_SUFFIX,
@@ -54,6 +57,10 @@ def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:
                 left.discard(replaced)
         # An original must not come back beside the segment that replaces it.
         disk.sync_directory(directory)
+        if DAMAGE_FILE in left:
+            damage = DamagedRanges.load(disk, directory)
+            damage.forget_between(swap.base_offset, swap.end_offset)
+            damage.save()
         taken = offset_file_name(swap.base_offset, LOG_SUFFIX)
         disk.rename(f"{directory}/{name}", f"{directory}/{taken}")
         disk.sync_directory(directory)

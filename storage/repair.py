@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a segment anew with the damaged ranges replaced by the batches that another replica has.
+
+Theory
+    All damage of one segment is repaired at once. `start` copies what stands before the first damaged range; then `wanted` says
+    which offsets are missing, `put` takes batches for them, and goes on copying behind each range that is whole; `finish` puts the
+    file on stable storage. The owner then swaps it in (`repair_owner`), as a compacted segment, so that a crash leaves the damaged
+    segment or the whole one. Every step blocks; any thread may take it, one at a time.
+
+Laws
+    Nothing gets into the file but batches whose CRC matches, which continue the one before, and whose leader epoch is the one that
+    this log knows for their offsets: a batch of the same offsets and epoch is the same batch on every replica (KIP-101).
+    What `put` refuses has changed nothing: batches of another replica can be tried.
+
+Source: docs/storage.md section 6a; Alagappan et al., "Protocol-aware recovery" (FAST 2018).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lograft.wire.errors import InvalidBatchError
+
+from .compaction.group_writer import CleanedGroup, GroupWriter
+from .compaction.plan import SegmentFacts
+from .compaction.source import Pace, log_path, read_span
+from .env import Buffer, Disk
+from .epochs import LeaderEpochs
+from .errors import OutOfOrderOffsetError
+from .file_budget import disk_under
+from .follower_append import check_follower_batches
+from .names import REPAIRED_SUFFIX
+from .segment_check import epoch_fits
+from .types import Boundary, DamagedRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairTask:
+    """A damaged segment as it was when the repair began; a value, so that a thread shares nothing with the owner.
+
+    Attributes:
+        directory: directory of the log.
+        segment: the segment, which is sealed and flushed.
+        damaged: all of its damaged ranges, ascending; at least one.
+        epochs: leader epochs of the log.
+        interval_bytes: index interval.
+    """
+
+    directory: str
+    segment: SegmentFacts
+    damaged: tuple[DamagedRange, ...]
+    epochs: LeaderEpochs
+    interval_bytes: int
+
+
+class SegmentRepair:
+    """One repair; `finish` or `discard` ends it.
+
+    Args:
+        disk: the disk of the log.
+        task: the segment.
+        pace: waits as long as a rate limit asks for.
+    """
+
+    def __init__(self, disk: Disk, task: RepairTask, pace: Pace) -> None:
+        self._disk = disk
+        self._pace = pace
+        self._left = list(task.damaged)
+        # Where what was written ends in the damaged file, and the offset there.
+        self._copied = Boundary(task.segment.base_offset, 0)
+        self._offset = task.segment.base_offset
+        self.task = task
+        self._writer = GroupWriter(
+            disk,
+            task.directory,
+            (task.segment,),
+            interval_bytes=task.interval_bytes,
+            pace=pace,
+            suffix=REPAIRED_SUFFIX,
+        )
+
+    @property
+    def wanted(self) -> range | None:
+        """The offsets that must come next; None: all are there."""
+        return range(self._offset, self._left[0].end_offset) if self._left else None
+
+    def start(self) -> None:
+        """Copy what stands before the first damaged range.
+
+        Raises:
+            CorruptLogError: more is damaged than was known.
+            FileMissingError: the segment was removed meanwhile.
+            DiskFullError, DiskFailedError, DiskReadError, DiskAccessError, TooManyOpenFilesError: the disk.
+        """
+        self._copy()
+
+    def put(self, batches: Buffer) -> None:
+        """Take whole batches that begin at the first offset of `wanted` and do not reach beyond it.
+
+        Raises:
+            BatchError: damaged bytes, or batches of another range; nothing changed.
+            OutOfOrderOffsetError: they do not begin there, or are of another history than this log; nothing changed.
+            Others as `start`: `discard` then.
+        """
+        wanted = self.wanted
+        assert wanted is not None, f"{self.task.directory}: batches for a segment that is whole"
+        placed = check_follower_batches(batches, log_end_offset=wanted.start, last_epoch=None)
+        if not placed:
+            raise InvalidBatchError("no batch came")
+        for _, header in placed:
+            if header.next_offset > wanted.stop:
+                raise InvalidBatchError(f"a batch ends at {header.next_offset}, the damage at {wanted.stop}")
+            if not epoch_fits(self.task.epochs, header):
+                raise OutOfOrderOffsetError(
+                    f"leader epoch {header.leader_epoch} is of another history",
+                    expected_offset=wanted.start,
+                    base_offset=header.base_offset,
+                )
+        view = memoryview(batches)
+        for position, header in placed:
+            self._writer.put(view[position : position + header.size_bytes], is_unchanged=False)
+            self._offset = header.next_offset
+        if self._offset == wanted.stop:
+            self._copied = Boundary(self._offset, self._left.pop(0).end_position)
+            self._copy()
+
+    def finish(self) -> CleanedGroup:
+        """Put the file on stable storage.
+
+        Raises:
+            DiskFullError, DiskFailedError, TooManyOpenFilesError: the disk; `discard` then.
+        """
+        assert self.wanted is None, f"{self.task.directory}: {self.wanted} is missing"
+        cleaned = self._writer.finish(repaired=self.task.damaged)
+        assert cleaned is not None, "a repair changes something"
+        return cleaned
+
+    def discard(self) -> None:
+        """Give up: remove what was written, if the disk lets us; else the next opening of the log does."""
+        self._writer.discard()
+
+    def _copy(self) -> None:
+        """Copy the batches up to the next damaged range, or to the end."""
+        segment = self.task.segment
+        end = Boundary(segment.end_offset, segment.size_bytes)
+        if self._left:
+            end = Boundary(self._left[0].base_offset, self._left[0].position)
+        if end.offset == self._copied.offset:
+            # Between two ranges that touch stands no batch, whatever the bytes are.
+            return
+        file = disk_under(self._disk).open_file(log_path(self.task.directory, segment.base_offset))
+        try:
+            for header, batch in read_span(file, self._copied, end, self._pace):
+                self._writer.put(batch, is_unchanged=True)
+                self._offset = header.next_offset
+        finally:
+            file.close()
