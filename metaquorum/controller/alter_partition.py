@@ -14,10 +14,9 @@ from dataclasses import replace
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.brokers import registered
-from metaquorum.controller.commands import AlterPartition, Decision, IsrProposal, PartitionsAltered, Refusal, refuse
+from metaquorum.controller.commands import AlterPartition, Decision, IsrProposal, PartitionsAltered, Refusal
 from metaquorum.controller.isr import changed_isr, min_insync_replicas
-from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
+from metaquorum.controller.led_partitions import call_problem, find, not_leading
 from metaquorum.controller.reassignment import completed, record_of
 from metaquorum.controller.records import MetadataRecord
 from metaquorum.controller.state import PartitionImage, TopicImage
@@ -25,43 +24,30 @@ from metaquorum.controller.state import PartitionImage, TopicImage
 
 def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:
     """Decide about the proposals of one broker."""
-    broker = registered(image, command.broker_id, command.broker_epoch)
-    if isinstance(broker, Refusal):
-        return Decision(response=broker)
-    if not 1 <= len(command.proposals) <= MAX_ALTERED_PARTITIONS:
-        return refuse(
-            ErrorCode.INVALID_REQUEST,
-            f"a request has 1 to {MAX_ALTERED_PARTITIONS} partitions, this one has {len(command.proposals)}",
-        )
-    places = {(proposal.topic_id, proposal.partition) for proposal in command.proposals}
-    if len(places) < len(command.proposals):
-        return refuse(ErrorCode.INVALID_REQUEST, "a partition is named twice")
+    refusal = call_problem(image, command.broker_id, command.broker_epoch, command.proposals)
+    if refusal is not None:
+        return Decision(response=refusal)
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
     records: list[MetadataRecord] = []
     results: list[PartitionImage | Refusal] = []
     for proposal in command.proposals:
-        topic = image.topic_by_id(proposal.topic_id)
-        result = _alter(image, topic, command.broker_id, proposal)
-        if topic is not None and isinstance(result, PartitionImage):
-            before = topic.partitions[proposal.partition]
-            if result != before:
-                result = completed(topic, result, fit.__contains__)
-                records.append(record_of(topic.topic_id, before, result))
+        found = find(image, proposal)
+        if isinstance(found, Refusal):
+            results.append(found)
+            continue
+        topic, before = found
+        result = _alter(image, topic, before, command.broker_id, proposal)
+        if isinstance(result, PartitionImage) and result != before:
+            result = completed(topic, result, fit.__contains__)
+            records.append(record_of(topic.topic_id, before, result))
         results.append(result)
     return Decision(response=PartitionsAltered(results=tuple(results)), records=tuple(records))
 
 
 def _alter(
-    image: AppendedImage, topic: TopicImage | None, broker_id: int, proposal: IsrProposal
+    image: AppendedImage, topic: TopicImage, partition: PartitionImage, broker_id: int, proposal: IsrProposal
 ) -> PartitionImage | Refusal:
     """Return the partition as proposed, equal to what it is if nothing changes; or the refusal."""
-    if topic is None:
-        return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic with the id {proposal.topic_id.hex()}")
-    if not 0 <= proposal.partition < len(topic.partitions):
-        return Refusal(
-            code=ErrorCode.UNKNOWN_PARTITION, message=f"topic {topic.topic} has no partition {proposal.partition}"
-        )
-    partition = topic.partitions[proposal.partition]
     refusal = (
         _epoch_problem(partition, proposal)
         or _proposal_problem(partition, broker_id, proposal)
@@ -104,7 +90,7 @@ def _epoch_problem(partition: PartitionImage, proposal: IsrProposal) -> Refusal 
 def _proposal_problem(partition: PartitionImage, broker_id: int, proposal: IsrProposal) -> Refusal | None:
     node_ids = [node_id for node_id, _ in proposal.isr]
     rules = (
-        (partition.leader_id == broker_id, f"broker {broker_id} does not lead it, {partition.leader_id} does"),
+        (partition.leader_id == broker_id, not_leading(partition, broker_id)),
         (len(set(node_ids)) == len(node_ids), "a replica is named twice"),
         (broker_id in node_ids, "the leader is always in sync with itself"),
         (set(node_ids) <= set(partition.replicas), f"its replicas are {list(partition.replicas)}"),

@@ -9,7 +9,6 @@ Source: KIP-460; `docs/controller.md` section "Elections".
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from lograft.wire.codes import ErrorCode
 
@@ -23,7 +22,14 @@ from metaquorum.controller.commands import (
     LeadersElected,
     Refusal,
 )
-from metaquorum.controller.elections import CanLead, ElectionRules, partition_change, preferred_change
+from metaquorum.controller.elections import (
+    CanLead,
+    ElectionRules,
+    after_election,
+    not_available,
+    partition_change,
+    preferred_change,
+)
 from metaquorum.controller.isr import min_insync_replicas
 from metaquorum.controller.limits import MAX_ELECTED_PARTITIONS
 from metaquorum.controller.records import MetadataRecord, PartitionChangeRecord
@@ -47,7 +53,7 @@ def elect_leaders(image: AppendedImage, command: ElectLeaders) -> Decision:
             if isinstance(found, PartitionChangeRecord):
                 assert topic is not None, f"an election in {target.topic}, which is unknown"
                 records.append(found)
-                outcome = _after(topic.partitions[number], found)
+                outcome = after_election(topic.partitions[number], found)
                 results.append(ElectionResult(topic=target.topic, partition=number, outcome=outcome, elected=True))
             else:
                 results.append(ElectionResult(topic=target.topic, partition=number, outcome=found))
@@ -115,7 +121,7 @@ def _preferred(
         (preferred not in partition.isr, f"its first replica {preferred} is not in sync; wait until it is"),
         (True, f"its first replica {preferred} is fenced or leaving; wait until it is active"),
     )
-    return _not_available(topic, partition, next(text for holds, text in reasons if holds))
+    return not_available(topic, partition, next(text for holds, text in reasons if holds))
 
 
 def _unclean(
@@ -128,29 +134,9 @@ def _unclean(
     change = partition_change(topic.topic_id, partition, can_lead, rules=rules)
     if change is None or change.leader is None or change.leader.leader_id is None:
         replicas = _ids(partition.replicas)
-        return _not_available(topic, partition, f"none of its replicas {replicas} is active; start one of them")
+        return not_available(topic, partition, f"none of its replicas {replicas} is active; start one of them")
     return change
-
-
-def _not_available(topic: TopicImage, partition: PartitionImage, reason: str) -> Refusal:
-    return Refusal(
-        code=ErrorCode.LEADER_NOT_AVAILABLE, message=f"{topic.topic} partition {partition.partition}: {reason}"
-    )
 
 
 def _ids(node_ids: Iterable[int]) -> str:
     return ", ".join(map(str, node_ids))
-
-
-def _after(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
-    """Return the partition as an election leaves it."""
-    assert change.leader is not None, f"an election without a leader: {change}"
-    return replace(
-        partition,
-        leader_id=change.leader.leader_id,
-        leader_epoch=partition.leader_epoch + 1,
-        partition_epoch=partition.partition_epoch + 1,
-        isr=partition.isr if change.isr is None else change.isr,
-        elr=partition.elr if change.elr is None else change.elr,
-        last_known_elr=partition.last_known_elr if change.last_known_elr is None else change.last_known_elr,
-    )

@@ -148,6 +148,24 @@ class AlterPartition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedPartition:
+    """A partition that a broker leads: id of the topic (16 bytes), number from 0, and the leader epoch in which it leads."""
+
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResignLeadership:
+    """A broker gives up the leadership of partitions whose copy of its own is damaged; it stays in sync."""
+
+    broker_id: int
+    broker_epoch: int
+    partitions: tuple[LedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reassignment:
     """Other replicas for a partition, the preferred leader first; None cancels the reassignment that is under way."""
 
@@ -263,6 +281,7 @@ Command = (
     | ElectUncleanLeaders
     | ElectLeaders
     | AlterPartition
+    | ResignLeadership
     | ReassignPartitions
     | CreateTopic
     | CreatePartitions
@@ -339,6 +358,13 @@ class PartitionsAltered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeadershipResigned:
+    """One result for each partition, in the order of the command: it as it is from here on, or why nobody else leads it."""
+
+    results: tuple[PartitionImage | Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionResult:
     """What an election came to.
 
@@ -369,6 +395,7 @@ Response = (
     | TopicCreated
     | PartitionsCreated
     | PartitionsAltered
+    | LeadershipResigned
     | LeadersElected
     | TopicDeleted
     | ProducerIdsAllocated

@@ -31,6 +31,7 @@ from metaquorum.controller import (
     features,
     reassignment,
     rebalance,
+    resignation,
     topics,
     unclean,
 )
@@ -54,6 +55,7 @@ from metaquorum.controller.commands import (
     ReassignPartitions,
     RegisterBroker,
     RemoveBroker,
+    ResignLeadership,
     UpdateFeatureLevel,
 )
 from metaquorum.controller.image import MetadataImage
@@ -127,6 +129,8 @@ class Controller:
                 return unclean.elect_unclean(self._image, command)
             case RemoveBroker():
                 return broker_states.remove(self._image, self._sessions, command, now_ms)
+            case ResignLeadership():
+                return resignation.resign_leadership(self._image, command)
             case ElectLeaders():
                 return asked_elections.elect_leaders(self._image, command)
             case Bootstrap():

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
+from lograft.wire.codes import ErrorCode
+
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import Decision, Done
+from metaquorum.controller.commands import Decision, Done, Refusal
 from metaquorum.controller.configs import settings_of
 from metaquorum.controller.isr import IsrState, change_record, changed_isr, min_insync_replicas
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
@@ -123,6 +125,27 @@ def preferred_change(topic_id: bytes, partition: PartitionImage, can_lead: CanLe
         return None
     return PartitionChangeRecord(
         topic_id=topic_id, partition=partition.partition, leader=LeaderChange(leader_id=preferred)
+    )
+
+
+def after_election(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
+    """Return the partition as a change that gives it another leader leaves it."""
+    assert change.leader is not None, f"an election without a leader: {change}"
+    return replace(
+        partition,
+        leader_id=change.leader.leader_id,
+        leader_epoch=partition.leader_epoch + 1,
+        partition_epoch=partition.partition_epoch + 1,
+        isr=partition.isr if change.isr is None else change.isr,
+        elr=partition.elr if change.elr is None else change.elr,
+        last_known_elr=partition.last_known_elr if change.last_known_elr is None else change.last_known_elr,
+    )
+
+
+def not_available(topic: TopicImage, partition: PartitionImage, reason: str) -> Refusal:
+    """Return the refusal of an election in which nobody was found; `reason` says why, and what to do."""
+    return Refusal(
+        code=ErrorCode.LEADER_NOT_AVAILABLE, message=f"{topic.topic} partition {partition.partition}: {reason}"
     )
 
 

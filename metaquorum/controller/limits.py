@@ -44,7 +44,7 @@ MAX_WALK_TOPICS: Final = 1_000
 """Topics looked at in one slice of a periodic work; less than 10 ms."""
 
 MAX_ALTERED_PARTITIONS: Final = 2_000
-"""Partitions of one request that proposes in-sync replicas."""
+"""Partitions of one request of a leader: one that proposes in-sync replicas, or gives up leaderships."""
 
 MAX_EXPIRED_BROKERS: Final = 100
 """Brokers fenced in one decision for missed heartbeats; the next tick takes more."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from lograft.internal.v1 import controller_pb2
 
-from metaquorum.controller.commands import AlterPartition, IsrProposal, PartitionsAltered, Refusal
-from metaquorum.controller.state import PartitionImage
-from metaquorum.rpc.partition_codec import to_error
+from metaquorum.controller.commands import AlterPartition, IsrProposal, PartitionsAltered
+from metaquorum.rpc.partition_codec import to_result
 from metaquorum.runtime.commit_waiters import Outcome
 
 
@@ -41,26 +40,8 @@ def answer(request: controller_pb2.AlterPartitionRequest, outcome: Outcome) -> c
     assert isinstance(response, PartitionsAltered), f"unexpected {response}"
     return controller_pb2.AlterPartitionResponse(
         results=[
-            controller_pb2.AlterPartitionResult(
-                topic_id=proposal.topic_id,
-                partition=proposal.partition,
-                state=None if isinstance(result, Refusal) else _state(result),
-                error=to_error(result) if isinstance(result, Refusal) else None,
-            )
+            to_result(proposal.topic_id, proposal.partition, result)
             for proposal, result in zip(request.proposals, response.results, strict=True)
         ],
         metadata_offset=outcome.metadata_offset,
-    )
-
-
-def _state(partition: PartitionImage) -> controller_pb2.PartitionState:
-    return controller_pb2.PartitionState(
-        replicas=partition.replicas,
-        isr=partition.isr,
-        leader_id=partition.leader_id,
-        leader_epoch=partition.leader_epoch,
-        partition_epoch=partition.partition_epoch,
-        elr=partition.elr,
-        adding=partition.adding,
-        removing=partition.removing,
     )

@@ -24,7 +24,7 @@ from metaquorum.controller.commands import (
     ProducerIdsAllocated,
     RegisterBroker,
 )
-from metaquorum.rpc import alter_partition_calls
+from metaquorum.rpc import alter_partition_calls, resignation_calls
 from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, internal_error, timeout_ms, to_status
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
@@ -112,6 +112,15 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             self._check(request.cluster_id)
             outcome = await self._host.submit(alter_partition_calls.command(request), timeout_ms=timeout_ms(context))
             return alter_partition_calls.answer(request, outcome)
+
+    async def ResignLeadership(
+        self, request: controller_pb2.ResignLeadershipRequest, context: ServicerContext
+    ) -> controller_pb2.ResignLeadershipResponse:
+        """Give partitions that a leader gives up to other replicas that are in sync."""
+        async with answering(context):
+            self._check(request.cluster_id)
+            outcome = await self._host.submit(resignation_calls.command(request), timeout_ms=timeout_ms(context))
+            return resignation_calls.answer(request, outcome)
 
     async def Heartbeat(
         self, request_iterator: AsyncIterator[controller_pb2.HeartbeatRequest], context: ServicerContext

@@ -18,11 +18,14 @@ from metaquorum.controller.commands import (
     AlterPartition,
     FenceBroker,
     IsrProposal,
+    LeadershipResigned,
+    LedPartition,
     PartitionsAltered,
     Reassignment,
     ReassignPartitions,
     Refusal,
     RegisterBroker,
+    ResignLeadership,
     ResourceChanges,
     SweepPartitions,
 )
@@ -45,8 +48,9 @@ class Model:
 
     def __init__(self, seed: int, policy: str) -> None:
         self.random = random.Random(seed)
-        # Of its own, so that it takes no turn from the others.
+        # Of their own, so that they take no turn from the others.
         self.time_random = random.Random(seed)
+        self.resign_random = random.Random(seed)
         self.policy = policy
         self.world = World()
         for broker_id in REPLICAS:
@@ -62,6 +66,7 @@ class Model:
         self.commands = 0
         self.moves = 0
         self.returns = 0
+        self.resigned = 0
 
     @property
     def partition(self) -> PartitionImage:
@@ -96,6 +101,10 @@ class Model:
         kind()
         if self.time_random.random() < 0.3:
             self.let_time_pass()
+        if self.resign_random.random() < 0.1:
+            # What the others did of a leader holds before another one is there.
+            self.follow_leader()
+            self.resign()
         self.follow_leader()
         self.commit()
 
@@ -172,6 +181,29 @@ class Model:
         if not isinstance(result, Refusal):
             assert result == self.partition
         self.commands += 1
+
+    def resign(self) -> None:
+        """The leader gives way to another in-sync replica and stays in sync, or is told that there is none."""
+        before = self.partition
+        if before.leader_id is None:
+            return
+        led = LedPartition(topic_id=topic_id("t"), partition=0, leader_epoch=before.leader_epoch)
+        command = ResignLeadership(
+            broker_id=before.leader_id, broker_epoch=self.world.epoch(before.leader_id), partitions=(led,)
+        )
+        self.trace.append("resign")
+        response = self.world.run(command).response
+        assert isinstance(response, LeadershipResigned)
+        (result,) = response.results
+        after = self.partition
+        if isinstance(result, Refusal):
+            assert (result.code, before.isr) == (ErrorCode.LEADER_NOT_AVAILABLE, (before.leader_id,))
+            assert after == before
+            return
+        assert result == after
+        assert after.leader_id != before.leader_id
+        assert (after.isr, after.elr, after.last_known_elr) == (before.isr, before.elr, before.last_known_elr)
+        self.resigned += 1
 
     def fence(self) -> None:
         """A broker is silent."""
@@ -259,7 +291,7 @@ class Model:
 @pytest.mark.parametrize("policy", ["ack", "none"])
 def test_lists_are_valid_and_candidates_complete(policy: str) -> None:
     """Both invariants hold after every command of many random sequences, with stops of every kind."""
-    commands = elected_from_elr = moves = returns = 0
+    commands = elected_from_elr = moves = returns = resigned = 0
     for seed in range(150):
         model = Model(seed, policy)
         for _ in range(STEPS):
@@ -271,11 +303,13 @@ def test_lists_are_valid_and_candidates_complete(policy: str) -> None:
         commands += model.commands
         moves += model.moves
         returns += model.returns
+        resigned += model.resigned
     # The sequences reach what they are about.
     assert commands > 1_000
     assert elected_from_elr > 20
     assert moves > 100
     assert returns > 10
+    assert resigned > 100
 
 
 def test_model_finds_an_eligible_replica_that_is_kept_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

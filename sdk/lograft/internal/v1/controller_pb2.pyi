@@ -444,6 +444,100 @@ class AlterPartitionResult(_message.Message):
 Global___AlterPartitionResult: _TypeAlias = AlterPartitionResult  # noqa: Y015
 
 @_typing.final
+class ResignLeadershipRequest(_message.Message):
+    """Gives up the leadership of partitions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id."""
+    broker_id: _builtins.int
+    """Node id of the broker, which leads the partitions."""
+    broker_epoch: _builtins.int
+    """Epoch of its registration. Another one fails the whole call with STALE_BROKER_EPOCH."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedPartition]:
+        """1 to 2,000 partitions, each named once."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+        partitions: _abc.Iterable[Global___LedPartition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResignLeadershipRequest: _TypeAlias = ResignLeadershipRequest  # noqa: Y015
+
+@_typing.final
+class LedPartition(_message.Message):
+    """A partition that the broker leads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.bytes
+    """Id of the topic, 16 bytes."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    leader_epoch: _builtins.int
+    """Leader epoch that it leads in."""
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedPartition: _TypeAlias = LedPartition  # noqa: Y015
+
+@_typing.final
+class ResignLeadershipResponse(_message.Message):
+    """What became of the leaderships."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    metadata_offset: _builtins.int
+    """Metadata offset at which what was accepted is visible, exclusive."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterPartitionResult]:
+        """One result for each partition, in their order; LEADER_NOT_AVAILABLE where no other replica that is in sync can lead."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___AlterPartitionResult] | None = ...,
+        metadata_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResignLeadershipResponse: _TypeAlias = ResignLeadershipResponse  # noqa: Y015
+
+@_typing.final
 class PartitionState(_message.Message):
     """The replica state of a partition."""
 

@@ -55,6 +55,11 @@ class ControllerServiceStub(object):
                 request_serializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionRequest.SerializeToString,
                 response_deserializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionResponse.FromString,
                 _registered_method=True)
+        self.ResignLeadership = channel.unary_unary(
+                '/lograft.internal.v1.ControllerService/ResignLeadership',
+                request_serializer=lograft_dot_internal_dot_v1_dot_controller__pb2.ResignLeadershipRequest.SerializeToString,
+                response_deserializer=lograft_dot_internal_dot_v1_dot_controller__pb2.ResignLeadershipResponse.FromString,
+                _registered_method=True)
 
 
 class ControllerServiceServicer(object):
@@ -90,6 +95,14 @@ class ControllerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResignLeadership(self, request, context):
+        """A leader gives up partitions that it should not serve at the moment, because its copy is damaged; others that are in sync lead them from
+        here on. It stays in sync.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControllerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +125,11 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     servicer.AlterPartition,
                     request_deserializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionRequest.FromString,
                     response_serializer=lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionResponse.SerializeToString,
+            ),
+            'ResignLeadership': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResignLeadership,
+                    request_deserializer=lograft_dot_internal_dot_v1_dot_controller__pb2.ResignLeadershipRequest.FromString,
+                    response_serializer=lograft_dot_internal_dot_v1_dot_controller__pb2.ResignLeadershipResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +241,33 @@ class ControllerService(object):
             '/lograft.internal.v1.ControllerService/AlterPartition',
             lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionRequest.SerializeToString,
             lograft_dot_internal_dot_v1_dot_controller__pb2.AlterPartitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResignLeadership(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.internal.v1.ControllerService/ResignLeadership',
+            lograft_dot_internal_dot_v1_dot_controller__pb2.ResignLeadershipRequest.SerializeToString,
+            lograft_dot_internal_dot_v1_dot_controller__pb2.ResignLeadershipResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class ControllerServiceStub:
     """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
     accepted is committed.
     """
+    ResignLeadership: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ResignLeadershipRequest, _controller_pb2.ResignLeadershipResponse]
+    """A leader gives up partitions that it should not serve at the moment, because its copy is damaged; others that are in sync lead them from
+    here on. It stays in sync.
+    """
 
 @_typing.type_check_only
 class ControllerServiceAsyncStub(ControllerServiceStub):
@@ -58,6 +62,10 @@ class ControllerServiceAsyncStub(ControllerServiceStub):
     AlterPartition: _aio.UnaryUnaryMultiCallable[_controller_pb2.AlterPartitionRequest, _controller_pb2.AlterPartitionResponse]  # type: ignore[assignment]
     """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
     accepted is committed.
+    """
+    ResignLeadership: _aio.UnaryUnaryMultiCallable[_controller_pb2.ResignLeadershipRequest, _controller_pb2.ResignLeadershipResponse]  # type: ignore[assignment]
+    """A leader gives up partitions that it should not serve at the moment, because its copy is damaged; others that are in sync lead them from
+    here on. It stays in sync.
     """
 
 class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -95,6 +103,16 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_controller_pb2.AlterPartitionResponse, _abc.Awaitable[_controller_pb2.AlterPartitionResponse]]:
         """Proposes in-sync replicas for partitions that the broker leads; each is accepted or refused alone. Answers when what is
         accepted is committed.
+        """
+
+    @_abc_1.abstractmethod
+    def ResignLeadership(
+        self,
+        request: _controller_pb2.ResignLeadershipRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_controller_pb2.ResignLeadershipResponse, _abc.Awaitable[_controller_pb2.ResignLeadershipResponse]]:
+        """A leader gives up partitions that it should not serve at the moment, because its copy is damaged; others that are in sync lead them from
+        here on. It stays in sync.
         """
 
 def add_ControllerServiceServicer_to_server(servicer: ControllerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

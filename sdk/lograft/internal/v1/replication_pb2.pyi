@@ -738,3 +738,69 @@ class ReplicaBatches(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaBatches: _TypeAlias = ReplicaBatches  # noqa: Y015
+
+@_typing.final
+class FetchRangeRequest(_message.Message):
+    """Asks for a range of committed records, byte for byte."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BASE_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id."""
+    broker_id: _builtins.int
+    """Node id of the broker that is asked."""
+    topic_id: _builtins.bytes
+    """Id of the topic, 16 bytes."""
+    partition: _builtins.int
+    """Partition, from 0."""
+    base_offset: _builtins.int
+    """First offset, inclusive: the first one of a batch."""
+    end_offset: _builtins.int
+    """End of the range, exclusive: the end of a batch."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        broker_id: _builtins.int = ...,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        base_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "end_offset", b"end_offset", "partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRangeRequest: _TypeAlias = FetchRangeRequest  # noqa: Y015
+
+@_typing.final
+class FetchRangeResponse(_message.Message):
+    """The first batches of the range."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCHES_FIELD_NUMBER: _builtins.int
+    batches: _builtins.bytes
+    """Whole batches from the first offset on, at least one, none beyond the end: about 1 MiB at most, unless one batch is larger. Ask again
+    for the rest.
+    """
+    def __init__(
+        self,
+        *,
+        batches: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRangeResponse: _TypeAlias = FetchRangeResponse  # noqa: Y015

@@ -40,6 +40,11 @@ class ReplicationServiceStub(object):
                 request_serializer=lograft_dot_internal_dot_v1_dot_replication__pb2.ReplicateRequest.SerializeToString,
                 response_deserializer=lograft_dot_internal_dot_v1_dot_replication__pb2.ReplicateResponse.FromString,
                 _registered_method=True)
+        self.FetchRange = channel.unary_unary(
+                '/lograft.internal.v1.ReplicationService/FetchRange',
+                request_serializer=lograft_dot_internal_dot_v1_dot_replication__pb2.FetchRangeRequest.SerializeToString,
+                response_deserializer=lograft_dot_internal_dot_v1_dot_replication__pb2.FetchRangeResponse.FromString,
+                _registered_method=True)
 
 
 class ReplicationServiceServicer(object):
@@ -54,6 +59,13 @@ class ReplicationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchRange(self, request, context):
+        """Gives committed batches of a partition to another replica whose copy of them is damaged. Any replica may be asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +73,11 @@ def add_ReplicationServiceServicer_to_server(servicer, server):
                     servicer.Replicate,
                     request_deserializer=lograft_dot_internal_dot_v1_dot_replication__pb2.ReplicateRequest.FromString,
                     response_serializer=lograft_dot_internal_dot_v1_dot_replication__pb2.ReplicateResponse.SerializeToString,
+            ),
+            'FetchRange': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchRange,
+                    request_deserializer=lograft_dot_internal_dot_v1_dot_replication__pb2.FetchRangeRequest.FromString,
+                    response_serializer=lograft_dot_internal_dot_v1_dot_replication__pb2.FetchRangeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +108,33 @@ class ReplicationService(object):
             '/lograft.internal.v1.ReplicationService/Replicate',
             lograft_dot_internal_dot_v1_dot_replication__pb2.ReplicateRequest.SerializeToString,
             lograft_dot_internal_dot_v1_dot_replication__pb2.ReplicateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchRange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.internal.v1.ReplicationService/FetchRange',
+            lograft_dot_internal_dot_v1_dot_replication__pb2.FetchRangeRequest.SerializeToString,
+            lograft_dot_internal_dot_v1_dot_replication__pb2.FetchRangeResponse.FromString,
             options,
             channel_credentials,
             insecure,

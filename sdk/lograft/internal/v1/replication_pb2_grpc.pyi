@@ -37,6 +37,8 @@ class ReplicationServiceStub:
     """One stream for each pair of a follower broker, which opens it, and a leader broker; all their partitions share it. The follower
     subscribes, the leader pushes batches as they are appended.
     """
+    FetchRange: _grpc.UnaryUnaryMultiCallable[_replication_pb2.FetchRangeRequest, _replication_pb2.FetchRangeResponse]
+    """Gives committed batches of a partition to another replica whose copy of them is damaged. Any replica may be asked."""
 
 @_typing.type_check_only
 class ReplicationServiceAsyncStub(ReplicationServiceStub):
@@ -47,6 +49,8 @@ class ReplicationServiceAsyncStub(ReplicationServiceStub):
     """One stream for each pair of a follower broker, which opens it, and a leader broker; all their partitions share it. The follower
     subscribes, the leader pushes batches as they are appended.
     """
+    FetchRange: _aio.UnaryUnaryMultiCallable[_replication_pb2.FetchRangeRequest, _replication_pb2.FetchRangeResponse]  # type: ignore[assignment]
+    """Gives committed batches of a partition to another replica whose copy of them is damaged. Any replica may be asked."""
 
 class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules."""
@@ -60,5 +64,13 @@ class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
         """One stream for each pair of a follower broker, which opens it, and a leader broker; all their partitions share it. The follower
         subscribes, the leader pushes batches as they are appended.
         """
+
+    @_abc_1.abstractmethod
+    def FetchRange(
+        self,
+        request: _replication_pb2.FetchRangeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replication_pb2.FetchRangeResponse, _abc.Awaitable[_replication_pb2.FetchRangeResponse]]:
+        """Gives committed batches of a partition to another replica whose copy of them is damaged. Any replica may be asked."""
 
 def add_ReplicationServiceServicer_to_server(servicer: ReplicationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the calls of a broker about partitions that it leads have in common: AlterPartition and ResignLeadership.
+
+Owns the checks of such a call as a whole, and how it names a partition. Must not know what a call wants of a partition.
+Source: `docs/controller.md` sections "AlterPartition" and "ResignLeadership".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.brokers import registered
+from metaquorum.controller.commands import IsrProposal, LedPartition, Refusal
+from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
+from metaquorum.controller.state import PartitionImage, TopicImage
+
+Named = IsrProposal | LedPartition
+"""What names a partition by topic id and number."""
+
+
+def call_problem(image: AppendedImage, broker_id: int, broker_epoch: int, named: Sequence[Named]) -> Refusal | None:
+    """Return why a call is refused as a whole: an unknown or older process, too many partitions or none, one twice; or None."""
+    broker = registered(image, broker_id, broker_epoch)
+    if isinstance(broker, Refusal):
+        return broker
+    if not 1 <= len(named) <= MAX_ALTERED_PARTITIONS:
+        return Refusal(
+            code=ErrorCode.INVALID_REQUEST,
+            message=f"a request has 1 to {MAX_ALTERED_PARTITIONS} partitions, this one has {len(named)}",
+        )
+    if len({(each.topic_id, each.partition) for each in named}) < len(named):
+        return Refusal(code=ErrorCode.INVALID_REQUEST, message="a partition is named twice")
+    return None
+
+
+def find(image: AppendedImage, named: Named) -> tuple[TopicImage, PartitionImage] | Refusal:
+    """Return the topic and the partition that are named, or the refusal: one of them is not there."""
+    topic = image.topic_by_id(named.topic_id)
+    if topic is None:
+        return Refusal(code=ErrorCode.UNKNOWN_TOPIC, message=f"there is no topic with the id {named.topic_id.hex()}")
+    if not 0 <= named.partition < len(topic.partitions):
+        return Refusal(
+            code=ErrorCode.UNKNOWN_PARTITION, message=f"topic {topic.topic} has no partition {named.partition}"
+        )
+    return topic, topic.partitions[named.partition]
+
+
+def not_leading(partition: PartitionImage, broker_id: int) -> str:
+    """Return what a broker is told that does not lead a partition."""
+    leader = "nobody" if partition.leader_id is None else partition.leader_id
+    return f"broker {broker_id} does not lead it, {leader} does"

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResignLeadership: a broker gives up partitions that it should not serve for now, because its copy is damaged.
+
+Owns the fences and who leads next. Each partition of a request is given up or refused alone. Law: only the leadership moves,
+from the broker that has it in the epoch that it names, to a replica that is in sync; who is in sync or eligible stays. The broker
+stays in sync too: it has counted and acknowledged everything, and what it cannot read it gets back from the others.
+Source: `docs/controller.md` section "ResignLeadership".
+"""
+
+from __future__ import annotations
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.commands import Decision, LeadershipResigned, LedPartition, Refusal, ResignLeadership
+from metaquorum.controller.elections import CanLead, after_election, elect, not_available
+from metaquorum.controller.led_partitions import call_problem, find, not_leading
+from metaquorum.controller.records import LeaderChange, MetadataRecord, PartitionChangeRecord
+from metaquorum.controller.state import PartitionImage, TopicImage
+
+
+def resign_leadership(image: AppendedImage, command: ResignLeadership) -> Decision:
+    """Decide about the partitions that one broker gives up."""
+    refusal = call_problem(image, command.broker_id, command.broker_epoch, command.partitions)
+    if refusal is not None:
+        return Decision(response=refusal)
+    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
+    records: list[MetadataRecord] = []
+    results: list[PartitionImage | Refusal] = []
+    for led in command.partitions:
+        found = find(image, led)
+        if isinstance(found, Refusal):
+            results.append(found)
+            continue
+        topic, partition = found
+        change = _fence(partition, command.broker_id, led) or _move(topic, partition, fit.__contains__)
+        if isinstance(change, Refusal):
+            results.append(change)
+            continue
+        records.append(change)
+        results.append(after_election(partition, change))
+    return Decision(response=LeadershipResigned(results=tuple(results)), records=tuple(records))
+
+
+def _fence(partition: PartitionImage, broker_id: int, led: LedPartition) -> Refusal | None:
+    own, named = partition.leader_epoch, led.leader_epoch
+    if named > own:
+        # The broker knows more than this controller: there must be a newer one.
+        return Refusal(
+            code=ErrorCode.NOT_CONTROLLER,
+            message=f"leader epoch {named} is ahead of {own} here; ask the active controller",
+        )
+    if named < own:
+        # So is a call answered that is repeated because its answer was lost.
+        return Refusal(
+            code=ErrorCode.FENCED_EPOCH,
+            message=f"leader epoch {named} is over, {own} holds; wait for the metadata and look who leads",
+        )
+    if partition.leader_id != broker_id:
+        return Refusal(
+            code=ErrorCode.INVALID_REQUEST,
+            message=f"partition {led.partition}: {not_leading(partition, broker_id)}",
+        )
+    return None
+
+
+def _move(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -> PartitionChangeRecord | Refusal:
+    """Return the change that makes another replica the leader, or the refusal."""
+    others = tuple(node_id for node_id in partition.isr if node_id != partition.leader_id)
+    # In replica order, as in every election: those that a reassignment removes come last.
+    heir = elect(partition.replicas, others, None, can_lead)
+    if heir is None:
+        return not_available(
+            topic,
+            partition,
+            f"of its replicas {list(partition.replicas)}, in sync {list(partition.isr)}, no other one may lead: "
+            f"broker {partition.leader_id} goes on; ask again when another one is in sync and active",
+        )
+    return PartitionChangeRecord(
+        topic_id=topic.topic_id, partition=partition.partition, leader=LeaderChange(leader_id=heir)
+    )

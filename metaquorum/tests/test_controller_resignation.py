@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResignLeadership as a decision: who leads next, what stays, every fence, and when the leadership comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.commands import (
+    AlterPartition,
+    FenceBroker,
+    IsrProposal,
+    LeadershipResigned,
+    LedPartition,
+    Reassignment,
+    ReassignPartitions,
+    Refusal,
+    ResignLeadership,
+)
+from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
+from metaquorum.controller.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
+from metaquorum.controller.state import PartitionImage
+from metaquorum.controller.walk_commands import ElectPreferredLeaders, SweepPartitions
+from metaquorum.tests.controller_world import World, register, topic_id
+
+T = topic_id("t")
+
+
+@pytest.fixture
+def world() -> World:
+    """Brokers 0, 1 and 2; topic "t" with two partitions on all of them, led by 0, all in sync; 3 and 4 have nothing."""
+    made = World()
+    for broker_id in range(5):
+        made.start_broker(broker_id)
+    made.write_topic("t", (0, 1, 2), partition_count=2)
+    return made
+
+
+def led(partition: int = 0, **changes: object) -> LedPartition:
+    """Return a partition as it is led at first."""
+    return replace(LedPartition(topic_id=T, partition=partition, leader_epoch=0), **changes)
+
+
+def resign(world: World, *partitions: LedPartition, broker_id: int = 0) -> ResignLeadership:
+    """Return the command of a broker."""
+    return ResignLeadership(broker_id=broker_id, broker_epoch=world.epoch(broker_id), partitions=partitions)
+
+
+def results(world: World, *partitions: LedPartition, broker_id: int = 0) -> list[PartitionImage | Refusal]:
+    """Run a command; what it says of partitions that are given up must be what the image then has."""
+    response = world.run(resign(world, *partitions, broker_id=broker_id)).response
+    assert isinstance(response, LeadershipResigned), response
+    for result in response.results:
+        if isinstance(result, PartitionImage):
+            assert result == world.partition("t", result.partition)
+    return list(response.results)
+
+
+def refusal(world: World, partition: LedPartition, *, broker_id: int = 0) -> Refusal:
+    """Run a command for one partition that must be refused; nothing changes."""
+    before = world.log_end_offset
+    (result,) = results(world, partition, broker_id=broker_id)
+    assert isinstance(result, Refusal), result
+    assert world.log_end_offset == before
+    return result
+
+
+def change(world: World, **changes: object) -> None:
+    """Write a change of the first partition, as after earlier troubles."""
+    world.write(replace(PartitionChangeRecord(topic_id=T, partition=0), **changes))
+
+
+def test_next_replica_leads_and_the_broker_stays_in_sync(world: World) -> None:
+    """Both epochs go up by one; the record has the leader and nothing else."""
+    decision = world.decide(resign(world, led()))
+    assert decision.records == (PartitionChangeRecord(topic_id=T, partition=0, leader=LeaderChange(leader_id=1)),)
+    assert decision.then is None
+    assert results(world, led()) == [PartitionImage(0, (0, 1, 2), (0, 1, 2), 1, 1, 1)]
+
+
+def test_replica_order_decides_and_only_one_in_sync_leads(world: World) -> None:
+    """One that is out of sync is passed over, eligible or not; who is eligible stays so."""
+    change(world, isr=(0, 2), elr=(1,), last_known_elr=())
+    assert results(world, led()) == [PartitionImage(0, (0, 1, 2), (0, 2), 2, 1, 2, (1,))]
+
+
+def test_last_known_eligible_replicas_stay(world: World) -> None:
+    """A resignation tells nothing about them."""
+    change(world, isr=(0, 2), last_known_elr=(1,))
+    assert results(world, led()) == [PartitionImage(0, (0, 1, 2), (0, 2), 2, 1, 2, (), (1,))]
+
+
+def test_later_leader_gives_way_to_the_first_replica(world: World) -> None:
+    """The order begins with the preferred leader, not behind the one that resigns."""
+    change(world, leader=LeaderChange(leader_id=1))
+    (result,) = results(world, led(leader_epoch=1), broker_id=1)
+    assert isinstance(result, PartitionImage)
+    assert (result.leader_id, result.leader_epoch) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "state", [{"fenced": True}, {"in_controlled_shutdown": True}, {"fenced": True, "unclean": True}]
+)
+def test_replica_that_may_not_lead_is_passed_over(world: World, state: dict[str, bool]) -> None:
+    """Fenced, leaving or unclean: it may be in sync until a sweep has been there, and leads nothing."""
+    world.write(BrokerChangeRecord(broker_id=1, broker_epoch=world.epoch(1), **state))
+    (result,) = results(world, led())
+    assert isinstance(result, PartitionImage)
+    assert (result.leader_id, result.isr) == (2, (0, 1, 2))
+
+
+def test_nobody_else_leads_means_that_the_broker_goes_on(world: World) -> None:
+    """It is told so, with what it waits for: alone in sync, or beside those that may not lead."""
+    change(world, isr=(0,), elr=(1, 2))
+    alone = refusal(world, led())
+    assert alone.code is ErrorCode.LEADER_NOT_AVAILABLE
+    assert alone.message == (
+        "t partition 0: of its replicas [0, 1, 2], in sync [0], no other one may lead: "
+        "broker 0 goes on; ask again when another one is in sync and active"
+    )
+    for broker_id in (1, 2):
+        world.write(BrokerChangeRecord(broker_id=broker_id, broker_epoch=world.epoch(broker_id), fenced=True))
+    beside = refusal(world, led(1))
+    assert beside.code is ErrorCode.LEADER_NOT_AVAILABLE
+    assert "in sync [0, 1, 2]" in beside.message
+    assert world.leaders("t") == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("partition", "code", "text"),
+    [
+        (led(topic_id=b"?" * 16), ErrorCode.UNKNOWN_TOPIC, "3f3f"),
+        (led(2), ErrorCode.UNKNOWN_PARTITION, "no partition 2"),
+        (led(-1), ErrorCode.UNKNOWN_PARTITION, "no partition -1"),
+        (led(leader_epoch=1), ErrorCode.NOT_CONTROLLER, "1 is ahead of 0"),
+        (led(leader_epoch=-1), ErrorCode.FENCED_EPOCH, "-1 is over, 0 holds"),
+    ],
+)
+def test_bad_partition_is_refused_alone(world: World, partition: LedPartition, code: ErrorCode, text: str) -> None:
+    """Each partition is refused with its own reason, and the good one beside it is given up."""
+    refused, given_up = results(world, partition, led(1))
+    assert isinstance(refused, Refusal)
+    assert refused.code is code
+    assert text in refused.message
+    assert given_up == PartitionImage(1, (0, 1, 2), (0, 1, 2), 1, 1, 1)
+    assert world.leaders("t") == [0, 1]
+
+
+def test_repeated_call_is_fenced(world: World) -> None:
+    """The leader epoch that it names is over, so that a late call takes the leadership from nobody."""
+    results(world, led())
+    assert refusal(world, led()).code is ErrorCode.FENCED_EPOCH
+    assert world.leaders("t") == [1, 0]
+
+
+def test_only_the_leader_may_resign(world: World) -> None:
+    """A follower is refused, and a broker whose partition nobody leads."""
+    follower = refusal(world, led(), broker_id=1)
+    assert (follower.code, follower.message) == (
+        ErrorCode.INVALID_REQUEST,
+        "partition 0: broker 1 does not lead it, 0 does",
+    )
+    change(world, leader=LeaderChange(leader_id=None))
+    nobody = refusal(world, led(leader_epoch=1))
+    assert (nobody.code, nobody.message) == (
+        ErrorCode.INVALID_REQUEST,
+        "partition 0: broker 0 does not lead it, nobody does",
+    )
+
+
+def test_request_of_an_older_process_is_fenced_as_a_whole(world: World) -> None:
+    """The broker epoch must be the one of the registration; an unknown broker is told to register."""
+    command = resign(world, led())
+    assert world.refusal(replace(command, broker_epoch=command.broker_epoch - 1)).code is ErrorCode.STALE_BROKER_EPOCH
+    assert world.refusal(replace(command, broker_id=9)).code is ErrorCode.BROKER_FENCED
+    world.run(FenceBroker(broker_id=0, broker_epoch=command.broker_epoch))
+    world.run(register(0, process=100))
+    assert world.refusal(command).code is ErrorCode.STALE_BROKER_EPOCH
+
+
+def test_request_is_bounded_and_names_a_partition_once(world: World) -> None:
+    """Too many partitions, none, or one twice are refused as a whole."""
+    many = tuple(led(number) for number in range(MAX_ALTERED_PARTITIONS + 1))
+    for partitions in (many, (), (led(), led(leader_epoch=1))):
+        assert world.refusal(resign(world, *partitions)).code is ErrorCode.INVALID_REQUEST
+
+
+def test_replica_that_goes_leads_only_where_there_is_no_other(world: World) -> None:
+    """Of a reassignment under way, those that stay or are added come first; the reassignment goes on."""
+    moves = tuple(Reassignment(topic="t", partition=each, replicas=(3, 4)) for each in (0, 1))
+    world.run(ReassignPartitions(reassignments=moves))
+    begun = world.partition("t")
+    assert (begun.replicas, begun.isr, begun.removing) == ((3, 4, 0, 1, 2), (0, 1, 2), (0, 1, 2))
+    proposal = IsrProposal(
+        topic_id=T, partition=1, leader_epoch=0, partition_epoch=1, isr=tuple((each, None) for each in (0, 1, 2, 4))
+    )
+    world.run(AlterPartition(broker_id=0, broker_epoch=world.epoch(0), proposals=(proposal,)))
+    gone, added = results(world, led(), led(1))
+    assert isinstance(gone, PartitionImage)
+    assert isinstance(added, PartitionImage)
+    assert (gone.leader_id, added.leader_id) == (1, 4)
+    assert (gone.adding, gone.removing) == (added.adding, added.removing) == ((3, 4), (0, 1, 2))
+
+
+def test_sweeps_leave_the_new_leader(world: World) -> None:
+    """The broker that resigned lives and is in sync, and gets nothing back when brokers come and go."""
+    results(world, led(), led(1))
+    world.run(SweepPartitions())
+    world.run(FenceBroker(broker_id=2, broker_epoch=world.epoch(2)))
+    world.beat(2)
+    assert world.leaders("t") == [1, 1]
+
+
+def test_preferred_leader_comes_back_at_the_interval_and_not_before(world: World) -> None:
+    """Nothing is due because of a resignation; at its time the return does not know of the damage."""
+    due_ms = world.controller.deadline_ms()
+    while not any(isinstance(work, ElectPreferredLeaders) for work in world.controller.due(due_ms)):
+        due_ms += 300_000
+    world.now_ms = due_ms
+    assert results(world, led(), led(1))
+    assert world.controller.due(due_ms) == ()
+    assert world.controller.due(due_ms + 299_999) == ()
+    for work in world.controller.due(due_ms + 300_000):
+        world.run(work)
+    assert world.leaders("t") == [0, 0]
+    (again,) = results(world, led(leader_epoch=2))
+    assert isinstance(again, PartitionImage)
+    assert (again.leader_id, again.leader_epoch) == (1, 3)
