@@ -10,7 +10,12 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-SERVICE_NAMES = ("lograft.v1.LogService", "lograft.v1.MetadataService", "lograft.v1.AdminService")
+SERVICE_NAMES = (
+    "lograft.v1.LogService",
+    "lograft.v1.MetadataService",
+    "lograft.v1.AdminService",
+    "lograft.internal.v1.ReplicationService",
+)
 """Services whose health can be asked for, beside the empty name."""
 
 LIVENESS = "liveness"

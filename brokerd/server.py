@@ -42,8 +42,8 @@ from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
 from brokerd.metadata.touch import ControllerTouch
 from brokerd.metrics import open_metrics
-from brokerd.pushing.rate import CatchUpRate
 from brokerd.quorum import QuorumMember, open_quorum_member
+from brokerd.replication.followed_rates import followed_rates
 from brokerd.replication.follower_route import LedReplica
 from brokerd.replication.locator import Locator
 from brokerd.replication.replica_host import ReplicaHost
@@ -363,7 +363,7 @@ class BrokerServer:
             broker_epoch=self._broker_epoch,
             find=find,
             streams=self._follower_streams,
-            rate=CatchUpRate(),
+            rates=followed_rates(self._observer, node_id),
         )
 
     def _broker_epoch(self) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from brokerd.failure import Failure
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
+from brokerd.pushing.traffic import Traffic
 
 # What the follower sends.
 
@@ -99,14 +100,14 @@ class RouteAccepted:
         high_watermark: of the leader (exclusive).
         log_start_offset: of the leader (inclusive).
         log_end_offset: of the leader (exclusive).
-        is_in_sync: True if the follower is one of the maximal in-sync replicas.
+        traffic: what the route is for.
     """
 
     route: int
     high_watermark: int
     log_start_offset: int
     log_end_offset: int
-    is_in_sync: bool
+    traffic: Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,7 @@ class TrafficChanged:
     """The follower is now one of the maximal in-sync replicas, or no more."""
 
     route: int
-    is_in_sync: bool
+    traffic: Traffic
 
 
 # What the shell did.

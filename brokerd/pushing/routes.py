@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from brokerd.limits import MAX_ROUTES_PER_REPLICATE_STREAM
 from brokerd.pushing.events import Subscription
+from brokerd.pushing.traffic import Traffic
 
 
 class PushRoute:
@@ -19,18 +20,18 @@ class PushRoute:
         log_end_offset: of the leader (exclusive).
         high_watermark: of the leader (exclusive).
         log_start_offset: of the leader (inclusive).
-        is_in_sync: whose credit it spends.
         is_accepted: True once the replica has accepted the subscription.
+        traffic: what it is for, and so whose credit it spends.
     """
 
     __slots__ = (
         "high_watermark",
         "is_accepted",
-        "is_in_sync",
         "key",
         "log_end_offset",
         "log_start_offset",
         "next_offset",
+        "traffic",
     )
 
     def __init__(self, subscription: Subscription) -> None:
@@ -39,8 +40,8 @@ class PushRoute:
         self.log_end_offset = 0
         self.high_watermark = 0
         self.log_start_offset = 0
-        self.is_in_sync = False
         self.is_accepted = False
+        self.traffic = Traffic.CATCH_UP
 
     @property
     def is_ready(self) -> bool:

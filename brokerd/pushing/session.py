@@ -31,7 +31,6 @@ from brokerd.limits import (
     MAX_CREDIT_BYTES,
     MAX_ROUTES_PER_REPLICATE_STREAM,
     MAX_STREAM_OUTBOX_ITEMS,
-    REPLICA_CHUNK_BYTES,
     REPLICA_COALESCE_MS,
     REPLICATE_OPEN_MS,
     REPLICATE_SILENCE_MS,
@@ -76,8 +75,9 @@ from brokerd.pushing.events import (
     TrafficChanged,
 )
 from brokerd.pushing.pulse import Pulse, Sign
-from brokerd.pushing.rate import CatchUpRate
+from brokerd.pushing.rate import PushRates
 from brokerd.pushing.routes import PushRoute, RouteTable
+from brokerd.pushing.traffic import Traffic
 from brokerd.pushing.turns import Turns
 
 MAX_ROUTE_NUMBER: Final = MAX_ROUTES_PER_REPLICATE_STREAM - 1
@@ -88,7 +88,7 @@ class PushSession:
     """One stream; see the module docstring.
 
     Args:
-        rate: of catch-up traffic, shared by all streams of the leader.
+        rates: of what goes to followers that are out of sync, shared by all streams of the leader.
         now_ms: monotonic time in milliseconds.
     """
 
@@ -104,11 +104,11 @@ class PushSession:
         "_turns",
     )
 
-    def __init__(self, rate: CatchUpRate, now_ms: int) -> None:
+    def __init__(self, rates: PushRates, now_ms: int) -> None:
         self._is_open = False
         self._started_ms = now_ms
         self._routes = RouteTable()
-        self._turns = Turns(rate)
+        self._turns = Turns(rates)
         self._pulse = Pulse(now_ms)
         self._outbox: list[PushAnswer] = []
         self._marked: dict[int, PushRoute] = {}
@@ -178,10 +178,10 @@ class PushSession:
         return ReadReplica(
             route=number,
             offset=route.next_offset,
-            max_bytes=REPLICA_CHUNK_BYTES,
+            max_bytes=self._turns.message_bytes(route.traffic),
             high_watermark=route.high_watermark,
             log_start_offset=route.log_start_offset,
-            is_in_sync=route.is_in_sync,
+            is_in_sync=route.traffic is Traffic.IN_SYNC,
         )
 
     def step(self, event: PushEvent, now_ms: int) -> list[PushEffect]:
@@ -323,7 +323,7 @@ class PushSession:
         if route is None or route.is_accepted:
             return
         route.is_accepted = True
-        route.is_in_sync = event.is_in_sync
+        route.traffic = event.traffic
         route.log_end_offset = max(route.log_end_offset, event.log_end_offset)
         route.high_watermark, route.log_start_offset = event.high_watermark, event.log_start_offset
         accepted = Accepted(
@@ -352,9 +352,9 @@ class PushSession:
 
     def _on_traffic(self, event: TrafficChanged) -> None:
         route = self._routes.get(event.route)
-        if route is not None and route.is_in_sync != event.is_in_sync:
-            route.is_in_sync = event.is_in_sync
-            self._turns.move(event.route, is_in_sync=event.is_in_sync)
+        if route is not None and route.traffic is not event.traffic:
+            route.traffic = event.traffic
+            self._turns.move(event.route, event.traffic)
 
     def _on_read(self, event: ChunkRead, now_ms: int) -> list[PushEffect]:
         route = self._routes.get(event.route)
@@ -363,7 +363,7 @@ class PushSession:
         if event.next_offset <= route.next_offset:
             # The log end is beyond, so something must be there.
             return self._end(event.route, SubscriptionError.STORAGE_FAILED, route.log_start_offset)
-        self._turns.spend(event.size_bytes, is_in_sync=route.is_in_sync)
+        self._turns.spend(event.size_bytes, route.traffic)
         self._pulse.note_sent(now_ms)
         self._marked.pop(event.route, None)
         route.next_offset = event.next_offset
@@ -403,14 +403,14 @@ class PushSession:
 
     def _queue_if_ready(self, number: int, route: PushRoute) -> None:
         if route.is_ready:
-            self._turns.add(number, is_in_sync=route.is_in_sync)
+            self._turns.add(number, route.traffic)
 
     def _drop(self, number: int) -> bool:
         """Forget a route; False if it is not bound."""
         route = self._routes.pop(number)
         if route is None:
             return False
-        self._turns.remove(number, is_in_sync=route.is_in_sync)
+        self._turns.remove(number, route.traffic)
         self._marked.pop(number, None)
         return True
 

@@ -18,7 +18,8 @@ from lograft.wire.limits import MAGIC
 
 from brokerd.failure import Failure, refused
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.pushing.rate import CatchUpRate
+from brokerd.pushing.rate import PushRates
+from brokerd.pushing.traffic import Traffic
 from brokerd.replication.follower_route import LedReplica
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.recent_reads import RecentReads
@@ -86,7 +87,7 @@ class Leader:
         broker_epoch: gives the epoch of the own registration; None: not registered yet.
         find: gives the open replica of a topic id and partition.
         streams: register of all streams, for the limit and the stop.
-        rate: how fast catch-up traffic may go, over all streams.
+        rates: how fast may go what is sent to followers out of sync, over all streams.
         followers: the streams that were opened.
         reads: what was read for followers in sync.
     """
@@ -97,9 +98,19 @@ class Leader:
     broker_epoch: Callable[[], int | None]
     find: Callable[[bytes, int], LedReplica | None]
     streams: StreamRegister
-    rate: CatchUpRate
+    rates: PushRates
     followers: FollowerStreams = field(default_factory=FollowerStreams)
     reads: RecentReads = field(default_factory=RecentReads)
+
+    def traffic(self, topic_id: bytes, partition: int, follower_id: int, *, is_in_sync: bool) -> Traffic:
+        """Return what a route to a follower is for."""
+        if is_in_sync:
+            return Traffic.IN_SYNC
+        topic = self.observer.image.topic_by_id(topic_id)
+        if topic is None or partition >= len(topic.partitions):
+            return Traffic.CATCH_UP
+        # Good as long as the route: a reassignment that adds a follower ends together with the leader epoch.
+        return Traffic.MOVING if follower_id in topic.partitions[partition].adding else Traffic.CATCH_UP
 
     def check_open(self, request: pb.ReplicateOpen) -> int:
         """Check who comes; return the broker epoch of this leader.

@@ -46,6 +46,7 @@ from brokerd.pushing.events import (
     TrafficChanged,
 )
 from brokerd.pushing.session import PushSession
+from brokerd.pushing.traffic import Traffic
 from brokerd.replication.batches_frame import encode_batches_frame
 from brokerd.replication.follower_route import FollowerRequest, LedReplica
 from brokerd.rpc.calls import ServicerContext, undecodable
@@ -59,10 +60,13 @@ logger = logging.getLogger(__name__)
 class _Route:
     """A subscription at its replica; see `FollowerRoute`."""
 
-    __slots__ = ("_stream", "broker_epoch", "node_id", "number", "replica", "session")
+    __slots__ = ("_key", "_stream", "broker_epoch", "node_id", "number", "replica", "session")
 
-    def __init__(self, stream: ReplicateStream, number: int, replica: LedReplica, session: int) -> None:
+    def __init__(
+        self, stream: ReplicateStream, number: int, replica: LedReplica, key: tuple[bytes, int], session: int
+    ) -> None:
         self._stream = stream
+        self._key = key
         self.number = number
         self.replica = replica
         self.node_id = stream.follower_id
@@ -76,7 +80,7 @@ class _Route:
                 high_watermark=high_watermark,
                 log_start_offset=log_start_offset,
                 log_end_offset=self.replica.log_end_offset,
-                is_in_sync=is_in_sync,
+                traffic=self._stream.traffic(self._key, is_in_sync=is_in_sync),
             )
         )
 
@@ -97,7 +101,8 @@ class _Route:
         )
 
     def on_traffic(self, *, is_in_sync: bool) -> None:
-        self._stream.note(TrafficChanged(route=self.number, is_in_sync=is_in_sync))
+        traffic = self._stream.traffic(self._key, is_in_sync=is_in_sync)
+        self._stream.note(TrafficChanged(route=self.number, traffic=traffic))
 
 
 class ReplicateStream:
@@ -114,7 +119,7 @@ class ReplicateStream:
         self._leader = leader
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._session = PushSession(leader.rate, monotonic_ms())
+        self._session = PushSession(leader.rates, monotonic_ms())
         self._broker_epoch: int | None = None
         self._routes: dict[int, _Route] = {}
         self._wake = Wake()
@@ -167,6 +172,10 @@ class ReplicateStream:
         """Give the core what is to be sent in a while: the timer is enough."""
         self._session.step(event, monotonic_ms())
         self._arm_timer()
+
+    def traffic(self, key: tuple[bytes, int], *, is_in_sync: bool) -> Traffic:
+        """Return what a route of a partition, by topic id and number, is for."""
+        return self._leader.traffic(*key, self.follower_id, is_in_sync=is_in_sync)
 
     def forget(self, route: _Route) -> None:
         """Learn that a replica has ended a route."""
@@ -290,7 +299,8 @@ class ReplicateStream:
         if replica is None:
             self.note(RouteRefused(route=wanted.route, error=SubscriptionError.NOT_LEADER, log_start_offset=0))
             return
-        route = self._routes[wanted.route] = _Route(self, wanted.route, replica, wanted.session)
+        key = (wanted.topic_id, wanted.partition)
+        route = self._routes[wanted.route] = _Route(self, wanted.route, replica, key, wanted.session)
         replica.subscribe_follower(
             route,
             FollowerRequest(

@@ -19,8 +19,9 @@ from brokerd.pushing.events import (
     Subscription,
     SubscriptionsReceived,
 )
-from brokerd.pushing.rate import CatchUpRate
+from brokerd.pushing.rate import PushRates
 from brokerd.pushing.session import PushSession
+from brokerd.pushing.traffic import Traffic
 
 TOPIC_ID = b"t" * 16
 
@@ -52,11 +53,11 @@ def opened_session(
     *,
     in_sync_bytes: int = 1_000_000,
     catch_up_bytes: int = 1_000_000,
-    rate: CatchUpRate | None = None,
+    rates: PushRates | None = None,
     now_ms: int = 0,
 ) -> PushSession:
     """Return a stream that is open, its first answer taken."""
-    session = PushSession(rate or CatchUpRate(), now_ms)
+    session = PushSession(rates or PushRates(), now_ms)
     assert session.step(PushOpened(in_sync_bytes=in_sync_bytes, catch_up_bytes=catch_up_bytes), now_ms) == []
     assert session.take_answers(now_ms) == [Opened()]
     return session
@@ -69,7 +70,7 @@ def accept(
     end: int = 0,
     high_watermark: int = 0,
     log_start_offset: int = 0,
-    is_in_sync: bool = True,
+    traffic: Traffic = Traffic.IN_SYNC,
     now_ms: int = 0,
 ) -> None:
     """Let the replica of a route accept."""
@@ -78,7 +79,7 @@ def accept(
         high_watermark=high_watermark,
         log_start_offset=log_start_offset,
         log_end_offset=end,
-        is_in_sync=is_in_sync,
+        traffic=traffic,
     )
     assert session.step(accepted, now_ms) == []
 
@@ -90,14 +91,14 @@ def subscribe(
     partition: int = 0,
     log_end: int = 0,
     high_watermark: int = 0,
-    is_in_sync: bool = True,
+    traffic: Traffic = Traffic.IN_SYNC,
     now_ms: int = 0,
 ) -> None:
     """Let a follower with an empty log subscribe, the replica accept, and the answer be written."""
     wanted = subscription(route, partition=partition)
     effects = session.step(SubscriptionsReceived(subscriptions=(wanted,)), now_ms)
     assert effects == [SubscribeReplica(subscription=wanted)]
-    accept(session, route, end=log_end, high_watermark=high_watermark, is_in_sync=is_in_sync, now_ms=now_ms)
+    accept(session, route, end=log_end, high_watermark=high_watermark, traffic=traffic, now_ms=now_ms)
     assert len(session.take_answers(now_ms)) == 1
 
 

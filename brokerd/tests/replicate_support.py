@@ -23,7 +23,7 @@ from lograft.wire.status import RemoteStatus, parse_rpc_error
 from brokerd.limits import MAX_REPLICATE_STREAMS
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing import pulse, session
-from brokerd.pushing.rate import CatchUpRate
+from brokerd.pushing.rate import PushRates
 from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
 from brokerd.replication.follower_route import LedReplica
 from brokerd.rpc.parts import StreamRegister
@@ -57,7 +57,7 @@ class LeaderWorld:
         self.own_epoch: int | None = 10
         self.observer = MetadataObserver()
         self.streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
-        self.rate = CatchUpRate()
+        self.rates = PushRates()
         self.leader = Leader(
             cluster_id="c",
             node_id=LEADER_ID,
@@ -65,7 +65,7 @@ class LeaderWorld:
             broker_epoch=lambda: self.own_epoch,
             find=lambda topic_id, partition: self.replicas.get((topic_id, partition)),
             streams=self.streams,
-            rate=self.rate,
+            rates=self.rates,
         )
         self.address = ""
         self._channels: list[grpc.aio.Channel] = []

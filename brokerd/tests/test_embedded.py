@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from lograft.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 
 from brokerd.embedded import EmbeddedCluster
@@ -81,12 +82,26 @@ def test_failed_start_raises_and_can_be_followed_by_another(tmp_path: Path) -> N
 
 
 def test_health_says_serving_for_every_service() -> None:
-    """The standard health service answers for the process and for each service; reflection is there as well."""
+    """The standard health service answers for the process and for each service; reflection names them all."""
+    services = {
+        "lograft.v1.LogService",
+        "lograft.v1.MetadataService",
+        "lograft.v1.AdminService",
+        "lograft.internal.v1.ReplicationService",
+    }
     with EmbeddedCluster() as cluster, grpc.insecure_channel(cluster.bootstrap) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        for name in ("", "lograft.v1.LogService", "lograft.v1.MetadataService", "lograft.v1.AdminService"):
+        for name in ("", *services):
             answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=WAIT_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as caught:
             health.Check(health_pb2.HealthCheckRequest(service="unknown"), timeout=WAIT_S)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        requests = [
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in services),
+        ]
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        listed, *files = reflection.ServerReflectionInfo(iter(requests), timeout=WAIT_S)
+        assert services <= {service.name for service in listed.list_services_response.service}
+        assert all(each.file_descriptor_response.file_descriptor_proto for each in files)

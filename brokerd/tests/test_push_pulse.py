@@ -36,8 +36,9 @@ from brokerd.pushing.events import (
     StopWanted,
     SubscriptionsReceived,
 )
-from brokerd.pushing.rate import CatchUpRate
+from brokerd.pushing.rate import PushRates
 from brokerd.pushing.session import PushSession
+from brokerd.pushing.traffic import Traffic
 from brokerd.tests.push_support import accept, opened_session, read, subscribe, subscription
 
 
@@ -252,8 +253,8 @@ def test_a_stop_has_its_time() -> None:
 
 def test_the_rate_sets_a_deadline() -> None:
     """A route that the rate alone holds back is looked at when the bucket has filled, also with a writer that is behind."""
-    session = opened_session(rate=CatchUpRate(1_000))
-    subscribe(session, 1, log_end=9, is_in_sync=False)
+    session = opened_session(rates=PushRates(catch_up_limit=1_000))
+    subscribe(session, 1, log_end=9, traffic=Traffic.CATCH_UP)
     read(session, 1, size_bytes=1_100)
     assert session.next_read(0) is None
     assert session.deadline_ms() == 101
@@ -279,6 +280,6 @@ def test_many_idle_routes_cost_no_time() -> None:
 
 def test_the_times_of_a_stream_begin_with_its_opening() -> None:
     """However long the opening took: neither silence nor a heartbeat counts from before it."""
-    session = PushSession(CatchUpRate(), 0)
+    session = PushSession(PushRates(), 0)
     session.step(PushOpened(in_sync_bytes=0, catch_up_bytes=0), 1_900)
     assert session.deadline_ms() == 1_900 + REPLICATE_IDLE_MS

@@ -38,8 +38,9 @@ from brokerd.pushing.events import (
     SubscriptionsReceived,
     TrafficChanged,
 )
-from brokerd.pushing.rate import CatchUpRate
+from brokerd.pushing.rate import PushRates
 from brokerd.pushing.session import PushSession
+from brokerd.pushing.traffic import Traffic
 from brokerd.tests.push_support import (
     accept,
     acked,
@@ -65,14 +66,14 @@ from brokerd.tests.push_support import (
 )
 def test_open_comes_first(event: PushEvent) -> None:
     """Any other first message ends the stream, and says what was expected."""
-    failure = only_abort(PushSession(CatchUpRate(), 0).step(event, 0))
+    failure = only_abort(PushSession(PushRates(), 0).step(event, 0))
     assert failure.code is ErrorCode.INVALID_REQUEST
     assert "`open`" in failure.message
 
 
 def test_opened_is_the_first_answer_even_at_a_stop() -> None:
     """Nothing is written before the answer to the opening, not even that the broker stops."""
-    session = PushSession(CatchUpRate(), 0)
+    session = PushSession(PushRates(), 0)
     assert session.step(StopWanted(drain_ms=100), 0) == []
     assert not session.has_answers
     assert session.take_answers(0) == []
@@ -94,14 +95,14 @@ def test_open_comes_once() -> None:
 def test_bad_credit_ends_the_stream(in_sync: int, catch_up: int) -> None:
     """Credit below zero or over the limit is refused, at the opening and later."""
     opening = PushOpened(in_sync_bytes=in_sync, catch_up_bytes=catch_up)
-    assert only_abort(PushSession(CatchUpRate(), 0).step(opening, 0)).code is ErrorCode.INVALID_REQUEST
+    assert only_abort(PushSession(PushRates(), 0).step(opening, 0)).code is ErrorCode.INVALID_REQUEST
     later = CreditReceived(in_sync_bytes=in_sync, catch_up_bytes=catch_up)
     assert only_abort(opened_session().step(later, 0)).code is ErrorCode.INVALID_REQUEST
 
 
 def test_a_stream_that_is_never_opened_ends() -> None:
     """The opening has its time limit."""
-    session = PushSession(CatchUpRate(), 1_000)
+    session = PushSession(PushRates(), 1_000)
     assert session.deadline_ms() == 1_000 + REPLICATE_OPEN_MS
     assert session.step(PushTick(), 1_000 + REPLICATE_OPEN_MS - 1) == []
     assert only_abort(session.step(PushTick(), 1_000 + REPLICATE_OPEN_MS)).code is ErrorCode.TIMED_OUT
@@ -176,7 +177,7 @@ def test_a_route_that_is_gone_hears_no_late_answer() -> None:
     accept(session, 2, end=5)
     session.step(RouteDiverged(route=1, leader_end=EpochEnd(1, 2)), 0)
     session.step(RouteRefused(route=1, error=SubscriptionError.NOT_LEADER, log_start_offset=0), 0)
-    session.step(TrafficChanged(route=1, is_in_sync=False), 0)
+    session.step(TrafficChanged(route=1, traffic=Traffic.CATCH_UP), 0)
     session.step(LeaderMoved(route=1, high_watermark=5, log_start_offset=0), 0)
     assert session.step(ChunkRead(route=1, next_offset=5, size_bytes=10), 0) == []
     assert session.step(ReadFailed(route=1, error=SubscriptionError.STORAGE_FAILED, log_start_offset=0), 0) == []
@@ -277,8 +278,8 @@ def test_each_class_spends_its_own_credit() -> None:
     subscribe(session, 1, log_end=9)
     read(session, 1, size_bytes=30)
     assert (session.credit_bytes(is_in_sync=True), session.credit_bytes(is_in_sync=False)) == (70, 100)
-    session.step(TrafficChanged(route=1, is_in_sync=False), 0)
-    session.step(TrafficChanged(route=1, is_in_sync=False), 0)
+    session.step(TrafficChanged(route=1, traffic=Traffic.CATCH_UP), 0)
+    session.step(TrafficChanged(route=1, traffic=Traffic.CATCH_UP), 0)
     following = session.next_read(0)
     assert following is not None
     assert not following.is_in_sync
@@ -295,10 +296,10 @@ def test_a_change_of_class_while_idle_counts_from_the_next_append_on() -> None:
     """A route that has nothing to send is in no queue, whatever its class becomes."""
     session = opened_session(catch_up_bytes=0)
     subscribe(session, 1)
-    session.step(TrafficChanged(route=1, is_in_sync=False), 0)
+    session.step(TrafficChanged(route=1, traffic=Traffic.CATCH_UP), 0)
     session.step(LogGrown(route=1, log_end_offset=1), 0)
     assert session.next_read(0) is None
-    session.step(TrafficChanged(route=1, is_in_sync=True), 0)
+    session.step(TrafficChanged(route=1, traffic=Traffic.IN_SYNC), 0)
     assert read(session, 1) == (1, 0)
 
 

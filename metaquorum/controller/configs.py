@@ -89,6 +89,14 @@ def settings_of(image: OtherConfigs, topic_configs: Mapping[str, str], broker_id
     return effective({**inherited, **topic_configs} if inherited else topic_configs)
 
 
+def value_for_broker(image: OtherConfigs, broker_id: int, name: str) -> str:
+    """Return the value of a config that holds for a broker: what is set for it, else for the cluster, else the default."""
+    own = image.configs_of(ConfigResource.BROKER, str(broker_id)).get(name)
+    if own is not None:
+        return own
+    return image.configs_of(ConfigResource.CLUSTER, "").get(name, TOPIC_CONFIGS[name].default)
+
+
 def alter(image: AppendedImage, command: AlterConfigs) -> Decision:
     """Decide about changes of configs."""
     count = sum(len(each.changes) for each in command.resources)

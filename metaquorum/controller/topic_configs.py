@@ -18,6 +18,7 @@ from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, MAX_BATCH_BYTES, MAX_
 
 from metaquorum.controller.records import ConfigResource
 
+CATCH_UP_RATE: Final = "replica.catch.up.max.bytes.per.second"
 LEADER_REBALANCE: Final = "auto.leader.rebalance.enable"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 MOVE_RATE: Final = "replication.move.max.bytes.per.second"
@@ -180,6 +181,9 @@ MAX_REPLICATION_FACTOR: Final = 100
 MAX_DESCRIPTION_BYTES: Final = 1_024
 """Longest description of a topic, in bytes of UTF-8."""
 
+MIN_RATE: Final = 1_024
+"""Lowest limit of bytes a second; below, one batch of the usual size would take minutes."""
+
 _MAX_INT32: Final = 2**31 - 1
 _MAX_INT64: Final = 2**63 - 1
 
@@ -202,14 +206,23 @@ _DEFINITIONS: Final = (
         meaning="whether a replica that lacks committed records may lead when no other can, and those records are lost",
     ),
     ConfigDefinition(
-        name=MOVE_RATE,
+        name=CATCH_UP_RATE,
         default=OFF,
-        minimum=1,
+        minimum=MIN_RATE,
         maximum=_MAX_INT64,
         may_be_off=True,
         # About what a broker does for all topics together.
         scopes=(ConfigResource.BROKER, ConfigResource.CLUSTER),
-        meaning="bytes a second that a broker sends, and as many that it receives, for replicas that reassignments add; -1: no limit",
+        meaning="bytes a second that a broker sends, as a leader, to replicas out of sync, moved ones too; -1: no limit",
+    ),
+    ConfigDefinition(
+        name=MOVE_RATE,
+        default=OFF,
+        minimum=MIN_RATE,
+        maximum=_MAX_INT64,
+        may_be_off=True,
+        scopes=(ConfigResource.BROKER, ConfigResource.CLUSTER),
+        meaning="bytes a second that a broker sends, as a leader, to replicas that reassignments add, until in sync; -1: no limit",
     ),
     ConfigDefinition(
         name=LEADER_REBALANCE,

@@ -7,10 +7,16 @@ import pytest
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import AlterConfigs, DeleteTopic, Done, Refusal, ResourceChanges
-from metaquorum.controller.configs import ConfigSource, describe, settings_of
+from metaquorum.controller.configs import ConfigSource, describe, settings_of, value_for_broker
 from metaquorum.controller.limits import MAX_CONFIG_CHANGES
 from metaquorum.controller.records import ConfigRecord, ConfigResource
-from metaquorum.controller.topic_configs import MAX_DESCRIPTION_BYTES, MOVE_RATE, TOPIC_CONFIGS, FlushPolicy
+from metaquorum.controller.topic_configs import (
+    CATCH_UP_RATE,
+    MAX_DESCRIPTION_BYTES,
+    MOVE_RATE,
+    TOPIC_CONFIGS,
+    FlushPolicy,
+)
 from metaquorum.tests.controller_world import World, create_topic, topic_id, view
 
 TOPIC, BROKER, CLUSTER = ConfigResource.TOPIC, ConfigResource.BROKER, ConfigResource.CLUSTER
@@ -221,27 +227,44 @@ def test_configs_of_a_topic_go_with_it(world: World) -> None:
     assert not [key for key, _ in view(world.image) if key[0] == 5]
 
 
-def test_rate_of_moves_is_set_for_brokers_and_the_cluster_only(world: World) -> None:
-    """It is stored, checked and described where it belongs; a topic has no such config."""
+@pytest.mark.parametrize("name", [CATCH_UP_RATE, MOVE_RATE])
+def test_rates_of_replication_are_set_for_brokers_and_the_cluster_only(world: World, name: str) -> None:
+    """They are stored, checked and described where they belong, and a broker's own value wins; a topic has no such configs."""
 
-    def rate(resource: ConfigResource, name: str) -> tuple[str, ConfigSource] | None:
-        values = describe(world.image, resource, name, None)
+    def rate(resource: ConfigResource, resource_name: str) -> tuple[str, ConfigSource] | None:
+        values = describe(world.image, resource, resource_name, None)
         assert not isinstance(values, Refusal)
         found = {each.definition.name: (each.value, each.source) for each in values}
-        return found.get(MOVE_RATE)
+        return found.get(name)
 
-    def set_rate(resource: ConfigResource, name: str, value: str) -> AlterConfigs:
-        return AlterConfigs(resources=(ResourceChanges(resource=resource, name=name, changes=((MOVE_RATE, value),)),))
+    def set_rate(resource: ConfigResource, resource_name: str, value: str | None) -> AlterConfigs:
+        return AlterConfigs(
+            resources=(ResourceChanges(resource=resource, name=resource_name, changes=((name, value),)),)
+        )
 
     assert rate(BROKER, "1") == ("-1", ConfigSource.DEFAULT)
+    assert value_for_broker(world.image, 1, name) == "-1"
     world.run(set_rate(CLUSTER, "", "1000000"))
-    world.run(set_rate(BROKER, "1", "500"))
-    assert rate(BROKER, "1") == ("500", ConfigSource.BROKER)
+    assert value_for_broker(world.image, 1, name) == "1000000"
+    world.run(set_rate(BROKER, "1", "1024"))
+    assert rate(BROKER, "1") == ("1024", ConfigSource.BROKER)
     assert rate(CLUSTER, "") == ("1000000", ConfigSource.CLUSTER)
-    world.run(AlterConfigs(resources=(ResourceChanges(resource=BROKER, name="1", changes=((MOVE_RATE, None),)),)))
+    assert (value_for_broker(world.image, 1, name), value_for_broker(world.image, 2, name)) == ("1024", "1000000")
+    world.run(set_rate(BROKER, "1", "-1"))
+    assert value_for_broker(world.image, 1, name) == "-1", "no limit for a broker wins over one of the cluster"
+    world.run(set_rate(BROKER, "1", None))
     assert rate(BROKER, "1") == ("1000000", ConfigSource.CLUSTER)
     assert rate(TOPIC, "t") is None
-    for resource, name, value in ((TOPIC, "t", "5"), (CLUSTER, "", "0"), (BROKER, "1", "fast")):
-        assert world.refusal(set_rate(resource, name, value)).code is ErrorCode.INVALID_CONFIG
+    for resource, resource_name, value in (
+        (TOPIC, "t", "5000"),
+        (CLUSTER, "", "0"),
+        (CLUSTER, "", "1023"),
+        (BROKER, "1", "-2"),
+        (BROKER, "1", "fast"),
+        (BROKER, "1", str(2**63)),
+    ):
+        refusal = world.refusal(set_rate(resource, resource_name, value))
+        assert refusal.code is ErrorCode.INVALID_CONFIG
+        assert name in refusal.message
     # What topics inherit is not disturbed by it.
     assert settings_of(world.image, _topic(world), 1).flush_policy is FlushPolicy.ACK
