@@ -113,6 +113,21 @@ RETENTION_CHECK_MS: Final = 5 * 60_000
 RETENTION_STEPS_PER_TURN: Final = 8
 """Partitions that a round of retention looks at before the event loop gets its turn."""
 
+REPAIR_CHECK_MS: Final = 10_000
+"""Milliseconds between two looks for damage over all partitions; a read that meets damage brings the next look forward."""
+
+REPAIR_PAUSE_MS: Final = 100
+"""Milliseconds between two looks for damage at least, however many reads meet it."""
+
+REPAIR_RETRY_MS: Final = 30_000
+"""Milliseconds after which a segment is looked at again that could not be repaired."""
+
+REPAIR_CALL_MS: Final = 10_000
+"""Milliseconds that another replica has to give a piece of a damaged range, and the controller to move a leadership."""
+
+REPAIR_BYTES_PER_S: Final = 64 * 1024 * 1024
+"""Bytes that repairs read and write in a second, on average."""
+
 PRODUCER_EXPIRY_CHECK_MS: Final = 10 * 60_000
 """Milliseconds between two looks for idle producers over all partitions (`producer.id.expiration.check.interval`)."""
 

@@ -46,9 +46,11 @@ from brokerd.quorum import QuorumMember, open_quorum_member
 from brokerd.replication.followed_rates import followed_rates
 from brokerd.replication.follower_route import LedReplica
 from brokerd.replication.locator import Locator
+from brokerd.replication.repairing import DamageRepairs
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.rpc.admin_service import AdminService
 from brokerd.rpc.batch_check import ThreadChecks
+from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.rpc.log_directory_calls import LogDirectoryCalls
 from brokerd.rpc.log_service import LogService
 from brokerd.rpc.metadata_service import MetadataService
@@ -205,7 +207,10 @@ class BrokerServer:
             LogService(parts).handler(),
             MetadataService(parts).handler(),
             AdminService(calls, self._observer, log_directories).handler(),
-            ReplicationService(self._leader(node_id, cluster_id, self._host)).handler(),
+            ReplicationService(
+                self._leader(node_id, cluster_id, self._host),
+                FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, find=self._host.find),
+            ).handler(),
         )
         self._server, bound = await make_server(handlers, self._health, settings.listen)
         self._address = settings.advertise or bound
@@ -218,6 +223,7 @@ class BrokerServer:
         self._run(self._delete_set_aside(self._host), "deletion of set-aside directories")
         self._run(self._tend_space(self._host), "watch over free space")
         self._run(self._expire_producers(self._host), "expiry of idle producers")
+        self._run(DamageRepairs(self._host.replicas, self._replication.repairs).run(), "repair of damaged ranges")
         self._run(self._watch_quorum(self._quorum), "quorum node")
         self._run(self._watch_touch(self._lifecycle), "watch over the controller's answers")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from brokerd.following.link import LinkIdentity
 from brokerd.following.links import Links
+from brokerd.following.repair_calls import RepairCalls
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.isr_proposals import IsrProposals
@@ -25,6 +26,7 @@ class Replication:
 
     Attributes:
         peers: for the replicas.
+        repairs: for what looks after their damage.
     """
 
     def __init__(
@@ -41,7 +43,8 @@ class Replication:
             LinkIdentity(cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch, address_of=self._address_of)
         )
         self._proposals = IsrProposals(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
-        self.peers = ReplicaPeers(links=self._links, proposals=self._proposals)
+        self.repairs = RepairCalls(calls, observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
+        self.peers = ReplicaPeers(links=self._links, proposals=self._proposals, repairs=self.repairs)
 
     def note_registration(self) -> None:
         """Learn that this broker's own registration may have changed."""

@@ -70,6 +70,7 @@ from brokerd.replication.replica_peers import ReplicaPeers
 from brokerd.replication.replica_reading import ReplicaReading
 from metaquorum.controller.topic_configs import TopicSettings
 from storage.errors import (
+    DataLossError,
     DiskFailedError,
     LogClosedError,
     StorageError,
@@ -421,6 +422,15 @@ class HostedReplica(ReplicaReading):
         leader = self._leader_place() if end_code(effect) is ErrorCode.NOT_LEADER else None
         failure = end_failure(effect, str(self), leader)
         self.listeners.end_service(failure)
+
+    def _repairs(self, damage: DataLossError) -> bool:
+        if self._peers is None or self._peers.repairs is None or self.is_alone:
+            return False
+        news = self._peers.repairs.news
+        news.tell()
+        given_up = news.given_up(self._log.directory)
+        hopeless = [each for each in self._log.damaged if each.segment_base_offset in given_up]
+        return not any(each.base_offset <= damage.base_offset < each.end_offset for each in hopeless)
 
     def note_flushed(self, flushed_offset: int) -> None:
         """Learn that everything below an offset (exclusive) is on stable storage."""

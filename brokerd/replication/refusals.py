@@ -21,6 +21,9 @@ SPACE_RETRY_MS: Final = 1_000
 MOVE_RETRY_MS: Final = 50
 """Advice to a client whose append came in the last step of a move; it takes a few syncs."""
 
+REPAIR_RETRY_MS: Final = 100
+"""Advice to a client whose read met damage that another replica may not have."""
+
 REPLICAS_RETRY_MS: Final = 250
 """Advice to a client whose append found too few replicas in sync."""
 
@@ -62,6 +65,12 @@ def too_few_after_failure(partition: str) -> Failure:
         "the records are in the leader's log and may still be committed"
     )
     return Failure(code=ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, message=message, retry_after_ms=REPLICAS_RETRY_MS)
+
+
+def repairing_failure(partition: str) -> Failure:
+    """Say that a range is damaged here, and that a replica that has it is about to serve it."""
+    message = f"records of {partition} are damaged on this broker: another replica takes over, or they are repaired; ask again"
+    return Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=REPAIR_RETRY_MS)
 
 
 def range_failure(offset: int, partition: str, readable: ReadableOffsets) -> Failure:

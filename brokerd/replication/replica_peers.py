@@ -9,6 +9,7 @@ from typing import Protocol
 from brokerd.partition.effects import ProposeIsr
 from brokerd.partition.events import Event
 from brokerd.replication.leader_link import LeaderLinks
+from brokerd.replication.repair_peers import RepairPeers
 
 
 class ProposingReplica(Protocol):
@@ -32,7 +33,8 @@ class IsrProposer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPeers:
-    """Streams to the leaders of other brokers, and the way to the controller."""
+    """Streams to the leaders of other brokers, the way to the controller, and what repairs ask; None: nothing is repaired."""
 
     links: LeaderLinks
     proposals: IsrProposer
+    repairs: RepairPeers | None = None

@@ -11,8 +11,8 @@ import logging
 from brokerd.failure import Failure, ReadableOffsets, RefusedError
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.listening import client_text
-from brokerd.replication.refusals import range_failure
-from storage.errors import OffsetOutOfRangeError, StorageError
+from brokerd.replication.refusals import range_failure, repairing_failure
+from storage.errors import DataLossError, OffsetOutOfRangeError, StorageError
 from storage.log import LogRead, PartitionLog, TimestampAndOffset
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ class ReplicaReading:
         """Read whole batches from the one that holds `offset` on, below `end_offset` (exclusive); at least one.
 
         Raises:
-            RefusedError: out of range, damaged, or the disk does not give the bytes.
+            RefusedError: out of range, damaged (LEADER_NOT_AVAILABLE while another replica may take over), or the disk does not give
+                the bytes.
         """
         try:
             return self._log.read(offset, max_bytes, end_offset=end_offset)
@@ -77,7 +78,13 @@ class ReplicaReading:
             raise RefusedError(self.out_of_range(offset)) from error
         except StorageError as error:
             logger.error("read failed: partition=%s offset=%d: %s", self, offset, error)
+            if isinstance(error, DataLossError) and self._repairs(error):
+                raise RefusedError(repairing_failure(str(self))) from error
             raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
+
+    def _repairs(self, _damage: DataLossError) -> bool:
+        """Learn that a read met damage; tell whether another replica is about to serve the range."""
+        return False
 
     def find_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
         """Find the first readable record with the timestamp or a later one.

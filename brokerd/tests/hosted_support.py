@@ -15,6 +15,7 @@ from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replication.follower_route import FollowerRequest
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.leader_link import FollowingReplica
+from brokerd.replication.repair_peers import RepairPeers
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.replication.replica_peers import ProposingReplica, ReplicaPeers
 from brokerd.tests.support import WAIT_S
@@ -111,7 +112,7 @@ class Route:
 class Hosted:
     """Broker 1 with one partition that brokers 1, 2 and 3 have."""
 
-    def __init__(self, disk: SimDisk | None = None) -> None:
+    def __init__(self, disk: SimDisk | None = None, *, repairs: RepairPeers | None = None) -> None:
         self.disk = disk or SimDisk()
         if disk is None:
             self.disk.make_directory("/data")
@@ -122,7 +123,7 @@ class Hosted:
             directories=LogDirectories([LogDirectory(self.disk, "/data")]),
             node_id=1,
             observer=self.observer,
-            peers=ReplicaPeers(links=self.said, proposals=self.said),
+            peers=ReplicaPeers(links=self.said, proposals=self.said, repairs=repairs),
         )
 
     async def start(self, *, leader_id: int, policy: str = "ack", min_isr: int = 1) -> HostedReplica:

@@ -26,6 +26,7 @@ from brokerd.pushing import pulse, session
 from brokerd.pushing.rate import PushRates
 from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
 from brokerd.replication.follower_route import LedReplica
+from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
 from brokerd.rpc.replicate_service import ReplicationService
@@ -124,7 +125,8 @@ async def leader_world(directory: Path) -> AsyncIterator[LeaderWorld]:
     """A leader that listens."""
     world = LeaderWorld(directory)
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    server.add_generic_rpc_handlers((ReplicationService(world.leader).handler(),))
+    ranges = FetchRangeCalls(cluster_id="c", node_id=LEADER_ID, find=lambda topic_id, partition: None)
+    server.add_generic_rpc_handlers((ReplicationService(world.leader, ranges).handler(),))
     world.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

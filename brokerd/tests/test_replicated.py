@@ -13,12 +13,14 @@ from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
+from brokerd.failure import RefusedError
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from brokerd.tests.support import WAIT_S, Client, connected, running_broker
 from metaquorum.controller.state import PartitionImage
 from metaquorum.settings import Address
+from metaquorum.tests.quorum_cluster import until
 
 PARTITIONS = 3
 LONG_S = 3 * WAIT_S
@@ -266,3 +268,41 @@ async def test_reassignment_moves_the_records(cluster: Cluster) -> None:
             assert logs[0] == logs[1]
             read = await client.read("t", number, 0)
             assert [record.value for record in read.records] == [b"before", b"meanwhile", b"after"]
+
+
+def damage(path: Path, record: bytes) -> None:
+    """Change one bit of a record in the only segment file below a directory that has it."""
+    (found,) = [each for each in path.glob("partitions/*/*.log") if record in each.read_bytes()]
+    content = bytearray(found.read_bytes())
+    content[content.index(record)] ^= 1
+    found.write_bytes(content)
+
+
+async def test_damage_is_repaired_while_another_replica_serves(cluster: Cluster, tmp_path: Path) -> None:
+    """A leader that meets damage gives way; readers get every record from the next one, and the log is whole again."""
+    values = [b"record %d" % number for number in range(9)]
+    async with connected(cluster.brokers[1]) as client:
+        await cluster.create_topic(client)
+        (number,) = [each for each in range(PARTITIONS) if cluster.partition(each).replicas[0] == 2]
+        for value in values:
+            await client.append("t", [value], partition=number)
+        await cluster.stop(2)
+        damage(tmp_path / "2", values[4])
+        await cluster.start(2)
+        await cluster.wait(lambda: 2 in cluster.partition(number).isr)
+        replica = await cluster.committed(2, number, len(values))
+        targets = [admin_pb2.TopicPartitions(topic="t", partitions=[number])]
+        preferred = admin_pb2.ElectLeadersRequest(type=admin_pb2.ELECTION_TYPE_PREFERRED, topics=targets)
+        await client.admin.ElectLeaders(preferred, timeout=WAIT_S)
+        await until(lambda: replica.is_leader, what="the leadership")
+        leader_epoch = cluster.partition(number, 2).leader_epoch
+        with pytest.raises(RefusedError) as caught:
+            replica.read(4, 1, end_offset=len(values))
+        assert caught.value.failure.code is ErrorCode.LEADER_NOT_AVAILABLE
+        await cluster.wait(lambda: cluster.partition(number).leader_id != 2)
+        assert cluster.partition(number).leader_epoch == leader_epoch + 1
+        assert 2 in cluster.partition(number).isr
+        read = await client.read("t", number, 0)
+        assert [record.value for record in read.records] == values
+        await until(lambda: not replica.log.damaged, what="the repair")
+        await assert_equal(cluster, number, len(values))

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damage of a hosted replica that others can repair: real core and log on a simulated disk, the other brokers are what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import cast
+
+import pytest
+from lograft.internal.v1 import controller_pb2
+from lograft.wire.codes import ErrorCode
+
+from brokerd.clock import monotonic_ms
+from brokerd.failure import Failure, RefusedError
+from brokerd.following.repair_calls import RESIGN_METHOD, RepairCalls
+from brokerd.limits import REPAIR_CALL_MS, REPAIR_RETRY_MS
+from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.replication.damage_news import DamageNews
+from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.repair_peers import RepairCallError
+from brokerd.replication.repairing import DamageRepairs
+from brokerd.tests.hosted_support import TOPIC_ID, Hosted, stamped
+from brokerd.tests.support import WAIT_S
+from brokerd.tests.test_hosted_follower import followed, follower, send
+from metaquorum.tests.quorum_cluster import HOST, free_ports, until
+from storage.repair import SegmentRepair
+from storage.testing.sim_disk import Refusal
+
+COUNT = 8
+"""Batches of one record each, all of them committed."""
+
+DAMAGED = 3
+
+
+class Peers:
+    """The other brokers; remembers what they were asked."""
+
+    def __init__(self) -> None:
+        self.news = DamageNews()
+        self.asked: list[str] = []
+        self.answers: dict[int, Callable[[range], bytes]] = {}
+        self.can_resign = True
+
+    def sources(self, topic_id: bytes, partition: int) -> list[int]:
+        assert (topic_id, partition) == (TOPIC_ID, 0)
+        return [2, 3]
+
+    async def fetch(self, broker_id: int, _topic_id: bytes, _partition: int, wanted: range) -> bytes:
+        self.asked.append(f"fetch {broker_id}")
+        if broker_id not in self.answers:
+            raise RepairCallError(f"broker {broker_id} has nothing")
+        return self.answers[broker_id](wanted)
+
+    async def resign(self, _topic_id: bytes, _partition: int, leader_epoch: int) -> None:
+        self.asked.append(f"resign {leader_epoch}")
+        if not self.can_resign:
+            raise RepairCallError("nobody else is in sync")
+
+
+def right(wanted: range) -> bytes:
+    """What the leader appended."""
+    return stamped(wanted.start, 0, len(wanted))
+
+
+def damaged_batch(wanted: range) -> bytes:
+    """One bit is another."""
+    data = bytearray(right(wanted))
+    data[-1] ^= 1
+    return bytes(data)
+
+
+@pytest.fixture
+async def peers() -> Peers:
+    return Peers()
+
+
+@pytest.fixture
+async def hosted(peers: Peers) -> AsyncIterator[Hosted]:
+    """A broker with one partition of three replicas."""
+    made = Hosted(repairs=peers)
+    yield made
+    await made.host.stop()
+
+
+def hurt(hosted: Hosted, replica: HostedReplica, offset: int = DAMAGED) -> None:
+    """Change a byte of a batch behind the broker's back, and let it look at it anew."""
+    path = f"{replica.log.directory}/{0:020d}.log"
+    position = len(stamped(0, 0, offset + 1)) - 2
+    hosted.disk.corrupt(path, position, bytes([hosted.disk.read_file(path)[position] ^ 0x20]))
+    segment = replica.log._segments.holding(offset)
+    segment.unverified_bytes = segment.size_bytes
+
+
+def read_fails(
+    replica: HostedReplica, offset: int = DAMAGED, *, code: ErrorCode = ErrorCode.LEADER_NOT_AVAILABLE
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        replica.read(offset, 1, end_offset=COUNT)
+    assert caught.value.failure.code is code
+
+
+async def follower_with_damage(hosted: Hosted) -> HostedReplica:
+    replica = await followed(hosted)
+    send(hosted, stamped(0, 0, COUNT), base_offset=0, high_watermark=COUNT)
+    replica.log.flush()
+    hurt(hosted, replica)
+    read_fails(replica)
+    return replica
+
+
+def is_whole(replica: HostedReplica) -> bool:
+    found, offset = b"", 0
+    while offset < COUNT:
+        read = replica.read(offset, 1 << 20, end_offset=COUNT)
+        found, offset = found + bytes(read.data), read.next_offset
+    return not replica.log.damaged and found == stamped(0, 0, COUNT)
+
+
+async def test_follower_gets_back_what_was_damaged(hosted: Hosted, peers: Peers) -> None:
+    """From the first replica that has it; nobody's leadership moves, and the log goes on."""
+    replica = await follower_with_damage(hosted)
+    peers.answers = {2: right}
+    repairs = DamageRepairs(hosted.host.replicas, peers)
+    assert await repairs.run_round() == 1
+    assert is_whole(replica)
+    assert peers.asked == ["fetch 2", "fetch 2"]
+    assert await repairs.run_round() == 0
+    assert peers.asked == ["fetch 2", "fetch 2"]
+
+
+async def test_other_replicas_are_tried(hosted: Hosted, peers: Peers) -> None:
+    """One that has nothing, or damaged batches, or others, does not end the repair."""
+    replica = await follower_with_damage(hosted)
+    useless: list[Callable[[range], bytes]] = [
+        damaged_batch,
+        lambda _: b"",
+        lambda wanted: stamped(wanted.start + 1, 0),
+        lambda wanted: stamped(wanted.start, 5),
+    ]
+    for answer in useless:
+        if not replica.log.damaged:
+            hurt(hosted, replica)
+            read_fails(replica)
+        peers.answers = {2: answer, 3: right}
+        assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
+        assert is_whole(replica)
+
+
+async def test_range_that_nobody_has_stays_and_is_looked_at_later(
+    hosted: Hosted, peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything else is served; the others are not asked again before the time."""
+    replica = await follower_with_damage(hosted)
+    repairs = DamageRepairs(hosted.host.replicas, peers)
+    assert await repairs.run_round() == 0
+    assert peers.asked == ["fetch 2", "fetch 3"]
+    peers.answers = {3: right}
+    assert await repairs.run_round() == 0
+    assert peers.asked == ["fetch 2", "fetch 3"]
+    read_fails(replica, code=ErrorCode.DATA_LOSS)
+    assert replica.read(DAMAGED + 1, 1, end_offset=COUNT).data == stamped(DAMAGED + 1, 0)
+    now_ms = monotonic_ms() + REPAIR_RETRY_MS
+    monkeypatch.setattr("brokerd.replication.repairing.monotonic_ms", lambda: now_ms)
+    assert await repairs.run_round() == 1
+    assert is_whole(replica)
+
+
+async def test_damage_that_is_not_committed_is_told_as_lost(hosted: Hosted, peers: Peers) -> None:
+    """Nobody else is asked: it may still be cut. Once it is committed and due again it is repaired."""
+    replica = await followed(hosted)
+    send(hosted, stamped(0, 0, COUNT), base_offset=0, high_watermark=DAMAGED)
+    replica.log.flush()
+    hurt(hosted, replica)
+    read_fails(replica)
+    peers.answers = {2: right}
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 0
+    assert not peers.asked
+    read_fails(replica, code=ErrorCode.DATA_LOSS)
+    follower(hosted).on_leader_marks(hosted.said.session, high_watermark=COUNT, log_start_offset=0)
+    peers.news.forget_due(monotonic_ms() + REPAIR_RETRY_MS)
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
+    assert is_whole(replica)
+
+
+async def leader_with_damage(hosted: Hosted) -> HostedReplica:
+    """A replica that was a follower leads now."""
+    replica = await follower_with_damage(hosted)
+    hosted.lead(1)
+    assert replica.is_leader
+    return replica
+
+
+async def test_leader_gives_up_the_leadership_before_it_repairs(hosted: Hosted, peers: Peers) -> None:
+    """But only when another one has shown that it has the range."""
+    replica = await leader_with_damage(hosted)
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 0
+    assert not any(asked.startswith("resign") for asked in peers.asked)
+    peers.asked.clear()
+    peers.answers = {3: right}
+    peers.news.forget_due(monotonic_ms() + REPAIR_RETRY_MS)
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
+    assert peers.asked == ["fetch 2", "fetch 3", "resign 1", "fetch 2", "fetch 3"]
+    assert is_whole(replica)
+
+
+async def test_leader_that_nobody_can_follow_repairs_itself(hosted: Hosted, peers: Peers) -> None:
+    """The others have the range, and may not lead."""
+    replica = await leader_with_damage(hosted)
+    peers.answers, peers.can_resign = {2: right}, False
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
+    assert replica.is_leader
+    assert is_whole(replica)
+
+
+async def test_read_that_meets_damage_brings_the_look_forward(
+    hosted: Hosted, peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the next look."""
+    monkeypatch.setattr("brokerd.replication.repairing.REPAIR_CHECK_MS", 3_600_000)
+    replica = await followed(hosted)
+    send(hosted, stamped(0, 0, COUNT), base_offset=0, high_watermark=COUNT)
+    replica.log.flush()
+    peers.answers = {2: right}
+    task = asyncio.create_task(DamageRepairs(hosted.host.replicas, peers).run())
+    hurt(hosted, replica)
+    read_fails(replica)
+    await until(lambda: not replica.log.damaged, what="the repair")
+    assert is_whole(replica)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_end_in_the_middle_leaves_nothing(hosted: Hosted, peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that a thread is in ends first; what it wrote is removed, and the damage stays known."""
+    replica = await follower_with_damage(hosted)
+    peers.answers = {2: right}
+    is_in, may_go_on = threading.Event(), threading.Event()
+    put = SegmentRepair.put
+
+    def wait_then_put(work: SegmentRepair, batches: bytes) -> None:
+        put(work, batches)
+        is_in.set()
+        assert may_go_on.wait(WAIT_S)
+
+    monkeypatch.setattr(SegmentRepair, "put", wait_then_put)
+    task = asyncio.create_task(DamageRepairs(hosted.host.replicas, peers).run_round())
+    assert await asyncio.to_thread(is_in.wait, WAIT_S)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert replica.log.damaged
+    assert not [name for name in hosted.disk.list_directory(replica.log.directory) if name.endswith(".cleaned")]
+
+
+async def test_fault_in_one_log_does_not_end_the_others(
+    hosted: Hosted, peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is reported with its trace."""
+    replica = await follower_with_damage(hosted)
+
+    def fault(_wanted: range) -> bytes:
+        raise ZeroDivisionError
+
+    peers.answers = {2: fault}
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 0
+    assert "action=repair problem=fault" in caplog.text
+    assert replica.log.damaged
+
+
+class Controller:
+    """The way to the controller; answers what a test says."""
+
+    def __init__(self, answer: bytes | Exception) -> None:
+        self._answer = answer
+        self.peers = PeerChannels()
+
+    async def call(self, method: str, _request: bytes, *, timeout_ms: int) -> bytes:
+        assert (method, timeout_ms) == (RESIGN_METHOD, REPAIR_CALL_MS)
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+def calls_with(hosted: Hosted, answer: bytes | Exception, *, broker_epoch: int | None = 1) -> RepairCalls:
+    calls = cast("ControllerCalls", Controller(answer))
+    return RepairCalls(calls, hosted.observer, cluster_id="c", node_id=1, broker_epoch=lambda: broker_epoch)
+
+
+def resigned(code: ErrorCode | None) -> bytes:
+    result = controller_pb2.AlterPartitionResult(state=controller_pb2.PartitionState())
+    if code is not None:
+        result.error.code, result.error.message = code, "so it stays"
+    return controller_pb2.ResignLeadershipResponse(results=[result]).SerializeToString()
+
+
+async def test_leader_is_asked_first(hosted: Hosted) -> None:
+    """Then who is in sync, then the others; never this broker, and nobody about what does not exist."""
+    await followed(hosted)
+    calls = calls_with(hosted, b"")
+    hosted.lead(3, isr=(1, 3))
+    assert calls.sources(TOPIC_ID, 0) == [3, 2]
+    assert calls.sources(TOPIC_ID, 9) == []
+    assert calls.sources(bytes(16), 0) == []
+
+
+async def test_brokers_that_do_not_answer_are_told_by_name(hosted: Hosted) -> None:
+    """One that is not registered, and one that cannot be reached."""
+    await followed(hosted)
+    calls = calls_with(hosted, b"")
+    with pytest.raises(RepairCallError, match="broker 9 is not registered"):
+        await calls.fetch(9, TOPIC_ID, 0, range(1))
+    (port,) = free_ports(1)
+    hosted.commit(replace(hosted.registration(2, broker_epoch=2), host=HOST, port=port))
+    with pytest.raises(RepairCallError, match="broker 2: UNAVAILABLE"):
+        await calls.fetch(2, TOPIC_ID, 0, range(1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (RefusedError(Failure(code=ErrorCode.QUORUM_UNAVAILABLE, message="no controller")), "no controller"),
+        (b"\xff", "of no use"),
+        (b"", "of no use"),
+        (resigned(ErrorCode.LEADER_NOT_AVAILABLE), "so it stays"),
+        (resigned(ErrorCode.INVALID_REQUEST), "so it stays"),
+    ],
+)
+async def test_leadership_that_stays_is_told(hosted: Hosted, answer: bytes | Exception, text: str) -> None:
+    """The controller is not there, speaks nonsense, or finds nobody else."""
+    with pytest.raises(RepairCallError, match=text):
+        await calls_with(hosted, answer).resign(TOPIC_ID, 0, 1)
+
+
+async def test_leadership_that_is_gone_was_given_up(hosted: Hosted) -> None:
+    """Accepted, or fenced: somebody else leads already. Who is not registered leads nothing that it could give up."""
+    await calls_with(hosted, resigned(None)).resign(TOPIC_ID, 0, 1)
+    await calls_with(hosted, resigned(ErrorCode.FENCED_EPOCH)).resign(TOPIC_ID, 0, 1)
+    with pytest.raises(RepairCallError, match="not registered"):
+        await calls_with(hosted, b"", broker_epoch=None).resign(TOPIC_ID, 0, 1)
+
+
+async def test_disk_that_does_not_answer_ends_the_repair(hosted: Hosted, peers: Peers) -> None:
+    """No room, or a file that cannot be read: the damage stays, and is looked at later."""
+    replica = await follower_with_damage(hosted)
+    peers.answers = {2: right}
+    for operation, path_part, refusal in (
+        ("create_file", ".cleaned", Refusal.FULL),
+        ("pread", ".log", Refusal.IO_ERROR),
+        ("rename", ".cleaned", Refusal.FULL),
+    ):
+        hosted.disk.refuse(operation, path_part, refusal)
+        assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 0, operation
+        peers.news.forget_due(monotonic_ms() + REPAIR_RETRY_MS)
+        assert not [name for name in hosted.disk.list_directory(replica.log.directory) if name.endswith(".cleaned")]
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
+    assert is_whole(replica)
