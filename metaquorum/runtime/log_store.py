@@ -154,8 +154,7 @@ class LogStore:
         log = self._log
         if base.image_offset > log.log_end_offset:
             raise DamagedLogError(f"the log ends at {log.log_end_offset}, its image at {base.image_offset}. {_ADVICE}")
-        if log.damaged:
-            raise DamagedLogError(f"the log is damaged at {log.damaged}. {_ADVICE}")
+        self._refuse_damage()
         voters: list[tuple[Offset, VoterSet]] = []
         scan_from = log.log_start_offset
         if base.voters is not None and base.image_offset > 0:
@@ -163,6 +162,12 @@ class LogStore:
             voters.append((Offset(base.image_offset - 1), base.voters))
             scan_from = base.image_offset
         self.voters = (*voters, *self._scan_voters(scan_from))
+        # Headers below were walked over to find the first batch, and may have been found damaged.
+        self._refuse_damage()
+
+    def _refuse_damage(self) -> None:
+        if self._log.damaged:
+            raise DamagedLogError(f"the log is damaged at {self._log.damaged}. {_ADVICE}")
 
     def _find_start(self) -> SnapshotId | None:
         """The snapshot that stands for what is below the log; an interrupted install leaves a newer one beside it."""

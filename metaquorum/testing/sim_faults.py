@@ -274,7 +274,7 @@ class SimFaults:
     def _move(self) -> None:
         """A voter comes back under another address; the others hear of it from itself."""
         world = self._world
-        node = None if self.is_moving else world.operator.disk_to_lose(self.damaged)
+        node = None if self.is_moving or not self._is_known_by_all() else world.operator.disk_to_lose(self.damaged)
         if node is None or not node.is_up:
             return
         self._moving = node
@@ -285,6 +285,12 @@ class SimFaults:
             # Whoever starts from now on is configured with where everybody is.
             other.bootstrap_addresses = tuple(one.address for one in world.nodes)
         self.restart_later(node)
+
+    def _is_known_by_all(self) -> bool:
+        """Whether everybody runs and has the present voters: one that lags may know nobody but the one that is about to move."""
+        voters = self._world.operator.agreed_voters()
+        known = [None if node.raft is None else node.raft.state.voter_set for node in self._world.nodes]
+        return voters is not None and all(each == voters for each in known)
 
     def knows_addresses(self, voters: VoterSet) -> bool:
         """Whether a set of voters has the address of each machine that is in it."""

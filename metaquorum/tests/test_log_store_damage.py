@@ -7,7 +7,8 @@ import pytest
 
 from metaquorum.raft.effects import AppendAsLeader, Proposal
 from metaquorum.raft.types import Offset, QuorumEpoch
-from metaquorum.runtime.log_store import DamagedLogError, LogStore, encode_records
+from metaquorum.raft.voters import VoterSet
+from metaquorum.runtime.log_store import DamagedLogError, LogBase, LogStore, encode_records
 from storage.testing.sim_disk import SimDisk
 
 LOG = "/data/log"
@@ -63,6 +64,17 @@ def test_start_that_reads_such_a_batch_is_refused(offset: int) -> None:
     damage_epoch(disk, store, offset)
     with pytest.raises(DamagedLogError, match=f"offset {offset} .*epoch 4"):
         LogStore.open(disk, LOG)
+
+
+def test_damage_that_is_found_on_the_way_to_what_is_read_keeps_the_node_from_starting() -> None:
+    """Below the image's offset nothing is read at a start, but headers there are walked over: what is noted then counts (seed 1802)."""
+    disk, store = log_of_two_epochs()
+    batch_bytes = store.size_bytes() // 6
+    store.close(is_clean=True)
+    disk.corrupt(FILE, 1 * batch_bytes + EPOCH_END, b"\x02")
+    found = LogBase(image_offset=Offset(4), voters=VoterSet(()))
+    with pytest.raises(DamagedLogError, match=r"is damaged at .*Wipe"):
+        LogStore.open(disk, LOG, found)
 
 
 def test_reads_across_epochs_are_whole() -> None:
