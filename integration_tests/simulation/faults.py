@@ -63,6 +63,7 @@ class Faults:
             (options.cut_every_ms, self._cut),
             (options.stop_every_ms, self._stop),
             (options.client_kill_every_ms, self._world.restart_client),
+            (options.damage_every_ms, self._damage),
         )
         for mean_ms, strike in kinds:
             if mean_ms is not None:
@@ -127,6 +128,15 @@ class Faults:
             self._count(machine, "power loss")
             self._cut_power(machine)
         self._later(machine.start)
+
+    def _damage(self) -> None:
+        """Kill one broker, always the same, while all it has is elsewhere, and let a bit of its records flip."""
+        world = self._world
+        machine = world.brokers[0]
+        if world.is_spare(machine):
+            machine.kill()
+            world.counts["bit flip"] += machine.damage()
+            self._later(machine.start)
 
     def _black_out(self) -> None:
         """All brokers, or everything."""

@@ -22,11 +22,19 @@ from brokerd.replication.core_runner import CoreRunner
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.log_flushing import LogFlushing
 from brokerd.rpc import identities
-from integration_tests.simulation.options import WorldOptions, kill_storm, loss_storm, power_storm, quorum_storm
+from integration_tests.simulation.options import (
+    WorldOptions,
+    damage_storm,
+    kill_storm,
+    loss_storm,
+    power_storm,
+    quorum_storm,
+)
 from metaquorum.controller import alter_partition, brokers, elections
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.testing.mutants import Mutant
 from storage import recovery
+from storage.damage import DamagedRanges
 from storage.producers import ProducerWindows
 
 
@@ -145,6 +153,14 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         old="state = self._states.get(header.producer_id)",
         new="state = None",
         storm=kill_storm,
+    ),
+    WorldMutant(
+        name="a segment that was repaired keeps its damage",
+        owner=DamagedRanges,
+        function="forget_between",
+        old="if not first_base_offset <= each.segment_base_offset < end_offset",
+        new="if True",
+        storm=damage_storm,
     ),
     # The controller.
     WorldMutant(

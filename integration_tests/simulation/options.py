@@ -41,6 +41,7 @@ class WorldOptions:
         client_kill_every_ms: kill -9 of a client.
         reassign_every_ms: partitions get their replicas in another order, or others.
         elect_every_ms: preferred leaders are elected.
+        damage_every_ms: a bit flips in what one broker, always the same, wrote long ago; it is killed with it.
         down_ms_max: longest time that a server is down or paused, and that a cut lasts.
     """
 
@@ -68,6 +69,7 @@ class WorldOptions:
     client_kill_every_ms: int | None
     reassign_every_ms: int | None
     elect_every_ms: int | None
+    damage_every_ms: int | None
     down_ms_max: int
 
 
@@ -111,6 +113,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         reassign_every_ms=sometimes(3_000, 12_000, 0.4),
         elect_every_ms=sometimes(1_000, 6_000, 0.8),
         down_ms_max=rng.choice([200, 2_000, 8_000]),
+        damage_every_ms=rng.randint(300, 2_000) if is_flushed and replication_factor == 3 else None,
     )
 
 
@@ -141,6 +144,7 @@ def power_storm(seed: int) -> WorldOptions:
         client_kill_every_ms=None,
         reassign_every_ms=None,
         elect_every_ms=3_000,
+        damage_every_ms=None,
         down_ms_max=1_500,
     )
 
@@ -194,4 +198,22 @@ def quorum_storm(seed: int) -> WorldOptions:
         stop_every_ms=None,
         elect_every_ms=None,
         down_ms_max=4_000,
+    )
+
+
+def damage_storm(seed: int) -> WorldOptions:
+    """Options under which bits of one broker flip all the time and leaders move: for the hunt of mutants."""
+    return replace(
+        power_storm(seed),
+        partition_count=1,
+        segment_bytes=16_384,
+        flush_ms_max=5,
+        kill_every_ms=None,
+        power_every_ms=None,
+        blackout_every_ms=None,
+        cut_every_ms=None,
+        stop_every_ms=None,
+        elect_every_ms=500,
+        damage_every_ms=1_000,
+        down_ms_max=500,
     )

@@ -29,6 +29,9 @@ from integration_tests.simulation.process import current_process
 from metaquorum.controller.state import PartitionImage
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
+from storage.compaction.group_writer import CleanedGroup
+from storage.errors import DataLossError
+from storage.repair_owner import LogRepair
 
 READ_BYTES: Final = 1 << 24
 
@@ -73,6 +76,7 @@ class Oracle:
         carry_out: Callable[[Any, Effect], None] = HostedReplica._carry_out  # pyright: ignore[reportPrivateUsage]
         after_step: Callable[[Any, Event], None] = HostedReplica._after_step  # pyright: ignore[reportPrivateUsage]
         take_partition = HostedReplica.take_partition
+        end_repair = LogRepair.end
 
         def watched_carry_out(replica: HostedReplica, effect: Effect) -> None:
             # The server would take a violation for a fault of its own.
@@ -97,7 +101,13 @@ class Oracle:
             self._on_partition((replica.topic_id, replica.partition), event.partition)
             take_partition(replica, event)
 
+        def watched_end(owner: LogRepair, repaired: CleanedGroup, *, now_ms: int) -> bool:
+            is_done = end_repair(owner, repaired, now_ms=now_ms)
+            self._counts["segment repaired"] += is_done
+            return is_done
+
         with (
+            mock.patch.object(LogRepair, "end", watched_end),
             mock.patch.object(HostedReplica, "_carry_out", watched_carry_out),
             mock.patch.object(HostedReplica, "_after_step", watched_after_step),
             mock.patch.object(HostedReplica, "take_partition", watched_take_partition),
@@ -154,7 +164,14 @@ class Oracle:
         offset = max(self._compared.get(replica, 0), replica.log.log_start_offset)
         batches = self._batches.setdefault(key, {})
         while offset < to_offset:
-            found = replica.log.read(offset, READ_BYTES, end_offset=to_offset)
+            try:
+                found = replica.log.read(offset, READ_BYTES, end_offset=to_offset)
+            except DataLossError as loss:
+                # A reader would tell. It is compared when all is healed: by then it was repaired.
+                replica._repairs(loss)  # pyright: ignore[reportPrivateUsage]
+                self._counts["quarantine"] += 1
+                offset = loss.end_offset
+                continue
             view, position = memoryview(found.data), 0
             while position < len(view):
                 header = read_header(view, position)

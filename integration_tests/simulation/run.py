@@ -37,6 +37,7 @@ DEMANDED: Final = (
     "all brokers stopped at once",
     "cut",
     "batch deduplicated",
+    "quarantine",
     "power lost everywhere at the end",
 )
 """What must occur in at least a fifth of the seeds."""

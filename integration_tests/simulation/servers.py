@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from lograft.wire.errors import BatchError
+from lograft.wire.header import iter_batches
+
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from integration_tests.simulation.process import SimProcess
@@ -27,7 +30,7 @@ from metaquorum.server import QuorumServer
 from metaquorum.settings import Address, QuorumServerSettings
 from metaquorum.testing.scheduler import Scheduler
 from storage.data_directory import DataDirectory
-from storage.names import METADATA_DIRECTORY
+from storage.names import LOG_SUFFIX, METADATA_DIRECTORY, PARTITIONS_DIRECTORY
 from storage.testing.sim_disk import Crash, SimDisk
 
 CLUSTER_ID = "world"
@@ -37,6 +40,8 @@ SERVING_MS_MAX = 10**9
 """Longest virtual time that is waited for a broker to serve: longer than any run."""
 STEPS_TO_PAUSE_MAX = 60
 """Most callbacks that still run before a pause that comes in the middle of something."""
+LEADER_EPOCH_BYTES = range(12, 16)
+"""Where the header of a batch has its leader epoch (docs/storage_format.md)."""
 WAIT_MS_MAX = 100
 """A broker that waits for another one looks after it so often."""
 
@@ -259,6 +264,47 @@ class BrokerMachine(Machine):
             self.start()
         else:
             self.world.scheduler.after(self.rng.randint(1, WAIT_MS_MAX), self._start_soon)
+
+    def damage(self) -> bool:
+        """Let a bit flip in the older half of what a partition has; False if there is nothing. Only while no process is there.
+
+        What is younger may be the last flush group, where nobody can tell damage from a torn tail. The leader epoch of a batch is
+        left alone: no CRC covers it, and nothing is sealed here.
+        """
+        assert self.process is None, f"{self.name} runs"
+        root = f"{DATA_PATH}/{PARTITIONS_DIRECTORY}"
+        names = self.disk.list_directory(root) if PARTITIONS_DIRECTORY in self.disk.list_directory(DATA_PATH) else []
+        batches = [
+            (path, position, header.size_bytes)
+            for name in names
+            for path, content in self._older_half(f"{root}/{name}")
+            for position, header in iter_batches(content)
+        ]
+        if not batches:
+            return False
+        path, position, size_bytes = self.rng.choice(batches)
+        at = position + self.rng.choice([at for at in range(size_bytes) if at not in LEADER_EPOCH_BYTES])
+        self.disk.corrupt(path, at, bytes([self.disk.read_file(path)[at] ^ 1 << self.rng.randrange(8)]))
+        return True
+
+    def _older_half(self, directory: str) -> list[tuple[str, bytes]]:
+        """The whole batches in the older half of the bytes of one log."""
+        paths = [f"{directory}/{name}" for name in self.disk.list_directory(directory) if name.endswith(LOG_SUFFIX)]
+        contents = [(path, self.disk.read_file(path)) for path in sorted(paths)]
+        left_bytes = sum(len(content) for _, content in contents) // 2
+        found: list[tuple[str, bytes]] = []
+        for path, content in contents:
+            end = 0
+            try:
+                for position, header in iter_batches(content):
+                    if position + header.size_bytes <= left_bytes:
+                        end = position + header.size_bytes
+            except BatchError:
+                # Damage of before that nobody has seen yet, or a tail that is still being written.
+                pass
+            found.append((path, content[:end]))
+            left_bytes -= len(content)
+        return found
 
     async def _main(self) -> None:
         self._waits_for = None

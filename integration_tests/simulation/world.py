@@ -302,6 +302,8 @@ class World:
                 return False
             if self.options.replication_factor > 1 and len(leaders[0].in_sync) < len(replicas):
                 return False
+            if any(replica.log.damaged for _, replica in replicas):
+                return False
         return True
 
     def replicas(self) -> dict[tuple[bytes, int], list[tuple[str, HostedReplica]]]:
