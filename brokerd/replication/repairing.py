@@ -74,6 +74,7 @@ class DamageRepairs:
                 except Exception:
                     # A fault of ours in one place must not end the repairs of all logs.
                     logger.exception("log=%s action=repair problem=fault", replica)
+                    self._give_up_all(replica)
             if count % REPLICA_SLICE == 0:
                 await asyncio.sleep(0)
         return repaired
@@ -88,10 +89,13 @@ class DamageRepairs:
                 repaired += 1
             else:
                 self._give_up(task.directory, task.segment.base_offset)
-        for damaged in replica.log.damaged:
-            # Not committed yet, compacted, or below the log start.
-            self._give_up(replica.log.directory, damaged.segment_base_offset)
+        # Not committed yet, compacted, or below the log start.
+        self._give_up_all(replica)
         return repaired
+
+    def _give_up_all(self, replica: HostedReplica) -> None:
+        for damaged in replica.log.damaged:
+            self._give_up(replica.log.directory, damaged.segment_base_offset)
 
     def _give_up(self, directory: str, base_offset: int) -> None:
         if base_offset not in self._peers.news.given_up(directory):
@@ -103,9 +107,17 @@ class DamageRepairs:
         def begin(log: PartitionLog, high_watermark: int) -> RepairTask | None:
             return log.new_repair().begin(high_watermark=high_watermark, now_ms=wall_ms(), passed_over=passed_over)
 
+        if all(damaged.segment_base_offset in passed_over for damaged in replica.log.damaged):
+            return None
         try:
             await replica.wait_released()
-            return replica.run_step(begin)
+            task = replica.run_step(begin)
+            if task is None and replica.log.flushed_offset < replica.log.log_end_offset:
+                # Under a policy that leaves flushes to the system, a segment that was rolled just now would never be due.
+                async with replica.held():
+                    pass
+                task = replica.run_step(begin)
+            return task
         except StorageError as error:
             logger.error("log=%s action=repair error=%r", replica, str(error))
             return None

@@ -169,6 +169,19 @@ async def test_range_that_nobody_has_stays_and_is_looked_at_later(
     assert is_whole(replica)
 
 
+async def test_segment_that_nobody_flushes_is_flushed_for_its_repair(hosted: Hosted, peers: Peers) -> None:
+    """Under `none` the active segment would never be due."""
+    replica = await followed(hosted)
+    send(hosted, stamped(0, 0, COUNT), base_offset=0, high_watermark=COUNT)
+    hurt(hosted, replica)
+    read_fails(replica)
+    assert replica.log.flushed_offset == 0
+    peers.answers = {2: right}
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
+    assert replica.log.flushed_offset == COUNT
+    assert is_whole(replica)
+
+
 async def test_damage_that_is_not_committed_is_told_as_lost(hosted: Hosted, peers: Peers) -> None:
     """Nobody else is asked: it may still be cut. Once it is committed and due again it is repaired."""
     replica = await followed(hosted)
@@ -273,6 +286,7 @@ async def test_fault_in_one_log_does_not_end_the_others(
     assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 0
     assert "action=repair problem=fault" in caplog.text
     assert replica.log.damaged
+    read_fails(replica, code=ErrorCode.DATA_LOSS)
 
 
 class Controller:
