@@ -35,8 +35,8 @@ DISK_MUTANTS: Final = (
     _RotMutant(
         name="a node starts on a damaged log",
         owner=log_store.LogStore,
-        function="_take_up",
-        old="if log.damaged:",
+        function="_refuse_damage",
+        old="if self._log.damaged:",
         new="if False:",
     ),
     _RotMutant(

@@ -287,10 +287,10 @@ class SimFaults:
         self.restart_later(node)
 
     def _is_known_by_all(self) -> bool:
-        """Whether everybody runs and has the present voters: one that lags may know nobody but the one that is about to move."""
+        """Whether everybody who runs has the present voters: one that lags may know nobody but the one that is about to move."""
         voters = self._world.operator.agreed_voters()
-        known = [None if node.raft is None else node.raft.state.voter_set for node in self._world.nodes]
-        return voters is not None and all(each == voters for each in known)
+        running = [node.raft.state.voter_set for node in self._world.nodes if node.raft is not None]
+        return voters is not None and all(each == voters for each in running)
 
     def knows_addresses(self, voters: VoterSet) -> bool:
         """Whether a set of voters has the address of each machine that is in it."""
