@@ -23,7 +23,7 @@ from lograft.wire.malloc import tune_allocator
 from benchmarks import ceiling_client, lograft_client
 from benchmarks.bare_call import DEMANDED_RATIO
 from benchmarks.compaction_rows import CompactionBench
-from benchmarks.pages import recycle_pages
+from benchmarks.pages import claim_memory, recycle_pages
 from benchmarks.processes import ServerProcess, ceiling_server, lograft_server
 from benchmarks.results_table import Result, absolute, compare, markdown, write
 from benchmarks.storage_rows import StorageBench
@@ -204,6 +204,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help=ONLY_HELP)
     arguments = parser.parse_args()
     tune_allocator()
+    print(f"claimed {claim_memory() / MB:,.0f} MB of memory from the host", flush=True)
     with tempfile.TemporaryDirectory(prefix="lograft-bench-") as name:
         directory = Path(name)
         with ceiling_server(directory) as ceiling, lograft_server(directory) as server:
