@@ -157,7 +157,7 @@ class CompactionBench:
             _append_all(log, workload.settled, seal_ms=10**17)
             run_pass(log)
         _append_all(log, workload.dirty, seal_ms=3 * 10**17)
-        recycle_pages(RECYCLED_BYTES)
+        recycle_pages(self._directory, RECYCLED_BYTES)
         return directory, log
 
     def _compact(self, workload: Workload) -> PassCost:

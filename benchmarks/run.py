@@ -23,7 +23,7 @@ from lograft.wire.malloc import tune_allocator
 from benchmarks import ceiling_client, lograft_client
 from benchmarks.bare_call import DEMANDED_RATIO
 from benchmarks.compaction_rows import CompactionBench
-from benchmarks.pages import claim_memory, recycle_pages
+from benchmarks.pages import recycle_pages
 from benchmarks.processes import ServerProcess, ceiling_server, lograft_server
 from benchmarks.results_table import Result, absolute, compare, markdown, write
 from benchmarks.storage_rows import StorageBench
@@ -45,9 +45,10 @@ ONLY_HELP = (
 
 
 class Bench:
-    """One run: two servers, several rounds, a list of results."""
+    """One run: two servers that write below one directory, several rounds, a list of results."""
 
-    def __init__(self, ceiling: ServerProcess, server: ServerProcess, rounds: int) -> None:
+    def __init__(self, directory: Path, ceiling: ServerProcess, server: ServerProcess, rounds: int) -> None:
+        self._directory = directory
         self._ceiling, self._server, self._rounds = ceiling, server, rounds
         self._topic_count = 0
         self._ceiling_bytes = 0
@@ -76,7 +77,7 @@ class Bench:
         server_cpu: list[float] = []
 
         def ceiling() -> float:
-            recycle_pages(RECYCLED_BYTES)
+            recycle_pages(self._directory, RECYCLED_BYTES)
             before = self._ceiling.cpu_s() + cpu_s()
             seconds = uvloop.run(ceiling_client.produce(self._ceiling.address, message, count, method=method))
             ceiling_cpu.append((self._ceiling.cpu_s() + cpu_s() - before) * 1e3 / (count * len(message) / MB))
@@ -85,7 +86,7 @@ class Bench:
 
         def lograft() -> float:
             topic = self._topic(flush_policy)
-            recycle_pages(RECYCLED_BYTES)
+            recycle_pages(self._directory, RECYCLED_BYTES)
             before = self._server.cpu_s() + cpu_s()
             seconds = lograft_client.produce(self._server.address, topic, [values] * count)
             server_cpu.append((self._server.cpu_s() + cpu_s() - before) * 1e3 / (count * len(message) / MB))
@@ -136,7 +137,7 @@ class Bench:
         rates: list[list[float]] = []
         for _ in range(self._rounds + 1):
             topic = self._topic("none", KEYED_PARTITIONS)
-            recycle_pages(RECYCLED_BYTES)
+            recycle_pages(self._directory, RECYCLED_BYTES)
             seconds = lograft_client.send_keyed(
                 self._server.address, topic, keys, values, self._server, KEYED_PARTITIONS
             )
@@ -204,11 +205,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help=ONLY_HELP)
     arguments = parser.parse_args()
     tune_allocator()
-    print(f"claimed {claim_memory() / MB:,.0f} MB of memory from the host", flush=True)
     with tempfile.TemporaryDirectory(prefix="lograft-bench-") as name:
         directory = Path(name)
         with ceiling_server(directory) as ceiling, lograft_server(directory) as server:
-            bench = Bench(ceiling, server, arguments.rounds)
+            bench = Bench(directory, ceiling, server, arguments.rounds)
             steps: list[tuple[str, Callable[[], None]]] = [
                 *((f"produce {p}", lambda p=p, b=b: bench.produce(p, b)) for p in ("none", "ack") for b in (100, 1024)),
                 ("fetch", lambda: bench.fetch(100)),

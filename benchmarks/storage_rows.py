@@ -81,7 +81,7 @@ class StorageBench:
 
         def lograft() -> float:
             directory = self._fresh()
-            recycle_pages(RECYCLED_BYTES)
+            recycle_pages(self._directory, RECYCLED_BYTES)
             log = self._open(directory)
             started = time.perf_counter()
             for _ in range(count):
@@ -97,7 +97,7 @@ class StorageBench:
 
         def ceiling() -> float:
             directory = self._fresh()
-            recycle_pages(RECYCLED_BYTES)
+            recycle_pages(self._directory, RECYCLED_BYTES)
             descriptor = os.open(f"{directory}/file", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             started = time.perf_counter()
             for _ in range(count):
