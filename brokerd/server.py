@@ -46,6 +46,7 @@ from brokerd.quorum import QuorumMember, open_quorum_member
 from brokerd.replication.followed_rates import followed_rates
 from brokerd.replication.follower_route import LedReplica
 from brokerd.replication.locator import Locator
+from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.repairing import DamageRepairs
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.rpc.admin_service import AdminService
@@ -174,18 +175,18 @@ class BrokerServer:
         self._replication = Replication(
             calls, self._observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=self._broker_epoch
         )
-        self._host = ReplicaHost(
-            directories=self._directories.logs,
-            node_id=node_id,
-            observer=self._observer,
-            peers=self._replication.peers,
-        )
         identity = BrokerIdentity(
             cluster_id=cluster_id,
             broker_id=node_id,
             rack=settings.rack,
             log_directory_ids=self._directories.logs.ids,
             clean_stop_epoch=await asyncio.to_thread(last_clean_stop, tuple(self._directories.logs)),
+        )
+        self._host = ReplicaHost(
+            directories=self._directories.logs,
+            own=OwnBroker(node_id, identity.incarnation_id),
+            observer=self._observer,
+            peers=self._replication.peers,
         )
         self._lifecycle = BrokerLifecycle(identity, self._observer, calls, on_state=self._on_state)
         self._producer_ids = ProducerIds(calls, self._lifecycle)
@@ -337,6 +338,8 @@ class BrokerServer:
         logger.info("logs open: replica_count=%d", host.replica_count)
         lifecycle.set_ready()
         await self._wait_led(lifecycle.broker_id, host)
+        # What waited for leave to lead leads.
+        await host.wait_idle()
         self._is_up = True
         self._on_state(lifecycle.state)
 

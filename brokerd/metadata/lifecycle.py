@@ -19,7 +19,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 import grpc
@@ -61,6 +61,7 @@ class BrokerIdentity:
     """What the broker says of itself when it registers, besides its address.
 
     `clean_stop_epoch` is the broker epoch under which it last stopped in an orderly way; None: not known.
+    `incarnation_id` is random, and another one for each process.
     """
 
     cluster_id: str
@@ -68,6 +69,7 @@ class BrokerIdentity:
     rack: str
     log_directory_ids: tuple[bytes, ...]
     clean_stop_epoch: int | None = None
+    incarnation_id: bytes = field(default_factory=lambda: os.urandom(16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,6 @@ class BrokerLifecycle:
         self._on_state = on_state
         self._host = ""
         self._port = 0
-        self._incarnation_id = os.urandom(16)
         self._state = BrokerState(broker_epoch=None, is_fenced=True, may_stop=False)
         self._registered = asyncio.Event()
         self._may_stop = asyncio.Event()
@@ -229,7 +230,7 @@ class BrokerLifecycle:
         request = controller_pb2.RegisterBrokerRequest(
             cluster_id=identity.cluster_id,
             broker_id=identity.broker_id,
-            incarnation_id=self._incarnation_id,
+            incarnation_id=identity.incarnation_id,
             host=self._host,
             port=self._port,
             rack=identity.rack,
@@ -289,7 +290,7 @@ class BrokerLifecycle:
             True when the old registration is fenced now.
         """
         old = self._observer.image.brokers.get(self._identity.broker_id)
-        if old is None or not old.can_lead or old.incarnation_id == self._incarnation_id:
+        if old is None or not old.can_lead or old.incarnation_id == self._identity.incarnation_id:
             return False
         if not old.log_directory_ids or old.log_directory_ids != self._identity.log_directory_ids:
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies configs that topics inherit from their broker or the cluster to every open log, in slices.
+"""Applies what all topics of a broker go by to every open log, in slices: configs that they inherit, and leave to lead.
 
 Owns the walk over all topics of a broker: a change of one config of the cluster may touch a hundred thousand logs, and
 produce, fetch and heartbeats take their turn between slices. Must not know which value holds.

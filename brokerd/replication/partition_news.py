@@ -1,13 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the metadata says about partitions and their brokers, as events of their cores. Pure translation."""
+"""What the metadata says about partitions and their brokers, as events of their cores. Pure translation.
+
+Law: a process leads nothing before an image has its own incarnation as this broker, unfenced. Until then the metadata may
+still name, as leader, the process before it, whose log had records that this one lost; the controller lets a broker in
+only after it has taken away what was led.
+Source: docs/replication.md section "Starts"; R13.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from brokerd.partition.events import BrokerState, PartitionChanged
 from metaquorum.controller.image import MetadataImage, PartitionImage, TopicImage
 from metaquorum.controller.isr import min_insync_replicas
+
+
+class OwnBroker:
+    """Whether this process may lead, by the images that it was shown, in the order of their offsets.
+
+    To be fenced later takes nothing back: the log is the one that was let in, and who leads instead the partitions say.
+
+    Args:
+        node_id: this broker.
+        incarnation_id: of this process.
+
+    Attributes:
+        node_id: see above.
+        may_lead: True if it may lead what the last image gives it.
+    """
+
+    __slots__ = ("_incarnation_id", "_was_let_in", "may_lead", "node_id")
+
+    def __init__(self, node_id: int, incarnation_id: bytes) -> None:
+        self.node_id = node_id
+        self._incarnation_id = incarnation_id
+        self._was_let_in = False
+        self.may_lead = False
+
+    def look(self, image: MetadataImage) -> bool:
+        """Look at an image; True: this process may lead from now on, so that its partitions are to be looked at again."""
+        could_lead = self.may_lead
+        broker = image.brokers.get(self.node_id)
+        is_registered = broker is not None and broker.incarnation_id == self._incarnation_id
+        self._was_let_in = self._was_let_in or (broker is not None and is_registered and not broker.fenced)
+        self.may_lead = is_registered and self._was_let_in
+        return self.may_lead and not could_lead
+
+    def seen(self, partition: PartitionImage) -> PartitionImage:
+        """Return a partition as this process goes by it: without a leader where it is named itself and may not lead."""
+        if partition.leader_id != self.node_id or self.may_lead:
+            return partition
+        return replace(partition, leader_id=None)
 
 
 def partition_changed(image: MetadataImage, topic: TopicImage, partition: PartitionImage) -> PartitionChanged:

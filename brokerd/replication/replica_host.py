@@ -40,7 +40,7 @@ from brokerd.replication.inherited_configs import InheritedConfigs
 from brokerd.replication.log_front import LogFront
 from brokerd.replication.log_opening import LogOpening
 from brokerd.replication.moving import ReplicaMoves
-from brokerd.replication.partition_news import broker_state, leaderless_count, partition_changed
+from brokerd.replication.partition_news import OwnBroker, broker_state, leaderless_count, partition_changed
 from brokerd.replication.producer_expiry import expire_producers
 from brokerd.replication.refusals import STOPPING
 from brokerd.replication.replica_peers import ReplicaPeers
@@ -69,7 +69,7 @@ class ReplicaHost:
 
     Args:
         directories: the log directories.
-        node_id: node id of this broker.
+        own: this broker, and the process that it is.
         observer: the metadata.
         now_ms: wall clock, in milliseconds.
         retention_check_ms: milliseconds between two rounds of retention.
@@ -89,7 +89,7 @@ class ReplicaHost:
         self,
         *,
         directories: LogDirectories,
-        node_id: int,
+        own: OwnBroker,
         observer: MetadataObserver,
         now_ms: Callable[[], int] = wall_ms,
         retention_check_ms: int = RETENTION_CHECK_MS,
@@ -101,7 +101,7 @@ class ReplicaHost:
         self._care = DirectoryCare(directories, now_ms=now_ms, on_failure=self.note_disk_failure)
         self._opening = LogOpening(directories)
         self._now_ms = now_ms
-        self._node_id = node_id
+        self._own, self._node_id = own, own.node_id
         self._peers = peers
         self._observer = observer
         self._flusher = GroupFlusher(FLUSH_THREADS)
@@ -128,6 +128,7 @@ class ReplicaHost:
         """
         await asyncio.to_thread(self._directories.scan)
         await self._high_watermarks.start()
+        self._own.look(self._observer.image)
         self._observer.on_change(self._on_change)
         known: set[str] = set()
         for topic in self._observer.image.topics():
@@ -209,7 +210,7 @@ class ReplicaHost:
         topic = self._observer.image.topic_by_id(topic_id)
         if topic is None or partition >= len(topic.partitions):
             return None
-        image = topic.partitions[partition]
+        image = self._own.seen(topic.partitions[partition])
         broker = None if image.leader_id is None else self._observer.image.brokers.get(image.leader_id)
         if broker is None:
             return None
@@ -235,6 +236,7 @@ class ReplicaHost:
         return (replica.front for replica in self.replicas())
 
     def _on_change(self, change: MetadataChange) -> None:
+        is_let_in = self._own.look(self._observer.image)
         for topic_id in sorted(change.topic_ids):
             topic = self._observer.image.topic_by_id(topic_id)
             if topic is not None:
@@ -242,7 +244,7 @@ class ReplicaHost:
                 continue
             for partition, slot in self._slots.pop(topic_id, {}).items():
                 self._remove(topic_id, partition, slot)
-        if change.inherited_configs and self._inherited.change():
+        if (change.inherited_configs or is_let_in) and self._inherited.change():
             self._spawn(self._inherited.apply())
         if change.broker_ids:
             self._spawn(self._tell_brokers(change.broker_ids))
@@ -282,7 +284,7 @@ class ReplicaHost:
         self, replica: HostedReplica, topic: TopicImage, image: PartitionImage, settings: TopicSettings
     ) -> None:
         replica.apply_settings(settings)
-        replica.take_partition(partition_changed(self._observer.image, topic, image))
+        replica.take_partition(partition_changed(self._observer.image, topic, self._own.seen(image)))
 
     async def _open(
         self, topic: str, topic_id: bytes, partition: int, slot: ReplicaSlot, settings: TopicSettings

@@ -15,6 +15,7 @@ from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replication.follower_route import FollowerRequest
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.leader_link import FollowingReplica
+from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.repair_peers import RepairPeers
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.replication.replica_peers import ProposingReplica, ReplicaPeers
@@ -121,7 +122,7 @@ class Hosted:
         self.observer = MetadataObserver()
         self.host = ReplicaHost(
             directories=LogDirectories([LogDirectory(self.disk, "/data")]),
-            node_id=1,
+            own=OwnBroker(1, bytes(15) + bytes([1])),
             observer=self.observer,
             peers=ReplicaPeers(links=self.said, proposals=self.said, repairs=repairs),
         )

@@ -22,6 +22,7 @@ from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
 from brokerd.metadata.touch import ControllerTouch
 from brokerd.replication.locator import Locator
+from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.rpc.batch_check import ThreadChecks
 from brokerd.rpc.parts import BrokerParts, StreamRegister
@@ -241,7 +242,7 @@ def offline_parts(observer: MetadataObserver, host: ReplicaHost | None = None) -
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
     if host is None:
         directories = LogDirectories([LogDirectory(SimDisk(), "/p")])
-        host = ReplicaHost(directories=directories, node_id=1, observer=observer)
+        host = ReplicaHost(directories=directories, own=OwnBroker(1, identity.incarnation_id), observer=observer)
     lifecycle = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
     return BrokerParts(
         cluster_id="c",

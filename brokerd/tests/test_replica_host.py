@@ -18,10 +18,12 @@ from brokerd.partition.events import AckLevel, Durability
 from brokerd.replication import inherited_configs
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.locator import Locator
+from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.replication.set_aside import SetAside
 from brokerd.tests.support import WAIT_S
 from metaquorum.controller.records import (
+    BrokerChangeRecord,
     BrokerRecord,
     ConfigRecord,
     ConfigResource,
@@ -51,7 +53,12 @@ class Host:
         self.observer = MetadataObserver()
         self.set_aside = SetAside(disk, ROOT, lambda: self.now_ms)
         directories = LogDirectories([LogDirectory(disk, "/data"), *more])
-        self.host = ReplicaHost(directories=directories, node_id=1, observer=self.observer, now_ms=lambda: self.now_ms)
+        self.host = ReplicaHost(
+            directories=directories,
+            own=OwnBroker(1, bytes(16)),
+            observer=self.observer,
+            now_ms=lambda: self.now_ms,
+        )
         self.locator = Locator(node_id=1, observer=self.observer, host=self.host)
 
     def commit(self, *records: MetadataRecord) -> None:
@@ -66,10 +73,16 @@ class Host:
         )
         self.observer.on_commit(batch)
 
-    def register(self) -> None:
+    def register(self, incarnation_id: bytes = bytes(16), *, broker_epoch: int = 1, fenced: bool = False) -> None:
         self.commit(
             BrokerRecord(
-                broker_id=1, incarnation_id=bytes(16), broker_epoch=1, host="h", port=1, rack=None, fenced=False
+                broker_id=1,
+                incarnation_id=incarnation_id,
+                broker_epoch=broker_epoch,
+                host="h",
+                port=1,
+                rack=None,
+                fenced=fenced,
             )
         )
 
@@ -203,6 +216,32 @@ async def test_inherited_configs_reach_open_logs_and_logs_opened_later(host: Hos
     host.commit(inherit(ConfigResource.BROKER, "1", None))
     await host.host.wait_idle()
     assert (replica.settings.retention_ms, opened.settings.retention_ms) == (6_000, 6_000)
+
+
+async def test_process_leads_nothing_of_what_the_one_before_it_led_until_it_is_let_in() -> None:
+    """The metadata still name this broker, with the process before, as the leader: nobody is served by that word."""
+    disk = SimDisk()
+    disk.make_directory("/data")
+    disk.make_directory(ROOT)
+    made = Host(disk)
+    made.register(b"before" + bytes(10))
+    made.create_topic()
+    made.register(broker_epoch=2, fenced=True)
+    await made.host.start()
+    try:
+        replica = made.host.find(TOPIC_ID, 0)
+        assert replica is not None
+        assert not replica.is_leader
+        with pytest.raises(RefusedError) as refused:
+            append(replica, [b"v"])
+        assert refused.value.failure.code is ErrorCode.LEADER_NOT_AVAILABLE
+        assert made.host.leader_place(TOPIC_ID, 0) is None
+        made.commit(BrokerChangeRecord(broker_id=1, broker_epoch=2, fenced=False))
+        await made.host.wait_idle()
+        assert replica.is_leader
+        assert await acked(replica, append(replica, [b"v"])) is Durability.FLUSHED
+    finally:
+        await made.host.stop()
 
 
 async def test_inherited_configs_are_applied_in_slices(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

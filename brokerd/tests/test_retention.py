@@ -14,6 +14,7 @@ from brokerd.clock import wall_ms
 from brokerd.failure import RefusedError
 from brokerd.partition.events import Durability
 from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, acked, append
@@ -174,7 +175,7 @@ async def test_rounds_come_by_themselves(host: Host) -> None:
     moved = asyncio.Event()
     other = ReplicaHost(
         directories=LogDirectories([LogDirectory(host.disk, "/data")]),
-        node_id=2,
+        own=OwnBroker(2, bytes(16)),
         observer=host.observer,
         retention_check_ms=1,
     )

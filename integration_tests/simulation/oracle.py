@@ -6,7 +6,7 @@ Owns what was ever committed, and who led when. The clients' history is judged a
 Laws
     agreement: below the high watermark of any two replicas the same bytes stand at the same offsets.
     completeness: a replica that begins to lead has everything that was committed in earlier leader epochs.
-    one leader: of one partition and leader epoch at most one broker ever leads.
+    one leader: of one partition and leader epoch at most one process ever leads (of several replicas, over the life of a broker).
     order: a high watermark never goes back while a process follows or leads in one epoch, and is never above the log end.
 
 Source: Raft's safety properties, section 5.4; docs/replication.md "Invariants"; KIP-966.
@@ -49,7 +49,7 @@ class Oracle:
         self._batches: dict[Key, dict[int, tuple[bytes, int]]] = {}
         # Where what is committed ends, by the leader epoch in which that was known.
         self._ends: dict[Key, dict[int, int]] = {}
-        self._leaders: dict[tuple[Key, int], int] = {}
+        self._leaders: dict[tuple[Key, int], str] = {}
         self._known: dict[Key, PartitionImage] = {}
         # How far the replica of a process was compared.
         self._compared: dict[HostedReplica, int] = {}
@@ -123,9 +123,9 @@ class Oracle:
 
     def _on_leader(self, replica: HostedReplica, leader_epoch: int) -> None:
         key = (replica.topic_id, replica.partition)
-        name = current_process().machine
-        leader = self._leaders.setdefault((key, leader_epoch), hash_of(name))
-        require(leader == hash_of(name), "one leader of an epoch", (str(replica), leader_epoch, name))
+        name = current_process().name
+        leader = self._leaders.setdefault((key, leader_epoch), name)
+        require(leader == name, "one leader of an epoch", (str(replica), leader_epoch, name, leader))
         # One that was paused may begin long after others took over: it has what was committed before its own epoch.
         ends = self._ends.get(key, {})
         end_offset = max((end for epoch, end in ends.items() if epoch < leader_epoch), default=0)
@@ -204,8 +204,3 @@ class Oracle:
         counts["ISR growth"] += len(set(partition.isr) - set(known.isr)) > 0
         counts["partition without a leader"] += partition.leader_id is None
         counts["replicas changed"] += partition.replicas != known.replicas
-
-
-def hash_of(name: str) -> int:
-    """Number of a machine by its name, the same in every run."""
-    return int.from_bytes(name.encode(), "big")
