@@ -19,7 +19,7 @@ from brokerd.failure import RefusedError
 from brokerd.limits import REPAIR_CALL_MS
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import unary_method
+from brokerd.metadata.peer_channels import peer_address, unary_method
 from brokerd.replication.damage_news import DamageNews
 from brokerd.replication.repair_peers import RepairCallError
 
@@ -83,9 +83,8 @@ class RepairCalls:
             base_offset=wanted.start,
             end_offset=wanted.stop,
         )
-        host = f"[{broker.host}]" if ":" in broker.host else broker.host
         try:
-            async with self._calls.peers.use(f"{host}:{broker.port}") as channel:
+            async with self._calls.peers.use(peer_address(broker.host, broker.port)) as channel:
                 method = unary_method(channel, FETCH_METHOD)
                 answer = await method(request.SerializeToString(), timeout=REPAIR_CALL_MS / 1000)
             return replication_pb2.FetchRangeResponse.FromString(answer).batches

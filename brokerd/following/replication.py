@@ -10,6 +10,7 @@ from brokerd.following.links import Links
 from brokerd.following.repair_calls import RepairCalls
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
+from brokerd.metadata.peer_channels import peer_address
 from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.replication.replica_peers import ReplicaPeers
 
@@ -57,4 +58,4 @@ class Replication:
 
     def _address_of(self, broker_id: int) -> str | None:
         broker = self._observer.image.brokers.get(broker_id)
-        return None if broker is None else f"{broker.host}:{broker.port}"
+        return None if broker is None else peer_address(broker.host, broker.port)

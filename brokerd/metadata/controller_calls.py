@@ -22,7 +22,7 @@ from lograft.wire.status import parse_rpc_error
 
 from brokerd.failure import Failure, RefusedError
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import PeerChannels, is_ready_within, unary_method
+from brokerd.metadata.peer_channels import PeerChannels, hinted_address, is_ready_within, unary_method
 
 CONNECT_MS: Final = 1_000
 """Milliseconds that one attempt to connect may take."""
@@ -183,8 +183,7 @@ class ControllerCalls:
             except grpc.aio.AioRpcError as error:
                 status = parse_rpc_error(error)
                 if status.code is ErrorCode.NOT_CONTROLLER:
-                    hint = status.leader
-                    self.note_failure(f"{hint.host}:{hint.port}" if hint is not None and hint.host else None)
+                    self.note_failure(hinted_address(status.leader))
                     return None
                 if status.code is not None or error.code() not in _UNANSWERED:
                     raise

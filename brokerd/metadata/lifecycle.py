@@ -32,7 +32,7 @@ from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
 from brokerd.failure import RefusedError, refused
 from brokerd.metadata.controller_calls import CONNECT_MS, RETRY_MS, RETRY_MS_MAX, ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import is_ready_within
+from brokerd.metadata.peer_channels import hinted_address, is_ready_within
 from metaquorum.rpc.controller_service import is_gone
 
 logger = logging.getLogger(__name__)
@@ -384,8 +384,7 @@ class BrokerLifecycle:
         status = parse_rpc_error(error)
         if status.code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_FENCED, ErrorCode.DUPLICATE_BROKER):
             raise _StaleRegistrationError from error
-        hint = status.leader
-        self._calls.note_failure(f"{hint.host}:{hint.port}" if hint is not None and hint.host else None)
+        self._calls.note_failure(hinted_address(status.leader))
         logger.info("heartbeat stream ended: %s %s", (status.code or status.grpc_code).name, status.message)
 
     def _set_state(self, state: BrokerState) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC channels to other servers of the cluster: opened at first use, shared, bounded in number.
+"""gRPC channels to other servers of the cluster: opened at first use, shared, bounded in number; and how servers are named.
 
-Owns the channels. Must not know what is called over them.
+Owns the channels, and the one way to write the address of a server. Must not know what is called over them.
 Everything runs on the event loop thread.
 """
 
@@ -16,8 +16,10 @@ from typing import Final, cast
 import grpc
 import grpc.aio
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+from lograft.wire.status import LeaderHint
 
 from brokerd.limits import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS, MAX_PEER_CHANNELS
+from metaquorum.settings import Address
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
@@ -31,6 +33,16 @@ _OPTIONS: Final = (
     # Calls inside the cluster never go through a proxy of the environment.
     ("grpc.enable_http_proxy", 0),
 )
+
+
+def peer_address(host: str, port: int) -> str:
+    """Return the address of a server as gRPC takes it: an IPv6 address has brackets there, and has none in the metadata."""
+    return str(Address(host=host, port=port))
+
+
+def hinted_address(hint: LeaderHint | None) -> str | None:
+    """Return where a refusal says that the leader is; None: it does not."""
+    return peer_address(hint.host, hint.port) if hint is not None and hint.host else None
 
 
 class _Peer:

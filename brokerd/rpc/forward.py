@@ -17,7 +17,7 @@ from lograft.wire.status import parse_rpc_error
 
 from brokerd.failure import LeaderPlace, RefusedError, refused
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import PeerChannels, is_ready_within, unary_method
+from brokerd.metadata.peer_channels import PeerChannels, is_ready_within, peer_address, unary_method
 from brokerd.rpc.calls import CallFailedError
 from brokerd.rpc.forwarded import forwarded_mark
 from brokerd.rpc.status import remote_failure
@@ -51,8 +51,7 @@ class Forwarder:
             RefusedError: what that broker refused; LEADER_NOT_AVAILABLE, it cannot be reached and got nothing;
                 OUTCOME_UNKNOWN or TIMED_OUT, the answer did not come.
         """
-        host = f"[{place.host}]" if ":" in place.host else place.host
-        async with self._peers.use(f"{host}:{place.port}") as channel:
+        async with self._peers.use(peer_address(place.host, place.port)) as channel:
             if not await is_ready_within(channel, min(CONNECT_MS, timeout_ms)):
                 raise _not_reached(place)
             try:
@@ -84,5 +83,6 @@ def _translate(error: grpc.aio.AioRpcError, place: LeaderPlace, is_read_only: bo
 
 
 def _not_reached(place: LeaderPlace) -> RefusedError:
-    message = f"broker {place.leader_id} leads the partition and cannot be reached at {place.host}:{place.port}"
+    address = peer_address(place.host, place.port)
+    message = f"broker {place.leader_id} leads the partition and cannot be reached at {address}"
     return refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=250)

@@ -15,7 +15,7 @@ from lograft.wire.status import DETAILS_KEY, RichStatus, parse_rpc_error
 
 from brokerd.failure import RefusedError, refused
 from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.peer_channels import is_ready_within
+from brokerd.metadata.peer_channels import hinted_address, is_ready_within
 from brokerd.rpc.calls import ServicerContext, abort, left_ms
 
 METHOD: Final = "/lograft.v1.AdminService/ExportMetadata"
@@ -60,8 +60,7 @@ async def _forward(calls: ControllerCalls, request: bytes, context: ServicerCont
         except grpc.aio.AioRpcError as error:
             status = parse_rpc_error(error)
             if status.code is ErrorCode.NOT_CONTROLLER:
-                hint = status.leader
-                calls.note_failure(f"{hint.host}:{hint.port}" if hint is not None and hint.host else None)
+                calls.note_failure(hinted_address(status.leader))
                 raise _no_controller() from error
             raise
     calls.note_success()
