@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flushes of one hosted log: one group at a time in the flusher's threads, the next one right behind it.
 
-Everything runs on the event loop, except the sync itself. Law: nothing is told to be flushed before `end_flush` has returned.
+Everything runs on the event loop, except the sync itself. Laws: nothing is told to be flushed before `end_flush` has returned; a
+flush that is tried again waits while the log is lent.
 Source: docs/storage_format.md section 3.
 """
 
@@ -30,6 +31,11 @@ class FlushOwner(Protocol):
     @property
     def is_writable(self) -> bool:
         """False once the replica is closed or its log failed."""
+        ...
+
+    @property
+    def is_lent(self) -> bool:
+        """True while somebody else works on the log alone."""
         ...
 
     def note_flushed(self, flushed_offset: int) -> None:
@@ -117,5 +123,8 @@ class LogFlushing:
         self._owner.note_flushed(flushed_offset)
 
     def _retry(self) -> None:
-        if self._owner.is_writable:
+        if self._owner.is_lent:
+            # A cut or a move works on the log at this moment, perhaps in a thread.
+            self._loop.call_later(FLUSH_RETRY_MS / 1000, self._retry)
+        elif self._owner.is_writable:
             self.begin()

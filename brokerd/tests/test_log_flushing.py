@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flushes of a hosted log that are tried again: a real core, log and flush thread over a simulated disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from brokerd.replication import log_flushing
+from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.tests.hosted_support import Hosted, append
+from metaquorum.tests.quorum_cluster import until
+from storage.testing.sim_disk import Refusal
+
+RETRIES_S = 0.1
+"""Seconds in which a flush is tried again many times."""
+
+
+@pytest.fixture
+async def hosted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosted]:
+    """A broker with one partition, whose flushes are tried again after 5 ms."""
+    monkeypatch.setattr(log_flushing, "FLUSH_RETRY_MS", 5)
+    made = Hosted()
+    yield made
+    await made.host.stop()
+
+
+async def unflushed(hosted: Hosted) -> HostedReplica:
+    """A leader whose first flush is under way, and will find no space."""
+    replica = await hosted.start(leader_id=1)
+    hosted.disk.refuse("append", "leader-epoch-checkpoint", Refusal.FULL)
+    append(replica)
+    return replica
+
+
+async def test_flush_that_found_no_space_is_tried_again(hosted: Hosted) -> None:
+    """Nobody has to ask for it."""
+    replica = await unflushed(hosted)
+    await until(lambda: replica.log.flushed_offset == 1, what="the flush")
+
+
+async def test_flush_is_not_tried_again_while_somebody_else_works_on_the_log(hosted: Hosted) -> None:
+    """A cut may be at work in a thread: the flush waits until the log is given back, and comes then."""
+    replica = await unflushed(hosted)
+    async with replica.lent() as log:
+        calls = len(hosted.disk.calls)
+        await asyncio.sleep(RETRIES_S)
+        assert log.flushed_offset == 0
+        assert len(hosted.disk.calls) == calls
+    await until(lambda: replica.log.flushed_offset == 1, what="the flush")
+
+
+async def test_flush_is_not_tried_again_on_a_closed_replica(hosted: Hosted) -> None:
+    """The log flushes itself when it is closed."""
+    replica = await unflushed(hosted)
+    assert await replica.close("test")
+    calls = len(hosted.disk.calls)
+    await asyncio.sleep(RETRIES_S)
+    assert len(hosted.disk.calls) == calls
