@@ -7,8 +7,11 @@ not carried out and will not be. Without an answer the members stay *open*: the 
 higher partition epoch ends that for all of them, for a proposal changes only the partition epoch that it names; a new
 registration of the member ends it for that one, for a proposal names the broker epoch of each member.
 
-Law: the controller's in-sync replicas are always among the maximal ones. Between two proposals that were not accepted
-passes at least `ISR_RETRY_MIN_MS`.
+A proposal that was *fenced* named a state that is over: what is proposed next is a matter of the newer one, which is
+committed, and on its way.
+
+Laws: the controller's in-sync replicas are always among the maximal ones. Between two proposals that were not accepted
+passes at least `ISR_RETRY_MIN_MS`. No partition epoch is proposed again that was fenced.
 Source: KIP-497; KIP-841; KIP-903; Vanlightly, kafka-tlaplus, ReplicationQuorumSuperset.
 """
 
@@ -25,6 +28,7 @@ class IsrState:
 
     Attributes:
         partition: the committed state.
+        is_waiting: True from a fenced proposal until a newer state is known.
         needed: how many must be in sync before anything is committed.
         maximal: node ids of the maximal in-sync replicas, in the order of the replicas.
         proposal_count: number of the last proposal.
@@ -35,6 +39,7 @@ class IsrState:
         "_pending",
         "_retry_after_ms",
         "_retry_ms",
+        "is_waiting",
         "maximal",
         "needed",
         "partition",
@@ -51,6 +56,7 @@ class IsrState:
         self._open_members: dict[int, int | None] = {}
         self._retry_ms = ISR_RETRY_MIN_MS
         self._retry_after_ms: int | None = None
+        self.is_waiting = False
 
     @property
     def is_below_min(self) -> bool:
@@ -70,7 +76,7 @@ class IsrState:
         """Tell whether a proposal may be made now."""
         if self._retry_after_ms is not None and now_ms >= self._retry_after_ms:
             self._retry_after_ms = None
-        return self._pending is None and self._retry_after_ms is None
+        return self._pending is None and not self.is_waiting and self._retry_after_ms is None
 
     def take_state(self, partition: PartitionImage, *, min_isr: int) -> None:
         """Take over a committed state of this leadership."""
@@ -82,6 +88,7 @@ class IsrState:
         self._pending = None
         self._open_members.clear()
         self._retry_ms, self._retry_after_ms = ISR_RETRY_MIN_MS, None
+        self.is_waiting = False
         self._count_maximal()
 
     def propose(self, members: tuple[ProposedMember, ...]) -> ProposeIsr:
@@ -97,8 +104,15 @@ class IsrState:
         self._count_maximal()
         return self._pending
 
+    def note_fenced(self, proposal: int) -> None:
+        """Learn that a proposal was refused because it named epochs that are over: a newer state is committed."""
+        if self._pending is not None and self._pending.proposal == proposal:
+            self._pending = None
+            self.is_waiting = True
+            self._count_maximal()
+
     def note_outcome(self, proposal: int, *, is_refused: bool, now_ms: int) -> None:
-        """Learn that a proposal was refused, or that nobody knows what became of it."""
+        """Learn that a proposal was refused for another reason, or that nobody knows what became of it."""
         pending = self._pending
         if pending is None or pending.proposal != proposal:
             return

@@ -192,7 +192,7 @@ class Leadership:
 
     def deadline_ms(self) -> int | None:
         """Return when time alone may change who should be in sync."""
-        if self.isr.is_proposing:
+        if self.isr.is_proposing or self.isr.is_waiting:
             return None
         due_ms = self.isr.deadline_ms()
         if due_ms is not None:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from lograft.wire.codes import ErrorCode
+
 from brokerd.partition.effects import BeginLeaderEpoch, Effect, EndSubscription, ForgetEmptyEpoch
 from brokerd.partition.events import BrokerState, PartitionChanged
 from brokerd.partition.follower import Following
@@ -164,6 +166,8 @@ class Roles:
                 return leadership.acknowledge(event, now_ms)
             case FollowerLost():
                 leadership.lose(event)
+            case ProposalRefused() if event.code is ErrorCode.FENCED_EPOCH:
+                leadership.isr.note_fenced(event.proposal)
             case ProposalRefused():
                 leadership.isr.note_outcome(event.proposal, is_refused=True, now_ms=now_ms)
             case ProposalUnanswered():

@@ -293,6 +293,40 @@ def test_back_off_doubles_up_to_its_bound_and_ends_with_a_new_state() -> None:
     assert effects == [proposal(1, 2, 3, number=10, partition_epoch=9)]
 
 
+def test_fenced_proposal_is_made_again_for_a_newer_state_only() -> None:
+    """The controller has a newer state: to name the old one again is in vain, however much time passes."""
+    replica = joining()
+    replica.append(20)
+    replica.acked(2, 20)
+    effects = replica.step(ProposalRefused(proposal=1, code=ErrorCode.FENCED_EPOCH))
+    assert effects == [PublishHighWatermark(high_watermark=20)]
+    assert replica.core.deadline_ms() is None
+    assert proposals(replica.acked(3, 20)) == []
+    assert replica.step(Tick(), after_ms=10 * ISR_RETRY_MAX_MS) == []
+    assert replica.step(changed(image(isr=(1, 2), partition_epoch=7))) == []
+    effects = replica.step(changed(image(isr=(1, 2), partition_epoch=8)))
+    assert effects == [proposal(1, 2, 3, number=2, partition_epoch=8)]
+
+
+def test_fenced_leader_sets_no_timer_for_a_follower_that_lags() -> None:
+    """Time alone gives it nothing to do: nobody may be left out before the newer state is there."""
+    replica = lagging()
+    assert replica.step(ProposalRefused(proposal=1, code=ErrorCode.FENCED_EPOCH)) == []
+    assert replica.core.deadline_ms() is None
+    effects = replica.step(changed(image(partition_epoch=8)), after_ms=LAG_MS)
+    assert effects == [proposal(1, 2, number=2, partition_epoch=8)]
+
+
+def test_late_fence_of_an_earlier_proposal_stops_nothing() -> None:
+    """The newer state came first: the proposal for that one is under way already."""
+    replica = lagging()
+    effects = replica.step(changed(image(partition_epoch=8)))
+    assert effects == [proposal(1, 2, number=2, partition_epoch=8)]
+    assert replica.step(ProposalRefused(proposal=1, code=ErrorCode.FENCED_EPOCH)) == []
+    assert replica.core.roles.leadership is not None
+    assert replica.core.roles.leadership.isr.is_proposing
+
+
 def test_metadata_may_bring_the_outcome_before_the_answer() -> None:
     """Whichever comes first is taken; the other one is old news, and an older state takes nothing back."""
     replica = joining()
