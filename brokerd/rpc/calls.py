@@ -123,8 +123,18 @@ def check_cluster(wanted: str, cluster_id: str) -> None:
     Raises:
         RefusedError: WRONG_CLUSTER.
     """
-    if wanted and wanted != cluster_id:
-        message = f"this is cluster {cluster_id!r}, not {wanted[:100]!r}: check the address"
+    if wanted:
+        check_named_cluster(wanted, cluster_id)
+
+
+def check_named_cluster(named: str, cluster_id: str) -> None:
+    """Refuse a request of another server that does not name this cluster: servers know theirs.
+
+    Raises:
+        RefusedError: WRONG_CLUSTER.
+    """
+    if named != cluster_id:
+        message = f"this is cluster {cluster_id!r}, not {named[:100]!r}: check the address"
         raise refused(ErrorCode.WRONG_CLUSTER, message)
 
 

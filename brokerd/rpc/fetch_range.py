@@ -17,7 +17,7 @@ from lograft.wire.header import read_header
 from brokerd.failure import refused
 from brokerd.limits import REPLICA_CHUNK_BYTES
 from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.rpc.calls import ServicerContext, check_cluster
+from brokerd.rpc.calls import ServicerContext, check_named_cluster
 from storage.errors import StorageError
 from storage.log import PartitionLog
 
@@ -44,7 +44,7 @@ class FetchRangeCalls:
                 compacted; UNKNOWN_PARTITION, no replica here; OFFSET_NOT_AVAILABLE, not known to be committed here;
                 OFFSET_OUT_OF_RANGE, DATA_LOSS, STORAGE_FAILED, as any read.
         """
-        check_cluster(request.cluster_id, self._cluster_id)
+        check_named_cluster(request.cluster_id, self._cluster_id)
         if request.broker_id != self._node_id:
             raise refused(ErrorCode.INVALID_REQUEST, f"this is broker {self._node_id}, not {request.broker_id}")
         base_offset, end_offset = request.base_offset, request.end_offset

@@ -21,6 +21,7 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing.rate import PushRates
 from brokerd.pushing.traffic import Traffic
 from brokerd.replication.follower_route import LedReplica
+from brokerd.rpc.calls import check_named_cluster
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.recent_reads import RecentReads
 
@@ -118,9 +119,7 @@ class Leader:
         Raises:
             RefusedError: WRONG_CLUSTER, INVALID_REQUEST, STALE_BROKER_EPOCH, OVERLOADED.
         """
-        if request.cluster_id != self.cluster_id:
-            message = f"this is cluster {self.cluster_id!r}, not {request.cluster_id[:100]!r}: check the address"
-            raise refused(ErrorCode.WRONG_CLUSTER, message)
+        check_named_cluster(request.cluster_id, self.cluster_id)
         follower_id, epoch = request.follower_id, request.broker_epoch
         if request.leader_id != self.node_id:
             message = f"this is broker {self.node_id}, not {request.leader_id}: look up its address again"

@@ -69,6 +69,7 @@ async def test_long_range_comes_in_pieces(hosted: Hosted, monkeypatch: pytest.Mo
     ("fields", "code"),
     [
         ({"cluster_id": "other"}, ErrorCode.WRONG_CLUSTER),
+        ({"cluster_id": ""}, ErrorCode.WRONG_CLUSTER),
         ({"broker_id": 2}, ErrorCode.INVALID_REQUEST),
         ({"base_offset": -1}, ErrorCode.INVALID_REQUEST),
         ({"base_offset": 5}, ErrorCode.INVALID_REQUEST),
