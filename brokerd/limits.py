@@ -176,14 +176,23 @@ ISR_RETRY_MAX_MS: Final = 5_000
 SUBSCRIBE_RETRY_MIN_MS: Final = 50
 """Milliseconds before a follower subscribes again after a refusal; doubles each time. A broken stream is no refusal."""
 
-SUBSCRIBE_RETRY_MAX_MS: Final = 2_000
+FOLLOWER_PAUSE_MAX_MS: Final = 1_000
+"""Most milliseconds that a follower lets pass between two attempts of any kind to follow its leader."""
+
+SUBSCRIBE_RETRY_MAX_MS: Final = FOLLOWER_PAUSE_MAX_MS
 """Most milliseconds between two subscriptions of a follower."""
 
 REPLICATE_RETRY_MIN_MS: Final = 50
 """Milliseconds before a follower opens a broken stream to a leader again; doubles each time, plus up to a quarter at random."""
 
-REPLICATE_RETRY_MAX_MS: Final = 1_000
+REPLICATE_RETRY_MAX_MS: Final = 800
 """Most milliseconds between two openings of a stream, besides the random part."""
+
+REPLICATE_NEWS_MS: Final = 50
+"""Milliseconds between two openings of a stream at least, and at most once a partition wants to follow that leader anew."""
+
+REPLICATE_CONNECT_MS: Final = 800
+"""Milliseconds that a connection to a leader may take; one whose packets are lost is given up, and made anew."""
 
 REPLICATE_RETRY_RESET_MS: Final = 10_000
 """Milliseconds of life after which the next break of a stream begins at the shortest wait again."""

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -23,18 +24,20 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+from lograft.wire.status import parse_rpc_error
 
 from brokerd.clock import monotonic_ms
 from brokerd.following import codec
+from brokerd.following.after_failure import AfterFailure, after_failure
 from brokerd.following.session import FollowerSession
+from brokerd.following.stream_retry import StreamRetry
 from brokerd.limits import (
     REPLICA_SLICE,
+    REPLICATE_CONNECT_MS,
     REPLICATE_IDLE_MS,
     REPLICATE_OPEN_MS,
-    REPLICATE_RETRY_MAX_MS,
-    REPLICATE_RETRY_MIN_MS,
-    REPLICATE_RETRY_RESET_MS,
 )
+from brokerd.metadata.peer_channels import is_ready_within
 from brokerd.partition.effects import SendAck, Subscribe
 from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
@@ -91,6 +94,9 @@ class LeaderLink:
         self._waiting: dict[FollowingReplica, Subscribe] = {}
         self._session: FollowerSession[FollowingReplica] | None = None
         self._wake = Wake()
+        self._retry = StreamRetry(monotonic_ms())
+        # True while the replicas hear of the end of a stream, and ask for the next one: that is no news of the leader.
+        self._is_losing = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._task = asyncio.create_task(self._run(), name=f"replicate-from-{leader_id}")
@@ -99,6 +105,8 @@ class LeaderLink:
         """Ask the leader, now or when there is a stream."""
         if self._session is None:
             self._waiting[replica] = request
+            if not self._is_losing:
+                self._retry.hear(monotonic_ms())
             self._wake.set()
             return
         self._session.subscribe(replica, request)
@@ -130,11 +138,11 @@ class LeaderLink:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        retry_ms = REPLICATE_RETRY_MIN_MS
         while True:
             while not self._waiting:
                 await self._wake.wait()
-            began_ms = monotonic_ms()
+            self._retry.begin(monotonic_ms())
+            after = AfterFailure.RETRY
             try:
                 await self._serve()
                 reason: object = "nothing to follow"
@@ -145,12 +153,21 @@ class LeaderLink:
                 reason = "the leader said nothing any more"
             except (grpc.aio.AioRpcError, _StreamError, TimeoutError, asyncio.InvalidStateError) as error:
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else repr(error)
+                if isinstance(error, grpc.aio.AioRpcError):
+                    after = after_failure(parse_rpc_error(error).code)
             await self._lose_all()
-            logger.info("replication stream ended: leader_id=%d reason=%s", self._leader_id, reason)
-            if monotonic_ms() - began_ms >= REPLICATE_RETRY_RESET_MS:
-                retry_ms = REPLICATE_RETRY_MIN_MS
-            await asyncio.sleep(retry_ms * random.uniform(1.0, 1.25) / 1000)
-            retry_ms = min(2 * retry_ms, REPLICATE_RETRY_MAX_MS)
+            is_hopeless = after is AfterFailure.STOP
+            level = logging.ERROR if is_hopeless else logging.INFO
+            logger.log(level, "replication stream ended: leader_id=%d reason=%s", self._leader_id, reason)
+            self._retry.end(monotonic_ms(), is_hopeless=is_hopeless, jitter=random.random())
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until the next attempt is due; news of the leader bring it forward."""
+        while (left_ms := self._retry.due_ms - monotonic_ms()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_ms / 1000):
+                    await self._wake.wait()
 
     async def _serve(self) -> None:
         identity = self._identity
@@ -158,6 +175,8 @@ class LeaderLink:
         if broker_epoch is None or address is None:
             raise _StreamError("not registered" if broker_epoch is None else "the leader's address is not known")
         async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+            if not await is_ready_within(channel, REPLICATE_CONNECT_MS):
+                raise _StreamError(f"{address} cannot be reached")
             call = cast("_Call", channel.stream_stream(METHOD)())
             try:
                 await self._open(call, broker_epoch)
@@ -275,7 +294,9 @@ class LeaderLink:
         if session is None:
             return
         for count, (replica, number) in enumerate(session.subscriptions(), start=1):
+            self._is_losing = True
             replica.on_subscription_ended(number, SubscriptionError.STREAM_LOST)
+            self._is_losing = False
             if count % REPLICA_SLICE == 0:
                 await asyncio.sleep(0)
 
