@@ -216,6 +216,14 @@ class RaftState:
             )
             self.high_watermark = high_watermark
 
+    def deliver(self) -> None:
+        """Have everything delivered that is committed and flushed here."""
+        if self.high_watermark is not None:
+            commit_offset = min(self.high_watermark, self.log.flushed_offset)
+            if commit_offset > self.commit_offset:
+                self.commit_offset = commit_offset
+                self.outbox.emit(AdvanceCommit(commit_offset=commit_offset))
+
     def settle(self) -> None:
         """End of a step: flush what was appended, deliver what is committed and flushed, announce the leader."""
         log = self.log
@@ -224,11 +232,7 @@ class RaftState:
         has_to_flush = log.flushed_offset < role.round_end_offset if isinstance(role, Leader) else not log.is_flushed
         if has_to_flush and not log.is_flushing:
             self.outbox.emit(FlushLog(flush_id=log.begin_flush()))
-        if self.high_watermark is not None:
-            commit_offset = min(self.high_watermark, log.flushed_offset)
-            if commit_offset > self.commit_offset:
-                self.commit_offset = commit_offset
-                self.outbox.emit(AdvanceCommit(commit_offset=commit_offset))
+        self.deliver()
         known = (self.quorum_epoch, self.known_leader_id, self.leader_address())
         if known != self._announced:
             self._announced = known

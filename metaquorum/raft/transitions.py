@@ -251,4 +251,6 @@ def _leave_leadership(state: RaftState, leader: Leader, old_epoch: QuorumEpoch) 
         refused = ChangeRefused(reason=ChangeRefusal.NOT_LEADER)
         state.outbox.emit(AnswerTransfer(token=leader.transfer.token, outcome=refused))
     if leader.is_active:
+        # What this very step committed is of this leadership: who waits for it is to learn of it.
+        state.deliver()
         state.outbox.emit(Deactivate(quorum_epoch=old_epoch))

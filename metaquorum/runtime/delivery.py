@@ -3,7 +3,8 @@
 
 Owns the listener's place in the log and the order of batches and activation. Runs in short slices on the event loop,
 so that replaying a long log at start does not hold up the quorum.
-Law: batches come in offset order without gaps; `on_activate` comes after everything below the start of the epoch.
+Law: batches come in offset order without gaps; `on_activate` comes after everything below the start of the epoch, and
+`on_deactivate` after everything that was committed when the leadership ended: who waits for that learns of it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class ListenerFeed:
         self._next_offset = listener.applied_offset
         self._commit_offset = 0
         self._activation: tuple[int, int] | None = None
+        self._deactivation_offset: int | None = None
         self._is_active = False
         self._scheduled: asyncio.Handle | None = None
         self._is_closed = False
@@ -50,7 +52,12 @@ class ListenerFeed:
         return self._next_offset
 
     def install(self, loaded: LoadedImage) -> None:
-        """Give the image of a snapshot in the place of everything below its offset."""
+        """Give the image of a snapshot in the place of everything below its offset.
+
+        What an earlier leadership of this node committed and was not delivered is gone from the log.
+        """
+        if self._deactivation_offset is not None:
+            self._end_leadership()
         if self._is_closed:
             return
         self._next_offset = loaded.image.metadata_offset
@@ -73,15 +80,26 @@ class ListenerFeed:
         self._schedule()
 
     def deactivate(self) -> None:
-        """Tell that this node leads no more, if that it leads was told."""
+        """Tell that this node leads no more, if that it leads was told, once everything committed so far is delivered."""
         self._activation = None
-        if self._is_active and not self._is_closed:
-            self._is_active = False
-            self._guard(self._listener.on_deactivate)
+        if not self._is_active or self._is_closed or self._deactivation_offset is not None:
+            return
+        if self._next_offset >= self._commit_offset:
+            self._end_leadership()
+        else:
+            self._deactivation_offset = self._commit_offset
+            self._schedule()
+
+    def finish_leadership(self) -> None:
+        """Deliver now what a leadership that has ended committed, and tell its end; a leader's uncommitted bytes bound it."""
+        while self._deactivation_offset is not None and not self._is_closed:
+            self._guard(self._deliver)
 
     def close(self) -> None:
         """Deliver nothing more; an active listener is told that it leads no more."""
-        self.deactivate()
+        self._activation = None
+        if self._is_active and not self._is_closed:
+            self._end_leadership()
         self._is_closed = True
         if self._scheduled is not None:
             self._scheduled.cancel()
@@ -92,22 +110,33 @@ class ListenerFeed:
 
     def _run_slice(self) -> None:
         self._scheduled = None
-        self._guard(self._deliver)
+        if not self._is_closed:
+            self._guard(self._deliver)
 
     def _deliver(self) -> None:
-        if self._next_offset < self._commit_offset:
-            batches = self._log.read_committed(self._next_offset, SLICE_BYTES, commit_offset=self._commit_offset)
-            assert batches, f"nothing to read from {self._next_offset} to {self._commit_offset}"
+        # What was committed after the end of a leadership is for a listener that knows of that end.
+        last_offset = self._commit_offset if self._deactivation_offset is None else self._deactivation_offset
+        if self._next_offset < last_offset:
+            batches = self._log.read_committed(self._next_offset, SLICE_BYTES, commit_offset=last_offset)
+            assert batches, f"nothing to read from {self._next_offset} to {last_offset}"
             for batch in batches:
                 assert batch.base_offset == self._next_offset, f"gap: {batch.base_offset} after {self._next_offset}"
                 self._listener.on_commit(batch)
                 self._next_offset = batch.next_offset
-            self._schedule()
-        if self._activation is not None and self._next_offset >= self._activation[1]:
+        if self._deactivation_offset is not None and self._next_offset >= self._deactivation_offset:
+            self._end_leadership()
+        if self._activation is not None and not self._is_active and self._next_offset >= self._activation[1]:
             quorum_epoch = self._activation[0]
             self._activation = None
             self._is_active = True
             self._listener.on_activate(quorum_epoch)
+        if self._next_offset < self._commit_offset:
+            self._schedule()
+
+    def _end_leadership(self) -> None:
+        self._is_active = False
+        self._deactivation_offset = None
+        self._guard(self._listener.on_deactivate)
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:

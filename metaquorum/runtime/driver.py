@@ -160,6 +160,8 @@ class Driver:
             # The core bounds its shutdown by itself; the longer limit here is for a disk that hangs.
             await asyncio.wait(waits, timeout=2 * grace_ms / 1_000, return_when=asyncio.FIRST_COMPLETED)
             waits[0].cancel()
+            for feed in self._feeds:
+                feed.finish_leadership()
         await self._close()
 
     async def abandon(self) -> None:

@@ -92,8 +92,9 @@ class MetadataListener(Protocol):
         ...
 
     def on_deactivate(self) -> None:
-        """Stop to lead; called once for each `on_activate`.
+        """Stop to lead; called once for each `on_activate`, after everything that was committed when the leadership ended.
 
-        What was appended and not delivered may yet commit or vanish.
+        So it may come a little later than the end itself; until then nothing can be appended any more. What was appended and not
+        delivered may yet commit or vanish.
         """
         ...

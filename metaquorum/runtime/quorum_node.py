@@ -250,8 +250,8 @@ class QuorumNode:
         """Append serialized records as leader of `quorum_epoch`; listeners see them when they are committed, in one batch.
 
         Small ones that are appended while others wait for their commit may share a batch with them. A node that looks at its clock
-        here for the first time in a while may find that its leadership is over: the listeners are told before this returns, and
-        nobody knows whether the records will be committed.
+        here for the first time in a while may find that its leadership is over: the listeners are told, before this returns unless
+        they have commits to hear of first, and nobody knows whether the records will be committed.
 
         Returns:
             The offset of the first of them.

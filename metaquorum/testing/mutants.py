@@ -169,8 +169,8 @@ MUTANTS = (
     Mutant(
         name="a node delivers what it has not flushed",
         owner=state.RaftState,
-        function="settle",
-        old="min(self.high_watermark, log.flushed_offset)",
+        function="deliver",
+        old="min(self.high_watermark, self.log.flushed_offset)",
         new="self.high_watermark",
     ),
     Mutant(

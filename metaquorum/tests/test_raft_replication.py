@@ -336,6 +336,22 @@ def test_parked_fetches_are_refused_when_leadership_ends() -> None:
     assert node.of(Deactivate) == [Deactivate(quorum_epoch=QuorumEpoch(1))]
 
 
+def test_commit_of_the_step_that_ends_the_leadership_is_delivered_before_its_end() -> None:
+    """A slow disk of the leader: its flush completes a majority when no voter has fetched for too long."""
+    node, _ = leading([1, 2, 3])
+    fetch(node, 2, 2)
+    node.auto_disk = False
+    node.propose()
+    (flush,) = node.of(FlushLog)[-1:]
+    fetch(node, 2, 3)
+    node.forget()
+    node.now_ms += node.config.check_quorum_timeout_ms
+    node.complete(flush)
+    assert node.role == "Resigned"
+    kinds = [type(effect) for effect in node.effects if isinstance(effect, AdvanceCommit | Deactivate)]
+    assert kinds == [AdvanceCommit, Deactivate]
+
+
 def test_leader_that_was_never_active_is_not_deactivated() -> None:
     """Users hear of the end of a leadership only if they heard of its start."""
     node, _ = leading([1, 2, 3])
