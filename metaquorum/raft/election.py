@@ -28,7 +28,7 @@ def on_vote_request(state: RaftState, token: int, request: VoteRequest | PreVote
     granted = False
     if refusal is None:
         observe(state, request.quorum_epoch, None, None, now_ms=now_ms)
-        granted = would_grant(state, request)
+        granted = would_grant(state, request, now_ms=now_ms)
         if granted and isinstance(request, VoteRequest):
             _give_vote(state, request, now_ms)
         elif isinstance(request, PreVoteRequest) and isinstance(state.role, Prospective):
@@ -59,7 +59,7 @@ def _check(state: RaftState, request: VoteRequest | PreVoteRequest) -> Refusal |
     return None
 
 
-def would_grant(state: RaftState, request: VoteRequest | PreVoteRequest) -> bool:
+def would_grant(state: RaftState, request: VoteRequest | PreVoteRequest, *, now_ms: int) -> bool:
     """The vote matrix; the request is of the present epoch. Source: `docs/quorum.md` "Who gets a vote"."""
     is_up_to_date = (
         LogPosition(last_epoch=request.last_epoch, log_end_offset=request.log_end_offset) >= state.log.end_position
@@ -72,8 +72,10 @@ def would_grant(state: RaftState, request: VoteRequest | PreVoteRequest) -> bool
             if is_binding and state.election.leader_id is not None:
                 return False
             return is_up_to_date
-        case Follower(has_fetched=has_fetched, is_leader_gone=is_leader_gone):
-            return not is_binding and is_up_to_date and (is_leader_gone or not has_fetched)
+        case Follower() as role:
+            # Past the deadline it only waits for its own disk: it knows nothing of its leader, and does not speak for it.
+            has_leader = role.has_fetched and not role.is_leader_gone and now_ms < role.fetch_deadline_ms
+            return not is_binding and is_up_to_date and not has_leader
         case Candidate() | Resigned():
             return not is_binding and is_up_to_date
         case Leader():  # pragma: no branch -- every role is above

@@ -4,7 +4,8 @@
 Owns Unattached (but for the vote) and Follower: when to fetch, what to do with an answer, when the leader counts as
 lost, where to cut a log that parted from the leader's.
 Laws: a voter fetches only when everything that it has is flushed, for its fetch offset is its word that it has that
-much. What is below the high watermark is never cut.
+much. So while it flushes the leader has nothing to answer, and its silence means nothing: the fetch timeout stands still.
+What is below the high watermark is never cut.
 Source: KIP-595 "Fetch"; KIP-101 (divergence).
 """
 
@@ -56,7 +57,7 @@ def unattached_deadline_ms(state: RaftState, role: Unattached) -> int | None:
 
 def poll_follower(state: RaftState, role: Follower, *, now_ms: int) -> None:
     """Give the leader up when it is silent for too long, else fetch."""
-    if now_ms >= role.fetch_deadline_ms:
+    if now_ms >= role.fetch_deadline_ms and not _waits_for_own_disk(state, role):
         if not state.may_campaign:
             become_unattached(state, state.quorum_epoch, now_ms=now_ms)
             return
@@ -70,11 +71,26 @@ def poll_follower(state: RaftState, role: Follower, *, now_ms: int) -> None:
         state.send(role.fetch, role.leader_address, request, now_ms=now_ms)
 
 
-def follower_deadline_ms(state: RaftState, role: Follower) -> int:
-    """When a follower has something to do without an event."""
+def follower_deadline_ms(state: RaftState, role: Follower) -> int | None:
+    """When a follower has something to do without an event; None while only its own disk is waited for."""
     may_fetch = _is_word_good(state) and download_of(state, role) is None
-    waits = role.fetch.request_id is None and not may_fetch
-    return role.fetch_deadline_ms if waits else min(role.fetch_deadline_ms, role.fetch.deadline_ms)
+    if role.fetch.request_id is None and not may_fetch:
+        return None if _waits_for_own_disk(state, role) else role.fetch_deadline_ms
+    return min(role.fetch_deadline_ms, role.fetch.deadline_ms)
+
+
+def on_flushed(state: RaftState, role: Follower, *, now_ms: int) -> None:
+    """The log is on the disk: a leader that a voter could not ask meanwhile gets its whole time again.
+
+    One that said itself that it leads no more, or refused, does not.
+    """
+    if state.is_voter and not role.is_leader_gone:
+        role.fetch_deadline_ms = now_ms + state.config.fetch_timeout_ms
+
+
+def _waits_for_own_disk(state: RaftState, role: Follower) -> bool:
+    """Whether nothing was heard of the leader because it could not be asked."""
+    return not _is_word_good(state) and role.fetch.request_id is None and not role.is_leader_gone
 
 
 def _is_word_good(state: RaftState) -> bool:

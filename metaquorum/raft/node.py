@@ -173,8 +173,12 @@ def _dispatch(state: RaftState, event: Event, now_ms: int) -> None:
         case ElectionStatePersisted(sequence=sequence):
             state.outbox.persisted(sequence)
         case LogFlushed(flush_id=flush_id):
-            if state.log.end_flush(flush_id) and isinstance(state.role, Leader):
-                leader.update_high_watermark(state, state.role, now_ms=now_ms)
+            role = state.role
+            is_done = state.log.end_flush(flush_id)
+            if is_done and isinstance(role, Leader):
+                leader.update_high_watermark(state, role, now_ms=now_ms)
+            elif is_done and isinstance(role, Follower):
+                follower.on_flushed(state, role, now_ms=now_ms)
         case ProposalReceived():
             leader.on_proposal(state, event, now_ms=now_ms)
         case ReadRequested():

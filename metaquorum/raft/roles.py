@@ -194,7 +194,7 @@ class Follower:
     Attributes:
         leader_id: node id of the leader.
         leader_address: `host:port` of its quorum listener.
-        fetch_deadline_ms: when the leader counts as lost.
+        fetch_deadline_ms: when the leader counts as lost, unless it is this voter's own disk that is waited for.
         fetch: the call that fetches.
         has_fetched: whether this leader has given a valid answer since the role began.
         is_leader_gone: whether the leader refused or said that it resigns, since its last valid answer.

@@ -14,6 +14,7 @@ from metaquorum.raft.effects import (
     FlushLog,
     PersistElectionState,
     ReportViolation,
+    Send,
     TruncateLog,
 )
 from metaquorum.raft.events import Failure, ShutdownRequested, Tick
@@ -225,6 +226,76 @@ def test_silent_leader_is_given_up_after_the_fetch_timeout() -> None:
     assert len(node.sent(FetchRequest)) > 2
     node.advance(1)
     assert node.role == "Prospective"
+
+
+def stalled() -> tuple[ScriptedNode, FlushLog]:
+    """A voter that has appended what its leader sent, and whose flush of it is under way."""
+    node = ScriptedNode(election=election_state(3, leader=2), auto_disk=False).start()
+    node.advance(400)
+    node.answer(node.sent(FetchRequest)[-1][0], node.leader_answer(2, batches=batches((0, 4, 3))))
+    (flush,) = node.of(FlushLog)
+    node.forget()
+    return node, flush
+
+
+def test_leader_is_not_given_up_for_the_voters_own_slow_disk() -> None:
+    """Who may not fetch before its flush has ended cannot hear of its leader; the time-out begins again after the flush."""
+    node, flush = stalled()
+    assert node.raft.deadline_ms() is None
+    node.advance(3_000)
+    node.step(Tick())
+    assert node.role == "Follower"
+    assert node.of(Send) == []
+    node.complete(flush)
+    assert [request.fetch_offset for _, request in node.sent(FetchRequest)] == [4]
+    node.advance(999)
+    assert node.role == "Follower"
+    node.advance(1)
+    assert node.role == "Prospective"
+
+
+def test_leader_that_resigns_is_not_waited_for_during_a_flush() -> None:
+    """It has said itself that it leads no more: the patience with it runs, and a flush that ends does not renew it."""
+    node, flush = stalled()
+    node.receive(node.end_request(2, 3, [3]))
+    node.advance(200)
+    node.complete(flush)
+    node.advance(300)
+    assert node.role == "Prospective"
+    node, _ = stalled()
+    node.receive(node.end_request(2, 3, [1]))
+    assert node.role == "Prospective"
+
+
+def test_voter_that_waits_for_its_disk_does_not_speak_for_a_leader_that_it_has_not_heard_of_lately() -> None:
+    """Else one slow disk would keep the others from electing in the place of a dead leader."""
+    node, flush = stalled()
+    request = node.pre_vote_request(3, 3, last_epoch=3, log_end_offset=4)
+    node.advance(999)
+    answer = node.receive(request)
+    assert isinstance(answer, VoteResponse)
+    assert not answer.granted
+    node.advance(1)
+    answer = node.receive(request)
+    assert isinstance(answer, VoteResponse)
+    assert answer.granted
+    assert node.role == "Follower"
+    node.complete(flush)
+    answer = node.receive(request)
+    assert isinstance(answer, VoteResponse)
+    assert not answer.granted
+
+
+def test_flush_of_an_observer_is_no_word_of_the_leader() -> None:
+    """It fetches while it flushes, so its fetch timeout is about the leader alone."""
+    node = ScriptedNode(number=9, election=election_state(3, leader=2), auto_disk=False).start()
+    node.answer(node.sent(FetchRequest)[0][0], node.leader_answer(2, batches=batches((0, 4, 2))))
+    node.advance(600)
+    node.complete(node.of(FlushLog)[0])
+    node.advance(399)
+    assert node.role == "Follower"
+    node.advance(1)
+    assert node.role == "Unattached"
 
 
 @pytest.mark.parametrize("how", ["refused connection", "not leader", "unavailable"])

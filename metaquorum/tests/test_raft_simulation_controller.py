@@ -31,7 +31,7 @@ def run(seeds: range) -> Counter[str]:
 
 def test_controllers_come_right_through_changes_of_leadership() -> None:
     """Leaders return, unclean ones are elected where allowed, controllers take over from each other, and no law is broken."""
-    counts = run(range(8))
+    counts = run(range(12))
     assert counts["controller active"] >= 40
     assert counts["leader elected"] >= 20
     assert counts["preferred leader returned"] >= 20
