@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AlterPartition: the leader of a partition proposes other in-sync replicas.
+"""AlterPartition: the leader of a partition proposes other in-sync replicas, or a replica withdraws because its log is lost.
 
-Owns the fences. Each partition of a request is accepted or refused alone. Law: a proposal changes only the state that it was
-made for (leader epoch and partition epoch), by the process that leads it (broker epoch), to replicas that live as the same
-processes as the leader saw (their broker epochs).
+Owns the fences; `lost_replicas.py` has what a withdrawal comes to. Each partition of a request is accepted or refused alone.
+Law: a proposal changes only the state that it was made for (leader epoch and partition epoch), by the process that leads it
+(broker epoch), to replicas that live as the same processes as the leader saw (their broker epochs). A replica withdraws itself
+only.
 Source: KIP-497, KIP-841, KIP-903, KIP-966; `docs/controller.md` section "AlterPartition".
 """
 
@@ -17,6 +18,7 @@ from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import AlterPartition, Decision, IsrProposal, PartitionsAltered, Refusal
 from metaquorum.controller.isr import changed_isr, min_insync_replicas
 from metaquorum.controller.led_partitions import call_problem, find, not_leading
+from metaquorum.controller.lost_replicas import without_lost
 from metaquorum.controller.reassignment import completed, record_of
 from metaquorum.controller.records import MetadataRecord
 from metaquorum.controller.state import PartitionImage, TopicImage
@@ -36,9 +38,15 @@ def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:
             results.append(found)
             continue
         topic, before = found
-        result = _alter(image, topic, before, command.broker_id, proposal)
+        result = _epoch_problem(before, proposal) or (
+            without_lost(image, topic, before, command.broker_id, proposal, fit.__contains__)
+            if proposal.is_lost
+            else _alter(image, topic, before, command.broker_id, proposal)
+        )
         if isinstance(result, PartitionImage) and result != before:
-            result = completed(topic, result, fit.__contains__)
+            done = completed(topic, result, fit.__contains__)
+            # A lost leader and a completed reassignment together are one change of the leader.
+            result = replace(done, leader_epoch=min(done.leader_epoch, before.leader_epoch + 1))
             records.append(record_of(topic.topic_id, before, result))
         results.append(result)
     return Decision(response=PartitionsAltered(results=tuple(results)), records=tuple(records))
@@ -48,11 +56,7 @@ def _alter(
     image: AppendedImage, topic: TopicImage, partition: PartitionImage, broker_id: int, proposal: IsrProposal
 ) -> PartitionImage | Refusal:
     """Return the partition as proposed, equal to what it is if nothing changes; or the refusal."""
-    refusal = (
-        _epoch_problem(partition, proposal)
-        or _proposal_problem(partition, broker_id, proposal)
-        or _member_problem(image, proposal)
-    )
+    refusal = _proposal_problem(partition, broker_id, proposal) or _member_problem(image, proposal)
     if refusal is not None:
         return refusal
     proposed = {node_id for node_id, _ in proposal.isr}

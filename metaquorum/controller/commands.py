@@ -121,7 +121,7 @@ class ElectLeaders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsrProposal:
-    """In-sync replicas that a leader proposes.
+    """In-sync replicas that a leader proposes; or, from any replica, that its own log is lost.
 
     Attributes:
         topic_id: id of the topic, 16 bytes.
@@ -129,6 +129,7 @@ class IsrProposal:
         leader_epoch: leader epoch that the leader knows.
         partition_epoch: partition epoch that the leader knows.
         isr: (node id, broker epoch that the leader saw) of each; None: the leader does not know it.
+        is_lost: True: the log of the proposer's replica does not work any more; then `isr` is empty.
     """
 
     topic_id: bytes
@@ -136,11 +137,12 @@ class IsrProposal:
     leader_epoch: int
     partition_epoch: int
     isr: tuple[tuple[int, int | None], ...]
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterPartition:
-    """A broker proposes in-sync replicas for partitions that it leads."""
+    """A broker proposes in-sync replicas for partitions that it leads, or withdraws replicas whose log is lost."""
 
     broker_id: int
     broker_epoch: int

@@ -28,6 +28,7 @@ def command(request: controller_pb2.AlterPartitionRequest) -> AlterPartition:
                     (member.node_id, member.broker_epoch if member.HasField("broker_epoch") else None)
                     for member in each.isr
                 ),
+                is_lost=each.is_lost,
             )
             for each in request.proposals
         ),

@@ -284,7 +284,7 @@ class AlterPartitionRequest(_message.Message):
     cluster_id: _builtins.str
     """Cluster id."""
     broker_id: _builtins.int
-    """Node id of the broker, which leads the partitions."""
+    """Node id of the broker, which leads the partitions, or has lost its replica of them."""
     broker_epoch: _builtins.int
     """Epoch of its registration. Another one fails the whole call with STALE_BROKER_EPOCH."""
     @_builtins.property
@@ -309,7 +309,7 @@ Global___AlterPartitionRequest: _TypeAlias = AlterPartitionRequest  # noqa: Y015
 
 @_typing.final
 class IsrProposal(_message.Message):
-    """In-sync replicas that a leader proposes for one partition."""
+    """In-sync replicas that a leader proposes for one partition; or, from any replica of it, the news that its own log is lost."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -318,6 +318,7 @@ class IsrProposal(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
     ISR_FIELD_NUMBER: _builtins.int
+    IS_LOST_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of the topic, 16 bytes."""
     partition: _builtins.int
@@ -326,9 +327,13 @@ class IsrProposal(_message.Message):
     """Leader epoch that the leader knows."""
     partition_epoch: _builtins.int
     """Partition epoch that the leader knows."""
+    is_lost: _builtins.bool
+    """True: the log of the broker's own replica does not work any more in this process. The replica leaves the in-sync and the
+    eligible leader replicas, and another one leads; LEADER_NOT_AVAILABLE where no other one has what is committed.
+    """
     @_builtins.property
     def isr(self) -> _containers.RepeatedCompositeFieldContainer[Global___IsrMember]:
-        """The in-sync replicas, the leader among them."""
+        """The in-sync replicas, the leader among them; none with `is_lost`."""
 
     def __init__(
         self,
@@ -338,10 +343,11 @@ class IsrProposal(_message.Message):
         leader_epoch: _builtins.int = ...,
         partition_epoch: _builtins.int = ...,
         isr: _abc.Iterable[Global___IsrMember] | None = ...,
+        is_lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_lost", b"is_lost", "isr", b"isr", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
