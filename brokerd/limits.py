@@ -173,6 +173,18 @@ ISR_RETRY_MIN_MS: Final = 100
 ISR_RETRY_MAX_MS: Final = 5_000
 """Most milliseconds between two proposals of in-sync replicas."""
 
+WITHDRAWAL_RETRY_MIN_MS: Final = 100
+"""Milliseconds before a lost replica is withdrawn again after a refusal or no answer; doubles each time."""
+
+WITHDRAWAL_RETRY_MAX_MS: Final = 5_000
+"""Most milliseconds between two withdrawals of a lost replica that others still count on."""
+
+MAX_CALL_WITHDRAWALS: Final = 2_000
+"""Lost replicas that are withdrawn in one call of the controller; more wait for the next."""
+
+WITHDRAWAL_CALL_MS: Final = 10_000
+"""Milliseconds after which a call that withdraws lost replicas is given up."""
+
 SUBSCRIBE_RETRY_MIN_MS: Final = 50
 """Milliseconds before a follower subscribes again after a refusal; doubles each time. A broken stream is no refusal."""
 

@@ -13,6 +13,7 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import peer_address
 from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.replication.replica_peers import ReplicaPeers
+from brokerd.replication.withdrawals import Withdrawals
 
 
 class Replication:
@@ -45,7 +46,12 @@ class Replication:
         )
         self._proposals = IsrProposals(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
         self.repairs = RepairCalls(calls, observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
-        self.peers = ReplicaPeers(links=self._links, proposals=self._proposals, repairs=self.repairs)
+        self._withdrawals = Withdrawals(
+            calls, observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch
+        )
+        self.peers = ReplicaPeers(
+            links=self._links, proposals=self._proposals, repairs=self.repairs, withdrawals=self._withdrawals
+        )
 
     def note_registration(self) -> None:
         """Learn that this broker's own registration may have changed."""
@@ -54,6 +60,7 @@ class Replication:
     async def close(self) -> None:
         """End the streams, and propose nothing more. Idempotent."""
         await self._proposals.close()
+        await self._withdrawals.close()
         await self._links.close()
 
     def _address_of(self, broker_id: int) -> str | None:

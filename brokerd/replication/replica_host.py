@@ -37,6 +37,7 @@ from brokerd.replication.directory_care import DirectoryCare
 from brokerd.replication.high_watermarks import HighWatermark, HighWatermarks
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.inherited_configs import InheritedConfigs
+from brokerd.replication.leader_place import leader_place
 from brokerd.replication.log_front import LogFront
 from brokerd.replication.log_opening import LogOpening
 from brokerd.replication.moving import ReplicaMoves
@@ -207,16 +208,7 @@ class ReplicaHost:
 
     def leader_place(self, topic_id: bytes, partition: int) -> LeaderPlace | None:
         """Return who leads a partition, as clients find it; None without a leader."""
-        topic = self._observer.image.topic_by_id(topic_id)
-        if topic is None or partition >= len(topic.partitions):
-            return None
-        image = self._own.seen(topic.partitions[partition])
-        broker = None if image.leader_id is None else self._observer.image.brokers.get(image.leader_id)
-        if broker is None:
-            return None
-        return LeaderPlace(
-            leader_id=broker.broker_id, leader_epoch=image.leader_epoch, host=broker.host, port=broker.port
-        )
+        return leader_place(self._observer.image, self._own, topic_id, partition)
 
     def _all_slots(self) -> Iterator[ReplicaSlot]:
         for slots in self._slots.values():
@@ -301,6 +293,8 @@ class ReplicaHost:
                 slot.problem = error
                 slot.end_opening()
                 logger.error("log not opened: partition=%s-%d: %s", topic, partition, error)
+                if not slot.is_removed:
+                    self._note_lost(topic_id, partition)
                 self._note_failure_at(partition_directory_name(identity), error)
                 return
         replica = self._make_replica(topic, topic_id, partition, directory, opened.log, settings)
@@ -311,6 +305,7 @@ class ReplicaHost:
             return
         if directory in self._failed:
             replica.fail(f"the log directory failed: {directory.failure}")
+            self._note_lost(topic_id, partition)
         # The metadata may have moved while the log was being opened.
         current = self._observer.image.topic_by_id(topic_id)
         if current is not None and partition < len(current.partitions):
@@ -378,6 +373,8 @@ class ReplicaHost:
 
     def _remove(self, topic_id: bytes, partition: int, slot: ReplicaSlot) -> None:
         slot.is_removed = True
+        if self._peers is not None and self._peers.withdrawals is not None:
+            self._peers.withdrawals.note_removed(topic_id, partition)
         self._leaving.note(topic_id, partition, self._spawn(self._close_and_set_aside(topic_id, partition, slot)))
 
     async def _close_and_set_aside(self, topic_id: bytes, partition: int, slot: ReplicaSlot) -> None:
@@ -402,6 +399,11 @@ class ReplicaHost:
         if isinstance(error, DiskFailedError) and directory is not None:
             self.note_disk_failure(directory, error)
 
+    def _note_lost(self, topic_id: bytes, partition: int) -> None:
+        """Have a replica withdrawn whose log does not work: others take over."""
+        if self._peers is not None and self._peers.withdrawals is not None:
+            self._peers.withdrawals.note_lost(topic_id, partition)
+
     def note_disk_failure(self, directory: LogDirectory, error: DiskFailedError) -> None:
         """End the service of every partition of a log directory: it failed for good."""
         if directory in self._failed:
@@ -409,9 +411,9 @@ class ReplicaHost:
         self._failed.add(directory)
         directory.note_failure(error)
         logger.critical("log directory failed, no partition in it can be written any more: %s: %s", directory, error)
-        for slot in list(self._all_slots()):
-            if slot.replica is not None and slot.directory is directory:
-                slot.replica.fail(f"the log directory failed: {error}")
+        for replica in self.replicas_in(directory):
+            replica.fail(f"the log directory failed: {error}")
+            self._note_lost(replica.topic_id, replica.partition)
         if self.on_offline is not None:
             self.on_offline(self._directories.failed_ids)
         is_fatal = directory is self._directories.first or len(self._failed) == len(self._directories)

@@ -31,10 +31,26 @@ class IsrProposer(Protocol):
         ...
 
 
+class LostReplicas(Protocol):
+    """What hands over the partitions whose log does not work here any more."""
+
+    def note_lost(self, topic_id: bytes, partition: int) -> None:
+        """Learn that the log of a replica does not work in this process any more. Must not block."""
+        ...
+
+    def note_removed(self, topic_id: bytes, partition: int) -> None:
+        """Learn that a replica does not belong here any more."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPeers:
-    """Streams to the leaders of other brokers, the way to the controller, and what repairs ask; None: nothing is repaired."""
+    """Streams to the leaders of other brokers, the way to the controller, and what repairs ask; None: nothing is repaired.
+
+    `withdrawals` None: a replica whose log fails stays where the metadata has it.
+    """
 
     links: LeaderLinks
     proposals: IsrProposer
     repairs: RepairPeers | None = None
+    withdrawals: LostReplicas | None = None

@@ -34,12 +34,18 @@ class Cluster:
         self.brokers = {1: first}
         self._root = root
 
-    async def start(self, node_id: int) -> BrokerServer:
-        """Start a broker of its own that follows the quorum of the first, anew or with the data that it had."""
+    async def start(self, node_id: int, *more: Path) -> BrokerServer:
+        """Start a broker of its own that follows the quorum of the first, anew or with the data that it had.
+
+        Args:
+            node_id: its id.
+            more: its further log directories.
+        """
         first = self.brokers[1]
         server = BrokerServer(
             BrokerSettings(
                 data_directory=self._root / str(node_id),
+                more_data_directories=more,
                 node_id=node_id,
                 cluster_id=first.cluster_id,
                 listen=Address(host="127.0.0.1", port=0),

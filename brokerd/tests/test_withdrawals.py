@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Withdrawals of lost replicas over real gRPC to a scripted controller, until the metadata says that they hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import pytest
+from lograft.internal.v1 import controller_pb2
+from lograft.wire.codes import ErrorCode
+
+from brokerd.failure import Failure, RefusedError
+from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.replication.withdrawals import Withdrawals
+from brokerd.tests.support import WAIT_S
+from brokerd.tests.test_isr_proposals import Answer, Controller, accept, refuse
+from brokerd.tests.test_metadata_changes import commit
+from metaquorum.controller.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
+from metaquorum.tests.quorum_cluster import until
+
+T = bytes(16)
+
+
+class Scene:
+    """A controller, and broker 1, which leads two partitions of topic "t"."""
+
+    def __init__(self, controller: Controller, calls: ControllerCalls) -> None:
+        self.controller = controller
+        self.broker_epoch: int | None = 7
+        self.observer = MetadataObserver()
+        self.asked: asyncio.Queue[controller_pb2.AlterPartitionRequest] = asyncio.Queue()
+        self.withdrawals = Withdrawals(
+            calls, self.observer, cluster_id="c", node_id=1, broker_epoch=lambda: self.broker_epoch
+        )
+        partitions = (
+            PartitionRecord(
+                topic_id=T,
+                partition=partition,
+                replicas=(1, 2),
+                isr=(1, 2),
+                leader_id=1,
+                leader_epoch=4,
+                partition_epoch=5,
+            )
+            for partition in range(2)
+        )
+        commit(self.observer, TopicRecord(topic="t", topic_id=T), *partitions)
+
+    def answer_with(self, answer: Answer) -> None:
+        """Let the controller answer so, and keep what it was asked."""
+
+        def keep(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
+            self.asked.put_nowait(request)
+            return answer(request)
+
+        self.controller.answer = keep
+
+    async def request(self) -> controller_pb2.AlterPartitionRequest:
+        """The next request that the controller gets."""
+        async with asyncio.timeout(WAIT_S):
+            return await self.asked.get()
+
+    def hand_over(self, partition: int) -> None:
+        """Commit that broker 2 leads alone."""
+        leader = LeaderChange(leader_id=2)
+        commit(self.observer, PartitionChangeRecord(topic_id=T, partition=partition, leader=leader, isr=(2,)))
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    """A controller on a port of its own."""
+    controller, server, peers = Controller(), grpc.aio.server(), PeerChannels()
+    server.add_generic_rpc_handlers((controller,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    made = Scene(controller, ControllerCalls(MetadataObserver(), peers, [f"127.0.0.1:{port}"]))
+    made.answer_with(accept)
+    yield made
+    await made.withdrawals.close()
+    await peers.close()
+    await server.stop(None)
+
+
+async def test_lost_replicas_go_in_one_call(scene: Scene) -> None:
+    """With the epochs that the metadata has, without replicas, as the process that is registered."""
+    for partition in (0, 1, 0):
+        scene.withdrawals.note_lost(T, partition)
+    request = await scene.request()
+    assert (request.cluster_id, request.broker_id, request.broker_epoch) == ("c", 1, 7)
+    named = [
+        (each.topic_id, each.partition, each.leader_epoch, each.partition_epoch, each.is_lost, len(each.isr))
+        for each in request.proposals
+    ]
+    assert named == [(T, 0, 4, 5, True, 0), (T, 1, 4, 5, True, 0)]
+
+
+def drop(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
+    """Answer without a word about any partition."""
+    del request
+    return controller_pb2.AlterPartitionResponse()
+
+
+def fail(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
+    """Refuse the whole call."""
+    raise RefusedError(Failure(code=ErrorCode.OUTCOME_UNKNOWN, message=f"scripted, {len(request.proposals)}"))
+
+
+@pytest.mark.parametrize("answer", [refuse(ErrorCode.FENCED_EPOCH), drop, fail])
+async def test_what_was_not_carried_out_is_sent_again(scene: Scene, answer: Answer) -> None:
+    """Whatever the reason; once the metadata has another leader and this replica out of sync, nothing is sent."""
+    scene.answer_with(answer)
+    scene.withdrawals.note_lost(T, 0)
+    assert await scene.request() == await scene.request()
+    scene.answer_with(accept)
+    await scene.request()
+    scene.hand_over(0)
+    scene.withdrawals.note_lost(T, 1)
+    assert [each.partition for each in (await scene.request()).proposals] == [1]
+
+
+async def test_replica_that_is_brought_back_is_withdrawn_again(scene: Scene) -> None:
+    """The metadata says so; nothing has to fail a second time."""
+    scene.withdrawals.note_lost(T, 0)
+    await scene.request()
+    scene.hand_over(0)
+    commit(scene.observer, PartitionChangeRecord(topic_id=T, partition=0, isr=(1, 2)))
+    (again,) = (await scene.request()).proposals
+    assert (again.leader_epoch, again.partition_epoch) == (5, 7)
+
+
+async def test_answer_that_is_none_is_no_answer(scene: Scene) -> None:
+    """Bytes that do not decode end nothing: the withdrawal is sent again."""
+    scene.controller.garbage = b"\xff\xff\xff"
+    scene.withdrawals.note_lost(T, 0)
+    await until(lambda: bool(scene.controller.requests), what="the request")
+    scene.controller.garbage = None
+    assert (await scene.request()).proposals[0].is_lost
+
+
+async def test_broker_without_a_registration_waits_for_one(scene: Scene) -> None:
+    """The next process to be registered would be fenced off otherwise."""
+    scene.broker_epoch = None
+    scene.withdrawals.note_lost(T, 0)
+    await asyncio.sleep(0)
+    assert scene.controller.requests == []
+    scene.broker_epoch = 8
+    assert (await scene.request()).broker_epoch == 8
+
+
+async def test_removed_replica_and_a_closed_way_say_nothing(scene: Scene) -> None:
+    """Neither concerns anybody any more."""
+    scene.withdrawals.note_lost(T, 0)
+    scene.withdrawals.note_removed(T, 0)
+    scene.withdrawals.note_lost(T, 1)
+    assert [each.partition for each in (await scene.request()).proposals] == [1]
+    await scene.withdrawals.close()
+    scene.withdrawals.note_lost(T, 0)
+    await scene.withdrawals.close()
+    assert scene.asked.empty()
