@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from brokerd.dev import MinFreeBytes, dev
-from brokerd.limits import PRODUCER_ID_EXPIRATION_MS
+from brokerd.limits import PRODUCER_ID_EXPIRATION_MS, RETENTION_CHECK_MS
 from brokerd.process import run_process
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings, CombinedSettings
@@ -51,6 +51,16 @@ ProducerExpiration = Annotated[
 """How long an idle producer is remembered."""
 
 
+RetentionCheck = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_RETENTION_CHECK_MS",
+        help="Milliseconds between two looks for segments that retention lets go; a log grows beyond retention.bytes meanwhile.",
+    ),
+]
+"""How often retention looks."""
+
+
 MetricsListen = Annotated[
     str,
     typer.Option(
@@ -59,6 +69,12 @@ MetricsListen = Annotated[
     ),
 ]
 """Where metrics are served."""
+
+
+FirstStart = Annotated[
+    bool, typer.Option(envvar="LOGRAFT_FIRST_START", help="Format a new directory when the voters agree (--combined).")
+]
+"""Whether a voter may format its directory."""
 
 
 @app.command()
@@ -90,16 +106,14 @@ def run(
     voters: Annotated[
         str, typer.Option(envvar="LOGRAFT_VOTERS", help="id@host:port,... of all voters (--combined).")
     ] = "",
-    first_start: Annotated[
-        bool,
-        typer.Option(envvar="LOGRAFT_FIRST_START", help="Format a new directory when the voters agree (--combined)."),
-    ] = False,
+    first_start: FirstStart = False,
     insecure_plaintext: Annotated[
         bool,
         typer.Option(envvar="LOGRAFT_INSECURE_PLAINTEXT", help="Allow plaintext on an address that others can reach."),
     ] = False,
     min_free_bytes: MinFreeBytes = DEFAULT_SOFT_BYTES,
     producer_id_expiration_ms: ProducerExpiration = PRODUCER_ID_EXPIRATION_MS,
+    retention_check_ms: RetentionCheck = RETENTION_CHECK_MS,
     log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
 ) -> None:
     """Run a broker until SIGTERM."""
@@ -110,6 +124,7 @@ def run(
             more_data_directories=tuple(data_dir[1:]),
             min_free_bytes=min_free_bytes,
             producer_id_expiration_ms=producer_id_expiration_ms,
+            retention_check_ms=retention_check_ms,
             node_id=node_id,
             listen=parse_address(listen),
             advertise=parse_address(advertise) if advertise else None,

@@ -163,11 +163,9 @@ class BrokerServer:
         if settings.metrics_listen is not None:
             self._metrics = open_metrics(self._quorum.quorum_node, settings.metrics_listen)
         node_id, cluster_id = settings.node_id, self._quorum.data_directory.cluster_id
+        space = SpaceLimits.from_soft(settings.min_free_bytes)
         self._directories = await asyncio.to_thread(
-            open_log_directories,
-            self._quorum.data_directory,
-            settings.more_data_directories,
-            SpaceLimits.from_soft(settings.min_free_bytes),
+            open_log_directories, self._quorum.data_directory, settings.more_data_directories, space
         )
         calls = ControllerCalls(
             self._observer, self._peers, self._quorum.bootstrap_addresses, own_voter=self._quorum.own_voter
@@ -186,6 +184,7 @@ class BrokerServer:
             directories=self._directories.logs,
             own=OwnBroker(node_id, identity.incarnation_id),
             observer=self._observer,
+            retention_check_ms=settings.retention_check_ms,
             peers=self._replication.peers,
         )
         self._lifecycle = BrokerLifecycle(identity, self._observer, calls, on_state=self._on_state)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from brokerd.limits import PRODUCER_ID_EXPIRATION_MS
+from brokerd.limits import PRODUCER_ID_EXPIRATION_MS, RETENTION_CHECK_MS, RETENTION_CHECK_MS_MAX
 from metaquorum.controller.limits import MAX_NODE_ID
 from metaquorum.settings import Address, SettingsError, check_metrics_listen, parse_address
 from storage.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
@@ -48,6 +48,7 @@ class BrokerSettings:
         insecure_plaintext: plaintext on an address that others can reach is meant.
         combined: a voter in the same process, or None.
         producer_id_expiration_ms: milliseconds without a batch after which a partition forgets a producer.
+        retention_check_ms: milliseconds between two rounds of retention over all partitions.
     """
 
     data_directory: Path
@@ -63,6 +64,7 @@ class BrokerSettings:
     more_data_directories: tuple[Path, ...] = ()
     min_free_bytes: int = DEFAULT_SOFT_BYTES
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
+    retention_check_ms: int = RETENTION_CHECK_MS
 
     def __post_init__(self) -> None:
         if not 0 <= self.node_id <= MAX_NODE_ID:
@@ -77,6 +79,10 @@ class BrokerSettings:
         if not 1 <= self.producer_id_expiration_ms <= MAX_EXPIRATION_MS:
             raise SettingsError(
                 f"--producer-id-expiration-ms {self.producer_id_expiration_ms} is not between 1 and {MAX_EXPIRATION_MS}"
+            )
+        if not 1 <= self.retention_check_ms <= RETENTION_CHECK_MS_MAX:
+            raise SettingsError(
+                f"--retention-check-ms {self.retention_check_ms} is not between 1 and {RETENTION_CHECK_MS_MAX}"
             )
         listeners = [("--listen", self.listen)]
         if self.combined is not None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from lograft.wire.codes import ErrorCode
@@ -16,9 +18,14 @@ from brokerd.partition.events import Durability
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.replica_host import ReplicaHost
-from brokerd.tests.support import WAIT_S
+from brokerd.server import BrokerServer
+from brokerd.settings import BrokerSettings
+from brokerd.standalone import standalone_settings
+from brokerd.tests.support import WAIT_S, ProduceStream, connected
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, acked, append
 from metaquorum.controller.records import ConfigRecord, ConfigResource
+from metaquorum.settings import SettingsError
+from metaquorum.tests.quorum_cluster import until
 from storage.directories import LogDirectories, LogDirectory
 from storage.prefix import PrefixWork
 from storage.testing.sim_disk import Refusal, SimDisk
@@ -190,3 +197,38 @@ async def test_rounds_come_by_themselves(host: Host) -> None:
     async with asyncio.timeout(WAIT_S):
         await moved.wait()
     await other.stop()
+
+
+async def test_broker_looks_as_often_as_its_setting_says(tmp_path: Path) -> None:
+    """A running broker lets an old record go soon after its time when it is told to look often."""
+    settings = await asyncio.to_thread(standalone_settings, tmp_path, port=0)
+    server = BrokerServer(replace(settings, retention_check_ms=10))
+    await server.start()
+    try:
+        await server.wait_serving(timeout_ms=int(WAIT_S * 1000))
+        async with connected(server) as client:
+            created = await client.create_topic("t", retention_ms="0", segment_ms="1")
+            stream = ProduceStream(client)
+            await stream.open(("t", 0))
+            await stream.produce([b"x"])
+            await stream.receipts(1)
+            assert server.replica_host is not None
+            replica = server.replica_host.find(created.topic.topic_id, 0)
+            assert replica is not None
+            await until(lambda: replica.log_start_offset == 1, what="the record to go")
+    finally:
+        await server.stop()
+
+
+@pytest.mark.parametrize("check_ms", [0, -1, 24 * 3_600_000 + 1])
+def test_interval_outside_its_range_is_refused(tmp_path: Path, check_ms: int) -> None:
+    """The setting says what is allowed."""
+    good = standalone_settings(tmp_path, port=0)
+    with pytest.raises(SettingsError, match="--retention-check-ms"):
+        BrokerSettings(
+            data_directory=Path("/d/a"),
+            node_id=1,
+            listen=good.listen,
+            combined=good.combined,
+            retention_check_ms=check_ms,
+        )
