@@ -99,6 +99,7 @@ class PartitionReplica:
         "_leader_id",
         "_log",
         "_node_id",
+        "_unflushed_end",
         "roles",
     )
 
@@ -138,6 +139,8 @@ class PartitionReplica:
             session_count=session_count,
         )
         self._acks = PendingAcks()
+        # Below it records were committed without a flush, before the policy became `ack`; 0: none were.
+        self._unflushed_end = 0
 
     @property
     def is_leader(self) -> bool:
@@ -281,7 +284,7 @@ class PartitionReplica:
         if self._is_failed or self._is_removed:
             reason = LossReason.STORAGE_FAILED if self._is_failed else LossReason.REMOVED
             return [FailAck(token=event.token, reason=reason)]
-        if event.level is AckLevel.LEADER or event.next_offset <= log.high_watermark:
+        if event.level is AckLevel.LEADER or self._is_stored(event.next_offset):
             return [CompleteAck(token=event.token, durability=self._durability(event.next_offset))]
         if not self.roles.is_alone and self.roles.leadership is None:
             is_following = self.roles.following is not None
@@ -290,6 +293,15 @@ class PartitionReplica:
             return [FailAck(token=event.token, reason=LossReason.NOT_ENOUGH_REPLICAS)]
         self._acks.add(event.token, event.next_offset)
         return []
+
+    def _is_stored(self, next_offset: int) -> bool:
+        """Tell whether all below an offset is committed, and flushed too where the present policy was not yet in force then."""
+        if next_offset > self._log.high_watermark:
+            return False
+        if next_offset > self._unflushed_end:
+            return True
+        flushed_offset = self.roles.flushed_end()
+        return flushed_offset is not None and next_offset <= flushed_offset
 
     def _on_leadership(self, event: LeadershipChanged) -> list[Effect]:
         if self._leader_epoch is not None and event.leader_epoch < self._leader_epoch:
@@ -339,6 +351,11 @@ class PartitionReplica:
 
     def _on_policy(self, event: FlushPolicyChanged, now_ms: int) -> list[Effect]:
         log = self._log
+        if event.policy is not FlushPolicy.ACK:
+            self._unflushed_end = 0
+        elif not log.is_flush_counted:
+            # What all others have flushed is seen when somebody waits for it.
+            self._unflushed_end = log.high_watermark
         log.flush_policy = event.policy
         self._flush_interval_ms = event.interval_ms
         self._flush_due_ms = None
@@ -369,11 +386,14 @@ class PartitionReplica:
         """Move the high watermark to what is committed and complete what lies below it; never moves back."""
         log = self._log
         committed = self.roles.committed_end()
-        if committed is None or committed <= log.high_watermark:
+        if committed is None:
             return []
-        assert committed <= log.log_end_offset, f"committed {committed}, log end {log.log_end_offset}"
-        log.high_watermark = committed
-        effects: list[Effect] = [PublishHighWatermark(high_watermark=committed)]
+        effects: list[Effect] = []
+        if committed > log.high_watermark:
+            assert committed <= log.log_end_offset, f"committed {committed}, log end {log.log_end_offset}"
+            log.high_watermark = committed
+            effects.append(PublishHighWatermark(high_watermark=committed))
+        # After a switch to `ack` some wait below the high watermark, for flushes.
         for next_offset, token in self._acks.take_reached(committed):
             effects.append(CompleteAck(token=token, durability=self._durability(next_offset)))
         return effects
