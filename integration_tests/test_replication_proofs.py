@@ -12,11 +12,13 @@ import pytest
 from lograft.wire.batch import encode_batch
 from lograft.wire.header import stamp
 
+from integration_tests.quorum_proofs.outcome import Outcome
 from integration_tests.replication_proofs import kill_all, rolling_restart, wiped_directory
 from integration_tests.replication_proofs.isolate_leader import CASES
-from integration_tests.replication_proofs.rounds import Limits, Round, line_of, prove
+from integration_tests.replication_proofs.rounds import Limits, Round, judge_waits, line_of, prove
 from integration_tests.workload.replica_files import compare_replicas
 from integration_tests.workload.scene import Scene, Shape
+from integration_tests.workload.waits import Wait
 from storage.names import PartitionIdentity, offset_file_name, partition_directory_name
 
 SMALL = Shape(voters=1, brokers=1, partitions=3, replicas=1, senders=1, pollers=1, rate_per_s=60)
@@ -38,6 +40,7 @@ def test_rolling_restart_of_one_broker_fails_no_send(tmp_path: Path) -> None:
     """An orderly restart of the only broker is waited out by the producers."""
     outcome = rolling_restart.run(tmp_path, shape=SMALL, rounds=1, seed=1)
     assert outcome.problems == []
+    assert int(str(outcome.figures["restart_wait_max_ms"])) > int(str(outcome.figures["calm_wait_p50_ms"])) > 0
 
 
 def lose_a_log(scene: Scene, rng: random.Random, number: int) -> Round:
@@ -116,3 +119,20 @@ def test_replicas_are_compared_batch_by_batch(tmp_path: Path) -> None:
     assert "differ at offset 2" in compare_replicas([one, two, other], replicas=3, partitions=1)[0]
     assert "differ in their ends: 4 and 3" in compare_replicas([one, short], replicas=2, partitions=1)[0]
     assert "not 1" in compare_replicas([one, two], replicas=3, partitions=1)[0]
+
+
+def test_waits_are_judged_in_their_spans() -> None:
+    """Only what touches a span counts there; a wait over the limit is a problem, and so is a span without any value."""
+    waits = [Wait(0, 0.0, 0.9), Wait(1, 1.1, 1.4), Wait(1, 5.0, 5.1)]
+    limits = {"restart_wait": Limits(max_s=0.5)}
+    outcome = Outcome(proof="test")
+    judge_waits(waits, {"restart": [(1.0, 2.0)], "calm": [(4.0, 6.0)]}, limits, outcome)
+    assert outcome.problems == []
+    assert (outcome.figures["restart_wait_max_ms"], outcome.figures["restart_wait_values"]) == (300, 1)
+    assert outcome.figures["calm_wait_max_ms"] == 100
+    judge_waits(waits, {"restart": [(0.0, 2.0)]}, limits, outcome)
+    assert len(outcome.problems) == 1
+    assert outcome.problems[0].startswith("restart_wait: max is 0.90 s")
+    nothing = Outcome(proof="test")
+    judge_waits(waits, {"restart": [(8.0, 9.0)]}, limits, nothing)
+    assert nothing.problems == ["restart_wait: no values"]

@@ -16,12 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from integration_tests.cluster.cluster import Place
-from integration_tests.quorum_proofs.outcome import Outcome, median_and_max
+from integration_tests.quorum_proofs.outcome import Outcome, median_and_max, milliseconds
 from integration_tests.workload.replica_files import compare_replicas
 from integration_tests.workload.scene import Scene, Shape, scene_under_load
+from integration_tests.workload.waits import Span, Wait, longest, summarize, touching
 
 DISTURBED_ROUNDS_MAX = 20
 ANOMALIES_MAX = 10
+LONGEST_SHOWN = 3
+"""Longest waits of values that are printed one by one."""
 CALM_S = 2.0
 """Seconds before each fault in which gaps are measured too: what the machine and the pace cost without a fault."""
 
@@ -49,6 +52,7 @@ class Round:
 
     Attributes:
         times_s: times by name, as `unavailable` of each concerned partition.
+        spans: spans by name in which the waits of values are looked at, once the fates of all of them are known.
         text: what was done, for the line that is printed.
         problems: what must not be, whether this machine stood still or not.
         late: what took too long: no problem when it did.
@@ -60,6 +64,7 @@ class Round:
     started_s: float
     ended_s: float
     times_s: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    spans: dict[str, list[Span]] = field(default_factory=dict[str, list[Span]])
     problems: list[str] = field(default_factory=list[str])
     late: list[str] = field(default_factory=list[str])
 
@@ -97,6 +102,7 @@ def prove(
     )
     rng = random.Random(seed)
     times_s: dict[str, list[float]] = {}
+    spans: dict[str, list[Span]] = {}
     done = disturbed = 0
     with scene_under_load(directory, shape, place=place, seed=seed) as scene:
         forgiven: Counter[str] = Counter()
@@ -118,8 +124,11 @@ def prove(
                 outcome.problems += [f"round {done}: {problem}" for problem in this.late]
                 for what, values_s in this.times_s.items():
                     times_s.setdefault(what, []).extend(values_s)
+                for what, found in this.spans.items():
+                    spans.setdefault(what, []).extend(found)
             print(f"  round {done:3d}: {line_of(this)}{', DISTURBED' if is_disturbed else ''}", flush=True)
         finish(scene, outcome, forgiven)
+        judge_waits(scene.load.acknowledgements.waits, spans, limits, outcome)
     outcome.figures["disturbed_rounds"] = disturbed
     if done < rounds:
         outcome.problems.append(f"the machine stood still in {disturbed} rounds: only {done} were measured")
@@ -127,6 +136,40 @@ def prove(
         outcome.figures |= median_and_max(what, values_s)
         outcome.problems += limits.get(what, Limits()).check(what, values_s)
     return outcome
+
+
+def judge_waits(
+    waits: Sequence[Wait], spans: Mapping[str, Sequence[Span]], limits: Mapping[str, Limits], outcome: Outcome
+) -> None:
+    """Put the waits of the values that touch the spans into the figures, and compare them with the demands.
+
+    Args:
+        waits: of all values.
+        spans: by name; the figures and the demands are those of `<name>_wait`.
+        limits: demands by name.
+        outcome: gets figures and problems.
+    """
+    for name, found in spans.items():
+        what = f"{name}_wait"
+        touched = list(touching(waits, found))
+        times_s = [wait.seconds for wait in touched]
+        figures = summarize(times_s)
+        print(f"  {what}: {figures} in {sum(end_s - start_s for start_s, end_s in found):.1f} s", flush=True)
+        for wait in longest(touched, LONGEST_SHOWN):
+            print(f"    partition {wait.partition}: {wait.seconds * 1e3:.0f} ms until {time_of_day(wait.received_s)}")
+        outcome.figures |= {
+            f"{what}_values": figures.count,
+            f"{what}_p50_ms": milliseconds(figures.p50_s),
+            f"{what}_p99_ms": milliseconds(figures.p99_s),
+            f"{what}_max_ms": milliseconds(figures.max_s),
+        }
+        outcome.problems += limits.get(what, Limits()).check(what, times_s) if times_s else [f"{what}: no values"]
+
+
+def time_of_day(monotonic_s: float) -> str:
+    """A time of the monotonic clock as the logs of the servers would say it."""
+    wall_s = time.time() - time.monotonic() + monotonic_s
+    return f"{time.strftime('%H:%M:%S', time.localtime(wall_s))},{int(wall_s % 1 * 1e3):03d}"
 
 
 def calm_gaps_s(scene: Scene) -> list[float]:

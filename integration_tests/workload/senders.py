@@ -18,6 +18,7 @@ from lograft.errors import DeliveryError, LograftError
 from lograft.wire.codes import ErrorCode
 
 from integration_tests.workload.history import HistoryFile, Kind, Type
+from integration_tests.workload.waits import Wait
 
 DEFINITE = frozenset(
     {
@@ -51,10 +52,16 @@ def outcome_of(receipt: BatchReceipt) -> Type:
 
 
 class Acknowledgements:
-    """Times of acknowledgements by partition, of the monotonic clock; appended to by receipts, read by anybody."""
+    """Times of acknowledgements by partition, of the monotonic clock; appended to by receipts, read by anybody.
+
+    Attributes:
+        times_s: when each batch was acknowledged, by partition.
+        waits: how long each acknowledged value waited, in the order of the receipts.
+    """
 
     def __init__(self, partition_count: int) -> None:
         self.times_s: list[list[float]] = [[] for _ in range(partition_count)]
+        self.waits: list[Wait] = []
 
     @property
     def count(self) -> int:
@@ -125,7 +132,8 @@ class Sender:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._history = history
         self._acknowledgements = acknowledgements
-        self._waiting: dict[int, deque[int]] = {partition: deque() for partition in partitions}
+        # Operation and time of `send()` of each value without a known fate, in the order of sending.
+        self._waiting: dict[int, deque[tuple[int, float]]] = {partition: deque() for partition in partitions}
         self._number = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -191,7 +199,7 @@ class Sender:
             self.held_back += 1
             return
         op = self._history.begin(self.name, Kind.SEND, partition=f"{self._topic}-{partition}", values=[value])
-        waiting.append(op)
+        waiting.append((op, time.monotonic()))
         try:
             producer.send(self._topic, value.encode(), partition=partition)
         except LograftError as error:
@@ -220,13 +228,19 @@ class Sender:
         if error is None:
             assert receipt.base_offset is not None, "an acknowledged batch has an offset"
             self.duplicate_batches += receipt.duplicate
+            now_s = time.monotonic()
+            acknowledgements = self._acknowledgements
             for offset in range(receipt.base_offset, receipt.base_offset + receipt.record_count):
-                self._history.end(waiting.popleft(), self.name, Type.OK, Kind.SEND, offsets=[offset])
+                op, sent_s = waiting.popleft()
+                self._history.end(op, self.name, Type.OK, Kind.SEND, offsets=[offset])
+                if acknowledgements is not None:
+                    acknowledgements.waits.append(Wait(receipt.partition, sent_s, now_s))
             self.acknowledged_count += receipt.record_count
-            if self._acknowledgements is not None:
-                self._acknowledgements.times_s[receipt.partition].append(time.monotonic())
+            if acknowledgements is not None:
+                acknowledgements.times_s[receipt.partition].append(now_s)
             return
         self.failures[f"{type(error).__name__}: {error.code.name}"] += receipt.record_count
         outcome = outcome_of(receipt)
         for _ in range(receipt.record_count):
-            self._history.end(waiting.popleft(), self.name, outcome, Kind.SEND, text=str(error))
+            op, _ = waiting.popleft()
+            self._history.end(op, self.name, outcome, Kind.SEND, text=str(error))
