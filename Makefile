@@ -16,7 +16,7 @@ PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs replication-proofs jepsen kill-broker fuzz crash corrupt realdisk bench bench-quorum \
+        kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz crash corrupt realdisk bench bench-quorum \
         bench-replication bench-scale clean
 
 help: ## Show this list
@@ -91,6 +91,9 @@ replication-proofs: $(INSTALLED) ## Partitions on real brokers: kills, pauses, c
 jepsen: $(INSTALLED) ## Producers and consumers under all nemeses for MINUTES=n; the history is judged at the end (SEED=1 NEMESES="...")
 	$(BIN)/python -m integration_tests.workload.jepsen $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(NEMESES),--only $(NEMESES)) $(if $(REPLICAS),--replicas $(REPLICAS))
+
+soak: $(INSTALLED) ## Full-rate produce to servers that are voters too, for MINUTES=n: no election, nothing lost, no growth (FLUSH=ack)
+	$(BIN)/python -m integration_tests.soak.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(FLUSH),--flush-policy $(FLUSH))
 
 kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all, ROUNDS=n times
 	$(BIN)/python -m integration_tests.faults.kill_broker --rounds $(ROUNDS)

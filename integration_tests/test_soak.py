@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The soak in short with real servers, and its judges; `make soak` runs the long one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from integration_tests.soak.ledger import PROBLEMS_MAX, Ledger, Values
+from integration_tests.soak.observed import (
+    DISK_BYTES_MAX,
+    GROWTH_JUDGED_FROM_S,
+    MIB,
+    RSS_BYTES_MAX,
+    Sample,
+    growth_bytes_per_s,
+    growth_mib_per_min,
+    judge,
+    leader_changes,
+)
+from integration_tests.soak.run import SoakSettings, run
+
+SECONDS = 10.0
+CALM = Sample(
+    time_s=0.0,
+    quorum_epoch=1,
+    quorum_leader_id=1,
+    fenced=(),
+    leader_epochs=(1, 4),
+    out_of_sync=0,
+    rss_bytes={"a": 100 * MIB, "b": 90 * MIB},
+    disk_bytes=0,
+)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_full_rate_beside_voters_causes_no_election(tmp_path: Path) -> None:
+    """Three servers that are voters too take what one producer can send; no election, and each record is read once and in order."""
+    outcome = run(tmp_path, SoakSettings(seconds=SECONDS))
+    assert outcome.problems == []
+    assert outcome.figures["quorum_epoch_first"] == outcome.figures["quorum_epoch_last"]
+    records = outcome.figures["records"]
+    assert isinstance(records, int)
+    assert records > 0
+
+
+def ledger_of(*counts: int) -> tuple[Ledger, Values]:
+    """A ledger with some records sent to each partition, and its values."""
+    values = Values(100)
+    ledger = Ledger(len(counts), values)
+    for partition, count in enumerate(counts):
+        ledger.send(partition, count, 1.0)
+    return ledger, values
+
+
+def test_records_that_come_back_once_and_in_order_are_right() -> None:
+    """Receipts and reads in any pieces, partition by partition, leave nothing to say; waits end with the last receipt."""
+    ledger, values = ledger_of(5, 2)
+    ledger.take_receipt(0, 0, 3, 2.0)
+    assert not ledger.waits
+    ledger.take_read(0, 0, values.make(0, 2))
+    assert (ledger.unread(0), ledger.is_all_read, ledger.acknowledged) == (1, False, 3)
+    ledger.take_receipt(0, 3, 2, 4.0)
+    ledger.take_receipt(1, 0, 2, 5.0)
+    ledger.take_read(0, 2, values.make(2, 3))
+    ledger.take_read(1, 0, values.make(0, 2))
+    assert ledger.is_all_read
+    assert ledger.judge_end() == []
+    assert [(wait.partition, wait.seconds) for wait in ledger.waits] == [(0, 3.0), (1, 4.0)]
+
+
+def test_lost_record_is_found() -> None:
+    """A record that was acknowledged and is not read shows at the end; one that a reader passes shows at once."""
+    ledger, values = ledger_of(3)
+    ledger.take_receipt(0, 0, 3, 2.0)
+    ledger.take_read(0, 0, values.make(0, 2))
+    assert ledger.problems == []
+    assert len(ledger.judge_end()) == 1
+    ledger, values = ledger_of(3)
+    ledger.take_receipt(0, 0, 3, 2.0)
+    ledger.take_read(0, 0, values.make(0, 1))
+    ledger.take_read(0, 2, values.make(2, 1))
+    assert ledger.problems == ["partition 0: read 2 after 0"]
+
+
+def test_doubled_record_is_found() -> None:
+    """A record that is in the log twice moves all behind it: the receipt and the value at the offset say so."""
+    ledger, values = ledger_of(3)
+    ledger.take_receipt(0, 0, 2, 2.0)
+    ledger.take_receipt(0, 3, 1, 2.0)
+    ledger.take_read(0, 0, [*values.make(0, 2), *values.make(1, 1)])
+    assert "acknowledged at 3, not at 2" in ledger.problems[0]
+    assert "another value at 2" in ledger.problems[1]
+
+
+def test_more_receipts_than_records_are_found() -> None:
+    """What nobody sent cannot be acknowledged."""
+    ledger, _ = ledger_of(1)
+    ledger.take_receipt(0, 0, 2, 2.0)
+    assert "2 records acknowledged of 1 sent" in ledger.problems[0]
+
+
+def test_changed_value_is_found() -> None:
+    """A body of another number, a cut value and a null are no right values."""
+    values = Values(100)
+    right = values.make(7, 2)
+    assert values.is_right(7, right[0])
+    assert not values.is_right(8, right[0])
+    assert not values.is_right(7, right[0][:-1])
+    assert not values.is_right(7, right[0][:8] + right[1][8:])
+    assert not values.is_right(7, None)
+
+
+def test_few_problems_are_kept() -> None:
+    """A broken run does not fill the memory with what is wrong."""
+    ledger, _ = ledger_of(PROBLEMS_MAX * 2)
+    ledger.take_read(0, 0, [None] * PROBLEMS_MAX * 2)
+    assert len(ledger.problems) == PROBLEMS_MAX
+
+
+def test_election_is_found() -> None:
+    """A higher quorum epoch is an election, whoever leads; without one nothing is said."""
+    later = replace(CALM, time_s=2.0)
+    assert judge([CALM, later]) == []
+    (problem,) = judge([CALM, later, replace(later, time_s=4.0, quorum_epoch=3)])
+    assert problem == "quorum epoch 1 -> 3 between 2.0 and 4.0 s: an election"
+
+
+def test_fenced_broker_is_found() -> None:
+    """A broker that becomes fenced is a problem, once."""
+    later = replace(CALM, time_s=2.0, fenced=(2,))
+    assert judge([CALM, later, replace(later, time_s=4.0)]) == ["brokers (2,) are fenced at 2.0 s"]
+
+
+def test_one_sample_tells_nothing() -> None:
+    """What was looked at once cannot be said to be without a change."""
+    assert len(judge([CALM])) == len(judge([])) == 1
+
+
+def test_leader_changes_count_what_samples_did_not_see() -> None:
+    """Leader epochs rise with every change of a leadership."""
+    assert leader_changes([CALM, replace(CALM, leader_epochs=(3, 4)), replace(CALM, leader_epochs=(3, 5))]) == 3
+
+
+def test_growth_is_the_slope_of_the_later_part() -> None:
+    """What fills up at first does not count; what grows on does, and noise around a level hardly."""
+    assert growth_bytes_per_s([(0.0, 10.0), (1.0, 12.0), (2.0, 14.0)]) == pytest.approx(2.0)
+    assert growth_bytes_per_s([(1.0, 5.0)]) == growth_bytes_per_s([]) == 0.0
+    filling = [
+        replace(CALM, time_s=float(number), rss_bytes={"a": min(number, 50) * MIB, "b": number * MIB})
+        for number in range(101)
+    ]
+    assert growth_mib_per_min(filling, "a") == pytest.approx(0.0)
+    assert growth_mib_per_min(filling, "b") == pytest.approx(60.0)
+
+
+def test_growth_is_judged_when_the_soak_is_long_enough() -> None:
+    """The same slope is a problem in a long soak and none in a short one; a server beyond its memory always is."""
+
+    def soak(seconds: float) -> list[Sample]:
+        times_s = [seconds * part / 20 for part in range(21)]
+        return [replace(CALM, time_s=each, rss_bytes={"a": int(each * MIB / 6)}) for each in times_s]
+
+    (problem,) = judge(soak(GROWTH_JUDGED_FROM_S))
+    assert "a gains 10.0 MiB a minute" in problem
+    assert judge(soak(GROWTH_JUDGED_FROM_S / 2)) == []
+    (problem,) = judge([CALM, replace(CALM, rss_bytes={"a": RSS_BYTES_MAX + 1, "b": MIB})])
+    assert problem.startswith("a had 1024 MiB of memory")
+
+
+def test_full_disk_is_found() -> None:
+    """Data that retention does not bound is a problem."""
+    assert len(judge([CALM, replace(CALM, disk_bytes=DISK_BYTES_MAX + 1)])) == 1
