@@ -7,8 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lograft import Admin
+from lograft.errors import LograftError
 
+from integration_tests.cluster.wait import wait_for
 from integration_tests.soak.ledger import PROBLEMS_MAX, Ledger, Values
+from integration_tests.soak.nodes import ADMIN_TIMEOUT_MS, CombinedNodes
 from integration_tests.soak.observed import (
     DISK_BYTES_MAX,
     GROWTH_JUDGED_FROM_S,
@@ -23,6 +27,7 @@ from integration_tests.soak.observed import (
 from integration_tests.soak.run import SoakSettings, run
 
 SECONDS = 10.0
+ELECTION_TIMEOUT_S = 30.0
 CALM = Sample(
     time_s=0.0,
     quorum_epoch=1,
@@ -45,6 +50,39 @@ def test_full_rate_beside_voters_causes_no_election(tmp_path: Path) -> None:
     records = outcome.figures["records"]
     assert isinstance(records, int)
     assert records > 0
+
+
+def stop_the_quorum_leader(nodes: CombinedNodes) -> None:
+    """Stop the time of the server that leads the quorum until another one does."""
+    with Admin(nodes.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+        old_id = admin.describe_quorum().leader_id
+        assert old_id is not None
+        names = list(nodes.processes)
+        process = nodes.processes[names[old_id - 1]]
+        others = ",".join(address for name, address in nodes.addresses.items() if name != process.name)
+
+        def has_moved() -> bool:
+            with Admin(others, request_timeout_ms=ADMIN_TIMEOUT_MS) as asking:
+                try:
+                    return asking.describe_quorum().leader_id not in (None, old_id)
+                except LograftError:
+                    return False
+
+        process.pause()
+        try:
+            wait_for(has_moved, timeout_s=ELECTION_TIMEOUT_S, what="another leader of the quorum")
+        finally:
+            process.resume()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_election_under_load_fails_the_soak(tmp_path: Path) -> None:
+    """A leader of the quorum that stands still is replaced: the soak says so, and that no record was lost by it."""
+    outcome = run(tmp_path, SoakSettings(seconds=SECONDS), meanwhile=stop_the_quorum_leader)
+    assert any("an election" in problem for problem in outcome.problems)
+    assert not [problem for problem in outcome.problems if problem.startswith("partition")]
+    assert outcome.verdict == "FAILED"
 
 
 def ledger_of(*counts: int) -> tuple[Ledger, Values]:

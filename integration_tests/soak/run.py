@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -73,8 +74,16 @@ class SoakSettings:
         }
 
 
-def run(directory: Path, settings: SoakSettings) -> Outcome:
-    """Run a soak in a directory and judge it."""
+def run(
+    directory: Path, settings: SoakSettings, *, meanwhile: Callable[[CombinedNodes], None] | None = None
+) -> Outcome:
+    """Run a soak in a directory and judge it.
+
+    Args:
+        directory: for data and logs.
+        settings: what is done.
+        meanwhile: called once the load runs, to show what a soak finds.
+    """
     outcome = Outcome(
         proof="soak",
         figures={"minutes": round(settings.seconds / 60, 2), "flush_policy": settings.flush_policy},
@@ -96,6 +105,8 @@ def run(directory: Path, settings: SoakSettings) -> Outcome:
         try:
             started_s = time.monotonic()
             clients.start()
+            if meanwhile is not None:
+                meanwhile(nodes)
             hold(clients, started_s + settings.seconds)
             took_s, sent = time.monotonic() - started_s, ledger.acknowledged
             clients.stop()
