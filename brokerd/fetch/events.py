@@ -10,12 +10,13 @@ from brokerd.failure import Failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRouteWanted:
-    """A partition that the client wants to read from `offset` (inclusive) on."""
+    """A partition that the client wants to read from `offset` (inclusive) on, if it allows so from a follower too."""
 
     route: int
     topic: str
     partition: int
     offset: int
+    allow_follower: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class FetchRoutesWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRouteBound:
-    """The shell found the partition, leads it, and the offset is in range."""
+    """The shell found the partition, leads it or follows it in sync, and the offset is in range."""
 
     route: int
     topic_id: bytes
@@ -44,6 +45,7 @@ class FetchRouteBound:
     offset: int
     log_start_offset: int
     high_watermark: int
+    from_follower: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

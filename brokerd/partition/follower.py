@@ -187,6 +187,10 @@ class Following:
         known = self._leader_high_watermark
         return None if known is None else min(known, self._log.log_end_offset)
 
+    def readable_end(self) -> int | None:
+        """Return up to where (exclusive) readers may have what is here; None: the leader of this epoch is not heard now."""
+        return self.committed_end() if self.state is FollowerState.FOLLOWING else None
+
     def report(self) -> list[Effect]:
         """Acknowledge what is new, and drop what the leader has dropped."""
         effects: list[Effect] = []

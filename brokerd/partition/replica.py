@@ -173,6 +173,11 @@ class PartitionReplica:
         return self._log.high_watermark
 
     @property
+    def followed_end(self) -> int | None:
+        """End (exclusive) of what readers may have of a follower; None: it serves nobody (docs/replication.md, R15)."""
+        return None if self._is_failed or self._is_removed else self.roles.followed_end()
+
+    @property
     def counted_offset(self) -> int:
         """End (exclusive) of what this replica may claim to hold."""
         return self._log.counted_offset

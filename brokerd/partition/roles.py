@@ -59,6 +59,7 @@ class Roles:
         is_alone: True while there is no other replica.
         leadership: while this replica leads several.
         following: while it follows.
+        is_in_isr: True if the committed ISR has this replica, as told last.
         min_isr: the topic's `min.insync.replicas`, as told last.
     """
 
@@ -71,6 +72,7 @@ class Roles:
         "_session_count",
         "following",
         "is_alone",
+        "is_in_isr",
         "leadership",
         "min_isr",
     )
@@ -85,6 +87,7 @@ class Roles:
         self.is_alone = is_alone
         self.leadership: Leadership | None = None
         self.following: Following | None = None
+        self.is_in_isr = False
         self.min_isr = 1
 
     def is_stale(self, partition: PartitionImage) -> bool:
@@ -207,6 +210,10 @@ class Roles:
             return self.following.committed_end()
         return self._log.counted_offset if self.is_alone else None
 
+    def followed_end(self) -> int | None:
+        """Return up to where (exclusive) a follower in sync lets readers have its log; None: it serves nobody."""
+        return None if self.following is None or not self.is_in_isr else self.following.readable_end()
+
     def flushed_end(self) -> int | None:
         """Return up to where (exclusive) what is committed is on stable storage of all in-sync replicas; None: unknown."""
         if self.leadership is None:
@@ -232,6 +239,7 @@ class Roles:
 
     def _note(self, partition: PartitionImage, min_isr: int) -> None:
         self._partition_epoch, self.min_isr = partition.partition_epoch, min_isr
+        self.is_in_isr = self._node_id in partition.isr
 
     def _lead(self, event: PartitionChanged, now_ms: int) -> list[Effect]:
         self.leadership = Leadership(

@@ -51,6 +51,7 @@ from brokerd.partition.events import (
 )
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.core_runner import CoreRunner
+from brokerd.replication.follower_readers import FollowerReaders
 from brokerd.replication.led_followers import LedFollowers
 from brokerd.replication.listening import AckCallback, log_settings
 from brokerd.replication.log_copying import LogCopying
@@ -58,23 +59,12 @@ from brokerd.replication.log_flushing import LogFlushing
 from brokerd.replication.log_front import LogFront
 from brokerd.replication.log_lease import LogLease
 from brokerd.replication.record_rules import check_records
-from brokerd.replication.refusals import (
-    append_failure,
-    end_code,
-    end_failure,
-    moving_failure,
-    too_few_failure,
-)
+from brokerd.replication.refusals import append_failure, end_code, end_failure, moving_failure, too_few_failure
 from brokerd.replication.replica_listeners import ReplicaListeners
 from brokerd.replication.replica_peers import ReplicaPeers
 from brokerd.replication.replica_reading import ReplicaReading
 from metaquorum.controller.topic_configs import TopicSettings
-from storage.errors import (
-    DataLossError,
-    DiskFailedError,
-    LogClosedError,
-    StorageError,
-)
+from storage.errors import DataLossError, DiskFailedError, LogClosedError, StorageError
 from storage.flusher import GroupFlusher
 from storage.log import Appended, PartitionLog
 from storage.space_guard import SpaceGuard
@@ -136,6 +126,7 @@ class HostedReplica(ReplicaReading):
         # What a partition of several replicas needs; made at first use.
         self._followers: LedFollowers | None = None
         self._copying: LogCopying | None = None
+        self._follower_readers: FollowerReaders | None = None
         self.front = LogFront(log, self)
         self._flushing = LogFlushing(log, flusher, self)
         self._lease = LogLease(self.front, self._flushing)
@@ -191,6 +182,13 @@ class HostedReplica(ReplicaReading):
         if self._followers is None:
             self._followers = LedFollowers(self)
         return self._followers
+
+    @property
+    def follower_readers(self) -> FollowerReaders:
+        """Who reads this replica while it follows."""
+        if self._follower_readers is None:
+            self._follower_readers = FollowerReaders(self._core, self.refusal)
+        return self._follower_readers
 
     @property
     def is_compacted(self) -> bool:
@@ -377,6 +375,8 @@ class HostedReplica(ReplicaReading):
             if type(event) is BatchAppended:
                 followers.tell_growth(event.log_end_offset)
             followers.tell_in_sync()
+        if self._follower_readers is not None:
+            self._follower_readers.note_step()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

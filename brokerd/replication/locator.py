@@ -94,3 +94,12 @@ class Locator:
         if not replica.is_leader:
             raise RefusedError(replica.refusal())
         return replica
+
+    def local_follower(self, name: str, partition: int) -> HostedReplica | None:
+        """Return the open replica of a partition here if it follows in sync, so that readers may have it; None: ask the leader.
+
+        Raises:
+            RefusedError: INVALID_TOPIC_NAME, UNKNOWN_TOPIC.
+        """
+        replica = self._host.find(self.topic(name).topic_id, partition)
+        return None if replica is None or replica.followed_end is None else replica

@@ -61,6 +61,11 @@ class ReplicaReading:
         return self._core.high_watermark
 
     @property
+    def followed_end(self) -> int | None:
+        """End (exclusive) of what readers may have of this replica as a follower; None: it serves nobody as one."""
+        return self._core.followed_end
+
+    @property
     def readable_range(self) -> ReadableOffsets:
         """The offsets that can be read."""
         return ReadableOffsets(log_start_offset=self._log.log_start_offset, high_watermark=self._core.high_watermark)

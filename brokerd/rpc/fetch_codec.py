@@ -15,7 +15,13 @@ from brokerd.rpc.status import partition_error
 def read_fetch_routes(routes: Iterable[log_pb2.FetchRoute]) -> tuple[FetchRouteWanted, ...]:
     """Read routes to bind."""
     return tuple(
-        FetchRouteWanted(route=route.route, topic=route.topic, partition=route.partition, offset=route.offset)
+        FetchRouteWanted(
+            route=route.route,
+            topic=route.topic,
+            partition=route.partition,
+            offset=route.offset,
+            allow_follower=route.allow_follower,
+        )
         for route in routes
     )
 
@@ -50,6 +56,7 @@ def encode_fetch_answer(answer: FetchAnswer, *, cluster_id: str, node_id: int) -
                             leader_epoch=route.leader_epoch,
                             log_start_offset=route.log_start_offset,
                             high_watermark=route.high_watermark,
+                            from_follower=route.from_follower,
                         )
                         for route in answer.routes
                     ],

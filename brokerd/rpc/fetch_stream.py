@@ -42,23 +42,29 @@ from brokerd.fetch.events import (
 )
 from brokerd.fetch.session import FetchSession
 from brokerd.limits import BIND_WAIT_MS
-from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.calls import ServicerContext, check_cluster, undecodable
 from brokerd.rpc.fetch_codec import encode_fetch_answer, encode_fetch_go_away, read_fetch_routes
 from brokerd.rpc.parts import GOING_AWAY, BrokerParts
 from brokerd.rpc.produce_codec import check_formats
+from brokerd.rpc.readers import ServingReplica, find_serving
 from brokerd.wake import Wake
 
 
 class _Binding:
     """A route bound to a replica; hears when more is readable and when the replica stops to serve."""
 
-    __slots__ = ("_stream", "replica", "route")
+    __slots__ = ("_listeners", "_stream", "replica", "route")
 
-    def __init__(self, stream: FetchStream, route: int, replica: HostedReplica) -> None:
+    def __init__(self, stream: FetchStream, route: int, serving: ServingReplica) -> None:
         self._stream = stream
+        self._listeners = serving.listeners
         self.route = route
-        self.replica = replica
+        self.replica = serving.replica
+        self._listeners.add_read(self)
+
+    def release(self) -> None:
+        """Hear no more."""
+        self._listeners.remove(self)
 
     def on_high_watermark(self, high_watermark: int) -> None:
         self._stream.move_route(self.route, high_watermark, self.replica.log_start_offset)
@@ -93,7 +99,7 @@ class FetchStream:
                 if self._timer is not None:
                     self._timer.cancel()
                 for binding in self._bindings.values():
-                    binding.replica.listeners.remove(binding)
+                    binding.release()
                 self._bindings.clear()
                 await asyncio.wait((reader,))
 
@@ -201,14 +207,19 @@ class FetchStream:
         for wanted in routes:
             left_ms = max(0, give_up_ms - monotonic_ms())
             try:
-                replica = await self._parts.locator.local_leader(wanted.topic, wanted.partition, timeout_ms=left_ms)
-                check_offset(replica, wanted.offset)
+                serving = await find_serving(
+                    self._parts.locator,
+                    wanted.topic,
+                    wanted.partition,
+                    allow_follower=wanted.allow_follower,
+                    timeout_ms=left_ms,
+                )
+                serving.check(wanted.offset)
             except RefusedError as error:
                 self._step(FetchRouteRefused(route=wanted.route, failure=error.failure))
                 continue
-            binding = _Binding(self, wanted.route, replica)
-            self._bindings[wanted.route] = binding
-            replica.listeners.add_read(binding)
+            replica = serving.replica
+            self._bindings[wanted.route] = _Binding(self, wanted.route, serving)
             self._step(
                 FetchRouteBound(
                     route=wanted.route,
@@ -216,7 +227,8 @@ class FetchStream:
                     leader_epoch=replica.leader_epoch,
                     offset=wanted.offset,
                     log_start_offset=replica.log_start_offset,
-                    high_watermark=replica.high_watermark,
+                    high_watermark=serving.end_offset,
+                    from_follower=not serving.is_leader,
                 )
             )
         self._step(FetchRoutesResolved())
@@ -252,22 +264,10 @@ class FetchStream:
             case ReleaseFetchRoute():
                 binding = self._bindings.pop(effect.route, None)
                 if binding is not None:
-                    binding.replica.listeners.remove(binding)
+                    binding.release()
             case AbortFetchStream():
                 raise RefusedError(effect.failure)
             case ResolveFetchRoutes():
                 raise AssertionError(f"{effect} is carried out where it arises")
             case _:
                 assert_never(effect)
-
-
-def check_offset(replica: HostedReplica, offset: int) -> None:
-    """Refuse an offset that cannot be read now or soon; the log end itself waits for the next record.
-
-    Raises:
-        RefusedError: INVALID_REQUEST, OFFSET_OUT_OF_RANGE.
-    """
-    if offset < 0:
-        raise refused(ErrorCode.INVALID_REQUEST, f"offset {offset} is below 0")
-    if not replica.log_start_offset <= offset <= replica.log_end_offset:
-        raise RefusedError(replica.out_of_range(offset))

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Read call: records of one partition, wherever its leader is, waiting a while when there is none yet.
 
-Owns the decoding into plain records and the long poll. This is the plain form; whoever wants speed uses the Fetch
-stream.
+Who allows it is answered by a follower in sync, if the broker that is asked is one, has the offset and can read it. Owns the
+decoding into plain records and the long poll. This is the plain form; whoever wants speed uses the Fetch stream.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from lograft.v1 import log_pb2
@@ -17,6 +18,7 @@ from lograft.wire.errors import BatchError
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from brokerd.failure import Failure, RefusedError, refused
+from brokerd.fetch.serving import Verdict
 from brokerd.limits import (
     BIND_WAIT_MS,
     DEFAULT_READ_BYTES,
@@ -28,12 +30,11 @@ from brokerd.limits import (
     MAX_READ_WAIT_MS,
     MAX_WAITING_READS,
 )
-from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms
-from brokerd.rpc.fetch_stream import check_offset
 from brokerd.rpc.forward import Forwarder
 from brokerd.rpc.forwarded import was_forwarded
 from brokerd.rpc.parts import BrokerParts
+from brokerd.rpc.readers import ServingReplica, find_follower, find_serving
 
 METHOD: Final = "/lograft.v1.LogService/Read"
 
@@ -73,11 +74,17 @@ class ReadCalls:
             RefusedError: nothing was read.
         """
         check_cluster(request.cluster_id, self._parts.cluster_id)
-        max_records = _bounded("max_records", request.max_records, DEFAULT_READ_RECORDS, MAX_READ_RECORDS)
-        max_bytes = _bounded("max_bytes", request.max_bytes, DEFAULT_READ_BYTES, MAX_READ_BYTES)
-        max_wait_ms = _bounded("max_wait_ms", request.max_wait_ms, 0, MAX_READ_WAIT_MS)
+        _check_bounds("max_records", request.max_records, MAX_READ_RECORDS)
+        _check_bounds("max_bytes", request.max_bytes, MAX_READ_BYTES)
+        _check_bounds("max_wait_ms", request.max_wait_ms, MAX_READ_WAIT_MS)
         locator = self._parts.locator
         is_forwarded = await was_forwarded(context, self._parts, [(request.topic, request.partition)])
+        if request.allow_follower:
+            follower = find_follower(locator, request.topic, request.partition)
+            if follower is not None and follower.judge(request.offset) is Verdict.SERVED:
+                with suppress(RefusedError):
+                    return await self._serve(follower, request, context)
+                # It follows no more, or is damaged there: the leader decides.
         place = locator.leader(locator.topic(request.topic), request.partition)
         if not locator.is_local(place) and not is_forwarded:
             return await self._forwarder.call(
@@ -85,22 +92,32 @@ class ReadCalls:
                 METHOD,
                 request,
                 log_pb2.ReadResponse,
-                timeout_ms=left_ms(context, at_most_ms=FORWARD_WAIT_MS + max_wait_ms),
+                timeout_ms=left_ms(context, at_most_ms=FORWARD_WAIT_MS + request.max_wait_ms),
                 is_read_only=True,
             )
         wait_ms = left_ms(context, at_most_ms=BIND_WAIT_MS)
-        replica = await locator.local_leader(request.topic, request.partition, timeout_ms=wait_ms)
-        check_offset(replica, request.offset)
-        if request.offset >= replica.high_watermark and max_wait_ms > 0:
-            await self._wait(replica, request.offset, left_ms(context, at_most_ms=max_wait_ms))
-        return await self._records(replica, request.offset, max_records, max_bytes)
+        serving = await find_serving(
+            locator, request.topic, request.partition, allow_follower=False, timeout_ms=wait_ms
+        )
+        serving.check(request.offset)
+        return await self._serve(serving, request, context)
 
-    async def _wait(self, replica: HostedReplica, offset: int, timeout_ms: int) -> None:
+    async def _serve(
+        self, serving: ServingReplica, request: log_pb2.ReadRequest, context: ServicerContext
+    ) -> log_pb2.ReadResponse:
+        """Read, waiting a while when there is nothing yet. The limits of the request are checked."""
+        if request.offset >= serving.end_offset and request.max_wait_ms > 0:
+            await self._wait(serving, request.offset, left_ms(context, at_most_ms=request.max_wait_ms))
+        max_records = request.max_records or DEFAULT_READ_RECORDS
+        return await self._records(serving, request.offset, max_records, request.max_bytes or DEFAULT_READ_BYTES)
+
+    async def _wait(self, serving: ServingReplica, offset: int, timeout_ms: int) -> None:
         if self._waiting_count >= MAX_WAITING_READS:
             message = f"{MAX_WAITING_READS} reads wait on this broker, which is its limit"
             raise refused(ErrorCode.OVERLOADED, message, retry_after_ms=1_000)
         waiter = _Waiter(offset)
-        replica.listeners.add_read(waiter)
+        listeners = serving.listeners
+        listeners.add_read(waiter)
         self._waiting_count += 1
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -109,13 +126,14 @@ class ReadCalls:
             return  # no record came in time: the answer is empty
         finally:
             self._waiting_count -= 1
-            replica.listeners.remove(waiter)
+            listeners.remove(waiter)
 
     async def _records(
-        self, replica: HostedReplica, offset: int, max_records: int, max_bytes: int
+        self, serving: ServingReplica, offset: int, max_records: int, max_bytes: int
     ) -> log_pb2.ReadResponse:
+        replica = serving.replica
         response = log_pb2.ReadResponse(
-            next_offset=offset, high_watermark=replica.high_watermark, log_start_offset=replica.log_start_offset
+            next_offset=offset, high_watermark=serving.end_offset, log_start_offset=replica.log_start_offset
         )
         # More than one turn only over batches without user records.
         while not response.records and response.next_offset < response.high_watermark:
@@ -139,10 +157,9 @@ class ReadCalls:
         return response
 
 
-def _bounded(name: str, value: int, default: int, largest: int) -> int:
+def _check_bounds(name: str, value: int, largest: int) -> None:
     if not 0 <= value <= largest:
         raise refused(ErrorCode.INVALID_REQUEST, f"{name} {value} is not between 0 and {largest}")
-    return value or default
 
 
 def _decode(data: bytes, response: log_pb2.ReadResponse, max_records: int, max_bytes: int) -> None:

@@ -540,6 +540,7 @@ class FetchRoute(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
+    ALLOW_FOLLOWER_FIELD_NUMBER: _builtins.int
     route: _builtins.int
     """Number chosen by the client, 0 to 1,048,575, not used before on this stream."""
     topic: _builtins.str
@@ -548,6 +549,10 @@ class FetchRoute(_message.Message):
     """Partition, from 0."""
     offset: _builtins.int
     """First offset wanted, inclusive. The first chunk starts with the batch that holds it: skip the records before."""
+    allow_follower: _builtins.bool
+    """True: a broker that follows the partition may serve the route while it is in sync, up to the high watermark that its leader has
+    told it. What such a broker refuses or ends is to be asked of the leader, which alone knows which offsets there are.
+    """
     def __init__(
         self,
         *,
@@ -555,10 +560,11 @@ class FetchRoute(_message.Message):
         topic: _builtins.str = ...,
         partition: _builtins.int = ...,
         offset: _builtins.int = ...,
+        allow_follower: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "partition", b"partition", "route", b"route", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_follower", b"allow_follower", "offset", b"offset", "partition", b"partition", "route", b"route", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -731,16 +737,19 @@ class FetchRouteOpened(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
+    FROM_FOLLOWER_FIELD_NUMBER: _builtins.int
     route: _builtins.int
     """Route number."""
     topic_id: _builtins.bytes
     """Id of the topic, 16 bytes."""
     leader_epoch: _builtins.int
-    """Leader epoch under which this broker leads the partition."""
+    """Leader epoch under which this broker leads the partition, or which it follows."""
     log_start_offset: _builtins.int
     """First readable offset, inclusive."""
     high_watermark: _builtins.int
-    """End of the readable offsets, exclusive."""
+    """End of the readable offsets, exclusive; at a follower it may be below what another broker has told."""
+    from_follower: _builtins.bool
+    """True: this broker follows the partition."""
     def __init__(
         self,
         *,
@@ -749,10 +758,11 @@ class FetchRouteOpened(_message.Message):
         leader_epoch: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
         high_watermark: _builtins.int = ...,
+        from_follower: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "route", b"route", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_follower", b"from_follower", "high_watermark", b"high_watermark", "leader_epoch", b"leader_epoch", "log_start_offset", b"log_start_offset", "route", b"route", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1148,6 +1158,7 @@ class ReadRequest(_message.Message):
     MAX_RECORDS_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     MAX_WAIT_MS_FIELD_NUMBER: _builtins.int
+    ALLOW_FOLLOWER_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id that the client expects; empty: any."""
     topic: _builtins.str
@@ -1162,6 +1173,10 @@ class ReadRequest(_message.Message):
     """Most bytes of keys and values; 0: 1 MiB; at most 3 MiB. The first record is sent whatever its size."""
     max_wait_ms: _builtins.int
     """Milliseconds to wait when there is no record yet; at most 30,000."""
+    allow_follower: _builtins.bool
+    """True: the broker that is asked may answer itself while it follows the partition in sync, up to the high watermark that its leader
+    has told it, instead of passing the request on.
+    """
     def __init__(
         self,
         *,
@@ -1172,10 +1187,11 @@ class ReadRequest(_message.Message):
         max_records: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
         max_wait_ms: _builtins.int = ...,
+        allow_follower: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "max_bytes", b"max_bytes", "max_records", b"max_records", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_follower", b"allow_follower", "cluster_id", b"cluster_id", "max_bytes", b"max_bytes", "max_records", b"max_records", "max_wait_ms", b"max_wait_ms", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1431,7 +1447,7 @@ class DeletedRecords(_message.Message):
     partition: _builtins.int
     """Partition."""
     log_start_offset: _builtins.int
-    """First readable offset now; absent on an error. Nothing below it is ever read again."""
+    """First readable offset now; absent on an error. Nothing below it is ever read again; followers hear of it a moment later."""
     @_builtins.property
     def error(self) -> _errors_pb2.PartitionError:
         """Why nothing was removed; absent: none."""

@@ -106,7 +106,8 @@ class LogServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """Reads records of one partition. Any broker takes the request and forwards to the leader.
+        """Reads records of one partition. Any broker takes the request and forwards to the leader, unless it may answer itself
+        (`allow_follower`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,7 +48,9 @@ class LogServiceStub:
     Append: _grpc.UnaryUnaryMultiCallable[_log_pb2.AppendRequest, _log_pb2.AppendResponse]
     """Appends records. Any broker takes them and forwards to the leader."""
     Read: _grpc.UnaryUnaryMultiCallable[_log_pb2.ReadRequest, _log_pb2.ReadResponse]
-    """Reads records of one partition. Any broker takes the request and forwards to the leader."""
+    """Reads records of one partition. Any broker takes the request and forwards to the leader, unless it may answer itself
+    (`allow_follower`).
+    """
     ListOffsets: _grpc.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]
     """Finds offsets by position or by timestamp. Any broker takes the request and forwards to the leaders."""
     DeleteRecords: _grpc.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]
@@ -78,7 +80,9 @@ class LogServiceAsyncStub(LogServiceStub):
     Append: _aio.UnaryUnaryMultiCallable[_log_pb2.AppendRequest, _log_pb2.AppendResponse]  # type: ignore[assignment]
     """Appends records. Any broker takes them and forwards to the leader."""
     Read: _aio.UnaryUnaryMultiCallable[_log_pb2.ReadRequest, _log_pb2.ReadResponse]  # type: ignore[assignment]
-    """Reads records of one partition. Any broker takes the request and forwards to the leader."""
+    """Reads records of one partition. Any broker takes the request and forwards to the leader, unless it may answer itself
+    (`allow_follower`).
+    """
     ListOffsets: _aio.UnaryUnaryMultiCallable[_log_pb2.ListOffsetsRequest, _log_pb2.ListOffsetsResponse]  # type: ignore[assignment]
     """Finds offsets by position or by timestamp. Any broker takes the request and forwards to the leaders."""
     DeleteRecords: _aio.UnaryUnaryMultiCallable[_log_pb2.DeleteRecordsRequest, _log_pb2.DeleteRecordsResponse]  # type: ignore[assignment]
@@ -129,7 +133,9 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _log_pb2.ReadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_log_pb2.ReadResponse, _abc.Awaitable[_log_pb2.ReadResponse]]:
-        """Reads records of one partition. Any broker takes the request and forwards to the leader."""
+        """Reads records of one partition. Any broker takes the request and forwards to the leader, unless it may answer itself
+        (`allow_follower`).
+        """
 
     @_abc_1.abstractmethod
     def ListOffsets(
