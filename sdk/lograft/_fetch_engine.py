@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps every assigned partition flowing from its leader.
+"""Keeps every assigned partition flowing, from its leader or from a follower in the consumer's rack.
 
 Owns the streams to brokers, retries, and what an ended route means: a new leader, a reset, or a failure that the
-application must see. Must not decode or keep what arrives: it goes to the sink. Runs on one event loop.
+application must see. What a follower refuses means nothing but that the leader is to be asked, for a while. Must not
+decode or keep what arrives: it goes to the sink. Runs on one event loop.
 
 Retriable troubles never end a partition: it is tried again, with pauses of at most a second, until the consumer lets
 it go.
@@ -18,10 +19,17 @@ from typing import Final
 from lograft._cluster import Cluster, now_ms
 from lograft._codec import decode_error
 from lograft._core.fetcher import Arrival, Chunk, Cursor, Failure, Reset
+from lograft._core.nearest import ReadPlace, read_place
 from lograft._fetch_stream import FetchStream, PartitionFetcher
 from lograft._offsets import find_offsets
 from lograft.errors import FatalError, LograftError, OffsetOutOfRangeError, UnknownTopicError
-from lograft.settings import REQUEST_TIMEOUT_MS, STALL_REFRESH_MS, UNKNOWN_TOPIC_WAIT_MS, ConsumerSettings
+from lograft.settings import (
+    FOLLOWER_RETRY_MS,
+    REQUEST_TIMEOUT_MS,
+    STALL_REFRESH_MS,
+    UNKNOWN_TOPIC_WAIT_MS,
+    ConsumerSettings,
+)
 from lograft.types import OffsetQuery, Position, TopicPartition
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.codes import ErrorCode
@@ -97,28 +105,41 @@ class FetchEngine:
             *(stream.close() for stream in self._streams.values()), *self._tasks, return_exceptions=True
         )
 
-    # -- finding leaders
+    # -- finding leaders and followers
+
+    def _place(self, fetcher: PartitionFetcher) -> ReadPlace | None:
+        tp = fetcher.cursor.tp
+        rack = self._settings.client_rack if now_ms() >= fetcher.follower_after_ms else None
+        return read_place(self._cluster.view, tp.topic, tp.partition, rack=rack)
+
+    def _leave_follower(self, fetcher: PartitionFetcher) -> None:
+        """Read from the leader for a while."""
+        fetcher.follower_after_ms = now_ms() + FOLLOWER_RETRY_MS
+        if fetcher.stream is not None:
+            fetcher.stream.unbind(fetcher)
+        self._route(fetcher)
 
     def _route(self, fetcher: PartitionFetcher) -> None:
         fetcher.retry = None
         if self._is_closed or fetcher.stream is not None or not self._is_current(fetcher):
             return
         tp = fetcher.cursor.tp
-        leader = self._cluster.leader(tp.topic, tp.partition)
-        if leader is None:
+        place = self._place(fetcher)
+        if place is None:
             if self._cluster.is_missing(tp.topic, tp.partition) and self._is_gone(fetcher):
                 self._fail(fetcher, UnknownTopicError(f"{tp} does not exist (any more)"))
                 return
             self._cluster.request_refresh()
             self._retry_later(fetcher, None)
             return
-        stream = self._streams.get(leader.broker_id)
-        if stream is not None and stream.address != leader.address:
+        stream = self._streams.get(place.broker_id)
+        if stream is not None and stream.address != place.address:
             self._move(stream)
             stream = None
         if stream is None or stream.is_closed:
-            stream = FetchStream(self, self._cluster, self._settings, leader=leader)
-            self._streams[leader.broker_id] = stream
+            stream = FetchStream(self, self._cluster, self._settings, broker_id=place.broker_id, address=place.address)
+            self._streams[place.broker_id] = stream
+        fetcher.place = place
         stream.bind(fetcher)
 
     def _is_current(self, fetcher: PartitionFetcher) -> bool:
@@ -133,7 +154,7 @@ class FetchEngine:
 
     def _move(self, stream: FetchStream) -> None:
         """The broker has another address now: hand its partitions on and close the old stream."""
-        del self._streams[stream.leader.broker_id]
+        del self._streams[stream.broker_id]
         for fetcher in list(self._fetchers.values()):
             if fetcher.stream is stream:
                 stream.unbind(fetcher)
@@ -147,18 +168,18 @@ class FetchEngine:
         task.add_done_callback(self._tasks.discard)
 
     def _on_metadata(self) -> None:
-        """Leaders may have moved: those who wait for one need not wait longer, nor those who ask one that is none any more."""
+        """Leaders and followers in sync may be others: nobody need wait longer for one, or ask one that is none any more."""
         for fetcher in list(self._fetchers.values()):
-            leader = self._cluster.leader(fetcher.cursor.tp.topic, fetcher.cursor.tp.partition)
+            place = self._place(fetcher)
             stream = fetcher.stream
-            if leader is None:
+            if place is None:
                 continue
             if stream is not None:
-                if stream.leader.broker_id != leader.broker_id:
+                if stream.broker_id != place.broker_id:
                     # It may be frozen, or not be reached: it would never say so.
                     stream.unbind(fetcher)
                     self._route(fetcher)
-            elif fetcher.retry is not None and leader != fetcher.avoided:
+            elif fetcher.retry is not None and place != fetcher.avoided:
                 fetcher.retry.cancel()
                 self._route(fetcher)
 
@@ -167,14 +188,19 @@ class FetchEngine:
     def on_bound(self, fetcher: PartitionFetcher, opened: log_pb2.FetchRouteOpened) -> None:
         """See `StreamOwner`."""
         tp = fetcher.cursor.tp
-        if fetcher.topic_id is not None and fetcher.topic_id != opened.topic_id:
+        leader = self._cluster.leader(tp.topic, tp.partition)
+        is_other = fetcher.topic_id is not None and fetcher.topic_id != opened.topic_id
+        is_behind = leader is not None and opened.leader_epoch < leader.leader_epoch
+        if fetcher.is_at_follower and (is_other or is_behind):
+            self._leave_follower(fetcher)
+            return
+        if is_other:
             self._fail(
                 fetcher,
                 UnknownTopicError(f"topic {tp.topic!r} was deleted and made anew; its old offsets mean nothing: seek"),
             )
             return
-        leader = self._cluster.leader(tp.topic, tp.partition)
-        if leader is not None and opened.leader_epoch < leader.leader_epoch and fetcher.stream is not None:
+        if is_behind and fetcher.stream is not None:
             # A deposed leader that does not know it yet.
             fetcher.stream.unbind(fetcher)
             self._retry_later(fetcher, None)
@@ -217,6 +243,13 @@ class FetchEngine:
         tp = fetcher.cursor.tp
         cause = decode_error(error)
         logger.info("%s: route ended: %s", tp, cause)
+        if fetcher.is_at_follower:
+            if error.HasField("leader"):
+                self._cluster.take_hint(tp.topic, tp.partition, error.leader)
+            if cause.code.refresh_metadata:
+                self._cluster.request_refresh()
+            self._leave_follower(fetcher)
+            return
         if isinstance(cause, OffsetOutOfRangeError):
             self._out_of_range(fetcher, cause)
             return
@@ -224,7 +257,7 @@ class FetchEngine:
         if is_gone or cause.code.fatal:
             self._fail(fetcher, cause)
             return
-        fetcher.avoided = self._cluster.leader(tp.topic, tp.partition)
+        fetcher.avoided = self._place(fetcher)
         if error.HasField("leader") and self._cluster.take_hint(tp.topic, tp.partition, error.leader):
             self._route(fetcher)
             return
@@ -234,16 +267,18 @@ class FetchEngine:
 
     def on_stream_end(self, stream: FetchStream, fetchers: Sequence[PartitionFetcher], error: LograftError) -> None:
         """See `StreamOwner`."""
-        if self._streams.get(stream.leader.broker_id) is stream:
-            del self._streams[stream.leader.broker_id]
+        if self._streams.get(stream.broker_id) is stream:
+            del self._streams[stream.broker_id]
         if fetchers:
             logger.info("fetch stream from %s ended: %s", stream.address, error)
             self._cluster.request_refresh()
         for fetcher in fetchers:
-            if isinstance(error, FatalError):
+            if fetcher.is_at_follower:
+                self._leave_follower(fetcher)
+            elif isinstance(error, FatalError):
                 self._fail(fetcher, error)
             else:
-                fetcher.avoided = stream.leader
+                fetcher.avoided = fetcher.place
                 self._retry_later(fetcher, error)
 
     def _is_gone(self, fetcher: PartitionFetcher) -> bool:
@@ -301,3 +336,5 @@ class FetchEngine:
                 self._asked_ms = at_ms
                 self._cluster.request_refresh(avoid=stream.address)
             stream.check_silence(at_ms)
+        if self._settings.client_rack is not None:
+            self._on_metadata()  # time alone may let a follower be asked again

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fetch stream from one leader broker.
+"""One fetch stream from one broker.
 
 Owns the handshake, routes, credit and the sorting of what comes. Must not choose leaders, retry or decode batches.
 
@@ -22,7 +22,7 @@ import grpc.aio
 from lograft._cluster import Cluster, now_ms
 from lograft._core.backoff import Backoff
 from lograft._core.fetcher import CreditLedger, Cursor
-from lograft._core.metadata import Leader
+from lograft._core.nearest import ReadPlace
 from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import (
@@ -50,10 +50,12 @@ class PartitionFetcher:
         generation: generation of the cursor that it works for.
         fetch_offset: next offset to ask for.
         stream: stream that it is bound or being bound to; None: it waits for a leader.
+        place: the broker of that stream, or of the last one; None: none yet.
+        follower_after_ms: before that time only the leader is asked.
         route: its route number there.
         topic_id: id of the topic when it was first bound.
         unknown_since_ms: since when brokers say that they do not know the partition.
-        avoided: leader that could not be used; the same one is tried again only after a pause.
+        avoided: place that could not be used; the same one is tried again only after a pause.
         retry: timer of the next try.
     """
 
@@ -62,7 +64,9 @@ class PartitionFetcher:
         "backoff",
         "cursor",
         "fetch_offset",
+        "follower_after_ms",
         "generation",
+        "place",
         "retry",
         "route",
         "stream",
@@ -79,8 +83,15 @@ class PartitionFetcher:
         self.route = 0
         self.topic_id: bytes | None = None
         self.unknown_since_ms: int | None = None
-        self.avoided: Leader | None = None
+        self.avoided: ReadPlace | None = None
+        self.place: ReadPlace | None = None
+        self.follower_after_ms = 0
         self.retry: asyncio.TimerHandle | None = None
+
+    @property
+    def is_at_follower(self) -> bool:
+        """True if it is, or was last, bound to a broker that followed the partition."""
+        return self.place is not None and not self.place.is_leader
 
 
 class StreamOwner(Protocol):
@@ -110,9 +121,11 @@ class StreamOwner(Protocol):
 class FetchStream:
     """See the module docstring."""
 
-    def __init__(self, owner: StreamOwner, cluster: Cluster, settings: ConsumerSettings, *, leader: Leader) -> None:
-        self.leader = leader
-        self.address = leader.address
+    def __init__(
+        self, owner: StreamOwner, cluster: Cluster, settings: ConsumerSettings, *, broker_id: int, address: str
+    ) -> None:
+        self.broker_id = broker_id
+        self.address = address
         self.is_closed = False
         self._owner = owner
         self._cluster = cluster
@@ -136,7 +149,7 @@ class FetchStream:
         return not self._routes and not self._to_bind
 
     def bind(self, fetcher: PartitionFetcher) -> None:
-        """Fetch a partition from its `fetch_offset` on."""
+        """Fetch a partition from its `fetch_offset` on, as its `place` says."""
         fetcher.stream = self
         fetcher.route = self._next_route
         self._next_route += 1
@@ -280,6 +293,7 @@ class FetchStream:
                     topic=fetcher.cursor.tp.topic,
                     partition=fetcher.cursor.tp.partition,
                     offset=fetcher.fetch_offset,
+                    allow_follower=fetcher.is_at_follower,
                 )
             )
         self._to_bind.clear()

@@ -42,6 +42,8 @@ class Consumer:
         on_out_of_range: "error", or go on from the "earliest" or "latest" offset when a position does not exist (any
         more).
         check_crcs: check the checksum of every batch.
+        client_rack: rack of this consumer: partitions whose leader is in another rack are read from a follower in sync in this one,
+        if there is one; None: from leaders only.
         request_timeout_ms: milliseconds that look-ups of topics and offsets may take.
 
     Raises:
@@ -57,6 +59,7 @@ class Consumer:
         max_chunk_bytes: int = 1024 * 1024,
         on_out_of_range: str = "error",
         check_crcs: bool = True,
+        client_rack: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
     ) -> None:
         self._settings = ConsumerSettings(
@@ -64,6 +67,7 @@ class Consumer:
             max_chunk_bytes=max_chunk_bytes,
             on_out_of_range=on_out_of_range,
             check_crcs=check_crcs,
+            client_rack=client_rack,
         )
         check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
         self._timeout_ms = request_timeout_ms

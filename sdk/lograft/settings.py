@@ -45,6 +45,12 @@ FETCH_STALLED_MS: Final = 4_500
 STALL_REFRESH_MS: Final = 500
 """Milliseconds between two questions to other brokers, while one owes an answer, who leads."""
 
+FOLLOWER_RETRY_MS: Final = 5_000
+"""Milliseconds for which a consumer reads a partition from its leader after a follower has refused it or failed."""
+
+MAX_RACK_CHARACTERS: Final = 249
+"""Characters of the longest rack name that a broker may have."""
+
 OLD_LEADER_GRACE_MS: Final = 500
 """Milliseconds that a broker which leads a partition no more has to say so itself, behind the receipts that it still has."""
 
@@ -115,12 +121,15 @@ class ConsumerSettings:
         max_chunk_bytes: bytes of one message from a broker, 1,024 to 4 MiB.
         on_out_of_range: "error", or go on from the "earliest" or "latest" offset.
         check_crcs: check the checksum of every batch.
+        client_rack: rack of the consumer, 1 to 249 characters: partitions whose leader is in another one are read from a follower in
+            sync in this one, if there is one; None: from leaders only.
     """
 
     fetch_credit_bytes: int = 8 * 1024 * 1024
     max_chunk_bytes: int = 1024 * 1024
     on_out_of_range: str = "error"
     check_crcs: bool = True
+    client_rack: str | None = None
 
     def __post_init__(self) -> None:
         check_range("fetch_credit_bytes", self.fetch_credit_bytes, 1_024, 1024**3)
@@ -128,6 +137,10 @@ class ConsumerSettings:
         if self.on_out_of_range not in ("error", "earliest", "latest"):
             raise InvalidSettingError(
                 f'on_out_of_range is "error", "earliest" or "latest", not {self.on_out_of_range!r}'
+            )
+        if self.client_rack is not None and not 1 <= len(self.client_rack) <= MAX_RACK_CHARACTERS:
+            raise InvalidSettingError(
+                f"client_rack has {len(self.client_rack)} characters; it must have 1 to {MAX_RACK_CHARACTERS}, or be left out"
             )
 
 

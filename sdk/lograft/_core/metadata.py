@@ -105,6 +105,15 @@ class ClusterView:
         """Brokers by id."""
         return [self._brokers[broker_id] for broker_id in sorted(self._brokers)]
 
+    def broker(self, broker_id: int) -> BrokerNode | None:
+        """Return what is known of a broker; None: nothing."""
+        return self._brokers.get(broker_id)
+
+    def in_sync(self, topic: str, partition: int) -> tuple[int, ...]:
+        """Ids of the in-sync replicas of a partition, as far as is known."""
+        state = self._topics.get(topic)
+        return state.partitions[partition].isr if state is not None and partition < len(state.partitions) else ()
+
     def topic(self, topic: str) -> TopicState | None:
         """Return what is known of a topic; None: nothing."""
         return self._topics.get(topic)

@@ -34,6 +34,7 @@ class Consumer:
         max_chunk_bytes: int = 1024 * 1024,
         on_out_of_range: str = "error",
         check_crcs: bool = True,
+        client_rack: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
     ) -> None:
         self._settings = ConsumerSettings(
@@ -41,6 +42,7 @@ class Consumer:
             max_chunk_bytes=max_chunk_bytes,
             on_out_of_range=on_out_of_range,
             check_crcs=check_crcs,
+            client_rack=client_rack,
         )
         check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
         self._timeout_ms = request_timeout_ms

@@ -43,6 +43,10 @@ def consume(
     max_records: Annotated[int | None, typer.Option("--max", "-n", min=1, help="Stop after this many records.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records at the end.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print partition, offset, time and key, too.")] = False,
+    rack: Annotated[
+        str | None,
+        typer.Option("--rack", help="Read from followers in sync in this rack rather than from leaders in others."),
+    ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     cluster_id: ClusterId = None,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
@@ -60,7 +64,7 @@ def consume(
         count = admin.describe_topic(topic).partition_count
     partitions = sorted(set(partition)) if partition else list(range(count))
     tps = [TopicPartition(topic, number) for number in partitions]
-    with Consumer(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as consumer:
+    with Consumer(bootstrap, cluster_id=cluster_id, client_rack=rack, request_timeout_ms=timeout_ms) as consumer:
         is_tail = follow and not from_beginning and offset is None and start_ms is None
         offsets = None if offset is None else dict.fromkeys(tps, offset)
         consumer.assign(tps, offsets=offsets, start="latest" if is_tail else "earliest")

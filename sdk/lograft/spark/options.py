@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from lograft.errors import InvalidSettingError
-from lograft.settings import MAX_BATCH_BYTES, MAX_IN_FLIGHT_BATCHES, parse_bootstrap
+from lograft.settings import MAX_BATCH_BYTES, MAX_IN_FLIGHT_BATCHES, MAX_RACK_CHARACTERS, parse_bootstrap
 from lograft.spark.settings import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_BUFFER_BYTES,
@@ -88,6 +88,7 @@ _SOURCE: Final = (
     "kafka.fetch.max.bytes",
     "kafka.max.partition.fetch.bytes",
     "kafka.check.crcs",
+    "kafka.client.rack",
 )
 _SINK: Final = (
     "topic",
@@ -110,7 +111,6 @@ _WITHOUT_EFFECT: Final = (
     "minOffsetsPerTrigger",
     "kafka.client.dns.lookup",
     "kafka.client.id",
-    "kafka.client.rack",
     "kafka.connections.max.idle.ms",
     "kafka.fetch.max.wait.ms",
     "kafka.fetch.min.bytes",
@@ -224,6 +224,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
             "kafka.max.partition.fetch.bytes", DEFAULT_CHUNK_BYTES, minimum=MIN_FETCH_BYTES, maximum=MAX_CHUNK_BYTES
         ),
         check_crcs=given.boolean("kafka.check.crcs", True),
+        client_rack=given.read("kafka.client.rack", _parse_rack),
         ignored=given.ignored(),
     )
 
@@ -331,6 +332,13 @@ def _parse_bootstrap(option: str, text: str) -> tuple[str, ...]:
         return parse_bootstrap(text, None).addresses
     except InvalidSettingError as error:
         raise OptionError(option, error.message) from error
+
+
+def _parse_rack(option: str, text: str) -> str | None:
+    rack = text.strip()
+    if len(rack) > MAX_RACK_CHARACTERS:
+        raise OptionError(option, f"has {len(rack)} characters; a rack has at most {MAX_RACK_CHARACTERS}")
+    return rack or None  # Kafka's default is the empty text: no rack
 
 
 def _parse_timestamp(option: str, text: str) -> int:

@@ -123,6 +123,7 @@ class ReadOptions:
         credit_bytes: bytes that a broker may have under way to one read task.
         chunk_bytes: most bytes in one chunk (a single larger batch is still sent).
         check_crcs: verify the checksum of every batch.
+        client_rack: rack of the read tasks; None: leaders are read.
         ignored: options that were given and have no effect here, ascending.
     """
 
@@ -139,6 +140,7 @@ class ReadOptions:
     credit_bytes: int = DEFAULT_CREDIT_BYTES
     chunk_bytes: int = DEFAULT_CHUNK_BYTES
     check_crcs: bool = True
+    client_rack: str | None = None
     ignored: tuple[str, ...] = ()
 
 

@@ -129,6 +129,7 @@ def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch
         fetch_credit_bytes=options.credit_bytes,
         max_chunk_bytes=options.chunk_bytes,
         check_crcs=options.check_crcs,
+        client_rack=options.client_rack,
     ) as consumer:
         partition, position = chosen.partition, chosen.start_offset
         try:

@@ -91,7 +91,7 @@ def test_values_and_lines_are_produced_and_consumed(
     assert records[0]["headers"] == [{"name": "h", "value": "v"}]
     assert (records[1]["key"], records[2]["key"]) == ("a", None)
     assert records[4]["value_base64"] == "/w=="
-    code, out, _ = run("consume", topic, "--offset", "3", "--verbose", "--max", "1")
+    code, out, _ = run("consume", topic, "--offset", "3", "--verbose", "--max", "1", "--rack", "a")
     assert out.startswith("0:3\t")
     assert out.endswith("Z\t-\tfour\n")
     assert run("consume", topic, "--timestamp", "2020-01-01T00:00:00+01:00", "--max", "1")[1] == "two\n"

@@ -32,6 +32,8 @@ class Leaders:
 
     def __init__(self, partition_count: int = 1) -> None:
         self.brokers: dict[int, int] = {}
+        self.racks: dict[int, str] = {}
+        self.isr: tuple[int, ...] = ()
         self.partition_count = partition_count
         self.leader_id = 1
         self.leader_epoch = 1
@@ -43,7 +45,9 @@ class Leaders:
         return metadata_pb2.GetClusterResponse(
             cluster_id=self.cluster_id,
             brokers=[
-                metadata_pb2.Broker(broker_id=broker_id, host="127.0.0.1", port=port)
+                metadata_pb2.Broker(
+                    broker_id=broker_id, host="127.0.0.1", port=port, rack=self.racks.get(broker_id, "")
+                )
                 for broker_id, port in self.brokers.items()
             ],
             topics=[
@@ -52,7 +56,10 @@ class Leaders:
                     topic_id=self.topic_id,
                     partitions=[
                         metadata_pb2.Partition(
-                            partition=number, leader_id=self.leader_id, leader_epoch=self.leader_epoch
+                            partition=number,
+                            leader_id=self.leader_id,
+                            leader_epoch=self.leader_epoch,
+                            isr=self.isr,
                         )
                         for number in range(self.partition_count)
                     ],

@@ -67,6 +67,7 @@ def test_every_read_option_reaches_its_setting() -> None:
             "kafka.fetch.max.bytes": "4096",
             "max.partition.fetch.bytes": "2048",
             "kafka.check.crcs": "false",
+            "client.rack": " a ",
             "groupIdPrefix": "x",
             "kafka.group.id": "g",
             "kafka.security.protocol": "plaintext",
@@ -82,6 +83,7 @@ def test_every_read_option_reaches_its_setting() -> None:
     assert options.poll_timeout_ms == 512
     assert (options.credit_bytes, options.chunk_bytes) == (4096, 2048)
     assert not options.check_crcs
+    assert options.client_rack == "a"
     assert options.ignored == ("groupIdPrefix", "kafka.group.id")
 
 
