@@ -101,6 +101,9 @@ WATCH_HISTORY_CHANGES: Final = 4_096
 MAX_PEER_CHANNELS: Final = 256
 """Channels to other brokers that are kept open; the one used longest ago is closed for a new one."""
 
+PEER_RESOLVE_MS: Final = 500
+"""Milliseconds between two look-ups of the name of another server that cannot be reached, at least; gRPC's own is 30 seconds."""
+
 LOG_OPEN_TASKS: Final = 4
 """Partition logs that are opened (recovered) at the same time."""
 

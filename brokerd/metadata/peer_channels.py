@@ -18,7 +18,7 @@ import grpc.aio
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import LeaderHint
 
-from brokerd.limits import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS, MAX_PEER_CHANNELS
+from brokerd.limits import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS, MAX_PEER_CHANNELS, PEER_RESOLVE_MS
 from metaquorum.settings import Address
 
 _OPTIONS: Final = (
@@ -30,6 +30,8 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A peer that comes back under another address (a pod does) must be found there as soon.
+    ("grpc.dns_min_time_between_resolutions_ms", PEER_RESOLVE_MS),
     # Calls inside the cluster never go through a proxy of the environment.
     ("grpc.enable_http_proxy", 0),
 )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers that come back under another address, with gRPC's own resolver and a name server of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from typing import cast
+
+import grpc.aio
+import pytest
+
+from brokerd.clock import monotonic_ms
+from brokerd.limits import FOLLOWER_PAUSE_MAX_MS, PEER_RESOLVE_MS
+from brokerd.metadata.peer_channels import PeerChannels, is_ready_within
+from metaquorum.tests.quorum_cluster import until
+
+GONE, THERE = "127.0.0.2", "127.0.0.1"
+HEADER, TYPE_A = struct.Struct(">6H"), 1
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers every question for an IPv4 address with one address, and any other with nothing."""
+
+    def __init__(self) -> None:
+        self.address = GONE
+        self.questions = 0
+        self._transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember where to answer."""
+        self._transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        """Answer."""
+        assert self._transport is not None
+        self.questions += 1
+        number = HEADER.unpack_from(data)[0]
+        # The name ends with an empty label; type and class follow.
+        name_end = data.index(b"\0", HEADER.size) + 1
+        question = data[HEADER.size : name_end + 4]
+        (kind,) = struct.unpack_from(">H", data, name_end)
+        answer = struct.pack(">HHHIH", 0xC00C, TYPE_A, 1, 1, 4) + socket.inet_aton(self.address)
+        has_answer = kind == TYPE_A
+        header = HEADER.pack(number, 0x8180, 1, int(has_answer), 0, 0)
+        self._transport.sendto(header + question + (answer if has_answer else b""), addr)
+
+
+@pytest.fixture
+async def names() -> AsyncIterator[tuple[NameServer, str]]:
+    """A name server, and the target of a server that listens at `THERE` alone."""
+    loop = asyncio.get_running_loop()
+    transport, server = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
+    name_port = transport.get_extra_info("sockname")[1]
+    peer = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    port = peer.add_insecure_port(f"{THERE}:0")
+    await peer.start()
+    yield server, f"dns://127.0.0.1:{name_port}/peer.test:{port}"
+    await peer.stop(None)
+    transport.close()
+
+
+async def test_peer_that_comes_back_under_another_address_is_found_soon(names: tuple[NameServer, str]) -> None:
+    """Its name is looked up again when its old address refuses; gRPC alone would wait for thirty seconds."""
+    server, target = names
+    channels = PeerChannels()
+    try:
+        async with channels.use(target) as channel:
+            assert not await is_ready_within(channel, FOLLOWER_PAUSE_MAX_MS)
+            assert server.questions > 0
+            server.address = THERE
+            moved_ms = monotonic_ms()
+            ready = asyncio.ensure_future(_connect(channel))
+            await until(ready.done, what="the peer at its new address")
+            assert monotonic_ms() - moved_ms < 10 * PEER_RESOLVE_MS
+    finally:
+        await channels.close()
+
+
+async def _connect(channel: grpc.aio.Channel) -> None:
+    while not await is_ready_within(channel, FOLLOWER_PAUSE_MAX_MS):
+        pass
