@@ -98,6 +98,11 @@ class MetadataObserver:
             return False
         return True
 
+    @property
+    def may_lag(self) -> bool:
+        """Clients and partitions wait for news."""
+        return False
+
     def on_commit(self, batch: CommittedBatch) -> None:
         """Apply a committed batch and tell those who follow."""
         collector = ChangeCollector()

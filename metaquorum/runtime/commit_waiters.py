@@ -189,6 +189,9 @@ class OffsetWaiters:
     def __init__(self) -> None:
         self._waiters: dict[asyncio.Future[None], int] = {}
 
+    def __len__(self) -> int:
+        return len(self._waiters)
+
     async def wait(self, metadata_offset: int, *, timeout_ms: int) -> None:
         """Wait for `committed` with at least `metadata_offset` (exclusive).
 

@@ -72,6 +72,10 @@ class QuorumLog(Protocol):
         """Append one batch; see `QuorumNode.append`."""
         ...
 
+    def hurry(self) -> None:
+        """Have delivered at once what waits for others; see `QuorumNode.hurry`."""
+        ...
+
     async def read_offset(self) -> int:
         """End of what is committed now; see `QuorumNode.read_offset`."""
         ...
@@ -124,6 +128,11 @@ class ControllerHost:
     def applied_offset(self) -> int:
         """Offset (exclusive) from which on the quorum must deliver."""
         return self._image.metadata_offset
+
+    @property
+    def may_lag(self) -> bool:
+        """True while this node only stands by and nobody waits for an offset here."""
+        return self._controller is None and not self._readers
 
     def on_commit(self, batch: CommittedBatch) -> None:
         """Replay a committed batch on the image and in the store, then answer who waited for it."""
@@ -254,6 +263,7 @@ class ControllerHost:
             return
         if self._stopping:
             raise CommandError(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another one")
+        self._quorum().hurry()
         await self._readers.wait(metadata_offset, timeout_ms=timeout_ms)
 
     async def wait_for_everything(self, *, timeout_ms: int) -> None:

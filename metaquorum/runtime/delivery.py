@@ -13,11 +13,14 @@ import asyncio
 from collections.abc import Callable
 
 from metaquorum.runtime.image_store import LoadedImage
-from metaquorum.runtime.listener import MetadataListener, QuorumLeader
+from metaquorum.runtime.listener import MetadataListener, QuorumLeader, joined
 from metaquorum.runtime.log_store import LogStore
 
 SLICE_BYTES = 256 * 1024
 """Bytes of log that one slice decodes."""
+
+STANDBY_LAG_MS = 20
+"""Longest time, in milliseconds, that a commit waits for others before a listener that may lag is told of it."""
 
 
 class ListenerFeed:
@@ -39,6 +42,7 @@ class ListenerFeed:
         self._deactivation_offset: int | None = None
         self._is_active = False
         self._scheduled: asyncio.Handle | None = None
+        self._is_lagging = False
         self._is_closed = False
         if self._next_offset < log.log_start_offset:
             raise ValueError(
@@ -70,9 +74,18 @@ class ListenerFeed:
             self._guard(lambda: self._listener.on_leader(leader))
 
     def advance(self, commit_offset: int) -> None:
-        """Everything below commit_offset (exclusive) may be delivered."""
+        """Everything below commit_offset (exclusive) may be delivered: at once, unless the listener may lag and leads nothing."""
         self._commit_offset = commit_offset
-        self._schedule()
+        if self._is_active or self._activation is not None or not self._listener.may_lag:
+            self._schedule()
+        elif self._scheduled is None and not self._is_closed:
+            self._is_lagging = True
+            self._scheduled = asyncio.get_running_loop().call_later(STANDBY_LAG_MS / 1_000, self._run_slice)
+
+    def hurry(self) -> None:
+        """Deliver now what waits for others: somebody has come who waits for it."""
+        if self._is_lagging:
+            self._schedule()
 
     def activate(self, quorum_epoch: int, start_offset: int) -> None:
         """Tell that this node leads, once everything below start_offset (exclusive) is delivered."""
@@ -105,11 +118,16 @@ class ListenerFeed:
             self._scheduled.cancel()
 
     def _schedule(self) -> None:
+        if self._is_lagging and self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+        self._is_lagging = False
         if self._scheduled is None and not self._is_closed:
             self._scheduled = asyncio.get_running_loop().call_soon(self._run_slice)
 
     def _run_slice(self) -> None:
         self._scheduled = None
+        self._is_lagging = False
         if not self._is_closed:
             self._guard(self._deliver)
 
@@ -119,7 +137,7 @@ class ListenerFeed:
         if self._next_offset < last_offset:
             batches = self._log.read_committed(self._next_offset, SLICE_BYTES, commit_offset=last_offset)
             assert batches, f"nothing to read from {self._next_offset} to {last_offset}"
-            for batch in batches:
+            for batch in joined(batches) if self._listener.may_lag else batches:
                 assert batch.base_offset == self._next_offset, f"gap: {batch.base_offset} after {self._next_offset}"
                 self._listener.on_commit(batch)
                 self._next_offset = batch.next_offset

@@ -129,7 +129,7 @@ class Driver:
         self._events: deque[Event] = deque()
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms: int | None = None
+        self._timer_ms = 0
         self._proposal: bytearray | Sequence[bytes] | None = None
         self._rejection: Rejection | None = None
         self._last_role = ""
@@ -415,23 +415,23 @@ class Driver:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
 
-    # Time.
-
     def _set_timer(self) -> None:
         deadline_ms = None if self._is_closed else self._node.deadline_ms()
-        if deadline_ms == self._timer_ms and self._timer is not None:
+        # A timer that fires too early is set again then: most events put the deadline off, and most steps need no new timer.
+        if deadline_ms is None or (self._timer is not None and self._timer_ms <= deadline_ms):
             return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         self._timer_ms = deadline_ms
-        if deadline_ms is not None:
-            # Half a millisecond late rather than early, so that the clock has certainly reached the deadline.
-            self._timer = self._loop.call_at((deadline_ms + 0.5) / 1_000, self._tick)
+        # Half a millisecond late rather than early, so that the clock has certainly reached the deadline.
+        self._timer = self._loop.call_at((deadline_ms + 0.5) / 1_000, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self.submit(Tick())
+        if (self._node.deadline_ms() or 0) > self.now_ms():
+            self._set_timer()
+        else:
+            self.submit(Tick())
 
     def _note_role(self) -> None:
         state = self._node.state

@@ -9,6 +9,7 @@ Source: `docs/quorum.md` section "Delivery".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,6 +65,26 @@ def control_voters(batch: CommittedBatch) -> VoterSet | None:
     return next((change.voters for change in changes if isinstance(change, VotersChange)), None)
 
 
+def joined(batches: Sequence[CommittedBatch]) -> list[CommittedBatch]:
+    """Make one of neighbouring batches of records of one epoch: a listener then writes and counts once for all of them."""
+    made: list[CommittedBatch] = []
+    for batch in batches:
+        last = made[-1] if made else None
+        if last is None or last.is_control or batch.is_control or last.quorum_epoch != batch.quorum_epoch:
+            made.append(batch)
+            continue
+        made[-1] = CommittedBatch(
+            base_offset=last.base_offset,
+            next_offset=batch.next_offset,
+            quorum_epoch=last.quorum_epoch,
+            append_timestamp_ms=batch.append_timestamp_ms,
+            records=[*last.records, *batch.records],
+            is_control=False,
+            size_bytes=last.size_bytes + batch.size_bytes,
+        )
+    return made
+
+
 class MetadataListener(Protocol):
     """A user of the committed metadata log. Every method is called on the event loop of the node and must not block.
 
@@ -73,6 +94,11 @@ class MetadataListener(Protocol):
     @property
     def applied_offset(self) -> int:
         """Offset (exclusive) up to which the listener has applied; read once, when the node starts."""
+        ...
+
+    @property
+    def may_lag(self) -> bool:
+        """Whether nobody waits for commits here just now: they may come a little later, neighbours joined to one batch."""
         ...
 
     def on_commit(self, batch: CommittedBatch) -> None:

@@ -92,6 +92,16 @@ class _RecentRead:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """What was decoded last: every listener of the node wants the same. What is committed is never cut, so it stays right."""
+
+    offset: int
+    commit_offset: int
+    max_bytes: int
+    batches: list[CommittedBatch]
+
+
 class LogStore:
     """The open metadata log.
 
@@ -112,6 +122,7 @@ class LogStore:
         self._flush: FlushWork | None = None
         self._gathered = GatheredProposals()
         self._recent: _RecentRead | None = None
+        self._committed: _Decoded | None = None
         self.voters: tuple[tuple[Offset, VoterSet], ...] = ()
         self.committed_offset = base.image_offset
         self.read_bytes = 0
@@ -325,15 +336,21 @@ class LogStore:
         small = len(data) <= RECENT_BYTES
         self._recent = _RecentRead(offset=offset, end_offset=end_offset, data=data) if small else None
 
-    def read_committed(self, offset: int, max_bytes: int, *, commit_offset: int) -> list[CommittedBatch]:
+    def read_committed(self, offset: int, max_bytes: int, *, commit_offset: int) -> Sequence[CommittedBatch]:
         """Read whole batches below commit_offset (exclusive) and decode them."""
+        last = self._committed
+        if last is not None and (last.offset, last.commit_offset, last.max_bytes) == (offset, commit_offset, max_bytes):
+            return last.batches
         recent = self._recent
         if recent is not None and recent.offset == offset and offset < recent.end_offset <= commit_offset:
             data = recent.data
         else:
             self._write_gathered()
             data = self._log.read(offset, max_bytes, end_offset=commit_offset).data
-        return [_decode(batch) for header, batch in self._walk(data) if header.base_offset >= offset]
+        batches = [_decode(batch) for header, batch in self._walk(data) if header.base_offset >= offset]
+        small = len(data) <= RECENT_BYTES
+        self._committed = _Decoded(offset, commit_offset, max_bytes, batches) if small else None
+        return batches
 
     def _walk(self, data: bytes) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Walk over batches that were read. No CRC covers the epoch of a batch, so the epochs of the log judge it.

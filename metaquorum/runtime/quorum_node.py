@@ -110,6 +110,7 @@ class QuorumNode:
         self._key = ReplicaKey(node_id=NodeId(settings.node_id), directory_id=data_directory.directory_id)
         self._raft: RaftNode | None = None
         self._driver: Driver | None = None
+        self._feeds: list[ListenerFeed] = []
         self._log: LogStore | None = None
         self._loop_clock = LoopClock()
 
@@ -175,7 +176,8 @@ class QuorumNode:
         if self._metadata is not None:
             self._snapshot_server = SnapshotServer(self._raft.state, self._metadata.snapshots, driver.submit)
         listeners = (*self._listeners, *(() if snapshots is None else (snapshots.maker,)))
-        driver.start([ListenerFeed(listener, log, driver.fail) for listener in listeners])
+        self._feeds = [ListenerFeed(listener, log, driver.fail) for listener in listeners]
+        driver.start(self._feeds)
 
     def _snapshot_shell(self, metadata: MetadataFiles, log: LogStore, transport: GrpcTransport) -> SnapshotShell:
         return SnapshotShell(
@@ -284,6 +286,11 @@ class QuorumNode:
                 )
             case Rejection.TOO_LARGE:
                 raise ValueError(f"{len(records)} records do not fit one batch: append fewer at once")
+
+    def hurry(self) -> None:
+        """Have listeners that may lag told at once of what is committed: somebody waits for it."""
+        for feed in self._feeds:
+            feed.hurry()
 
     async def read_offset(self) -> int:
         """Return the end (exclusive) of what is committed now: a read of at least that much is linearizable.

@@ -49,6 +49,7 @@ class RecordingListener:
 
     def __init__(self) -> None:
         self.applied_offset = 0
+        self.may_lag = False
         self.records: list[bytes] = []
         self.batches: list[CommittedBatch] = []
         self.leaders: list[QuorumLeader] = []

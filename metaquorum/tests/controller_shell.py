@@ -39,6 +39,7 @@ class ManualLog:
         self.end_offset = 2
         self.pending: list[CommittedBatch] = []
         self.reads: list[asyncio.Future[int]] = []
+        self.hurry_count = 0
 
     def leader(self) -> QuorumLeader:
         """Who leads."""
@@ -63,6 +64,10 @@ class ManualLog:
         if self.on_append is not None:
             self.on_append()
         return base_offset
+
+    def hurry(self) -> None:
+        """Count it; the test commits."""
+        self.hurry_count += 1
 
     async def read_offset(self) -> int:
         """Answer when the test says so."""

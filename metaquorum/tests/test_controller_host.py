@@ -390,3 +390,23 @@ async def test_linearizable_read_that_cannot_be_given_says_why(
         await reading
     assert caught.value.code is code
     assert (caught.value.leader is None) == (code is not ErrorCode.NOT_CONTROLLER)
+
+
+async def test_only_a_standby_that_nobody_waits_at_may_lag(shell: Shell) -> None:
+    """A reader of an offset ends the wait of what is held back, and keeps what comes next from waiting."""
+    host = shell.host
+    assert host.may_lag
+    reached = host.applied_offset
+    await host.wait_for_offset(reached, timeout_ms=1_000)
+    assert shell.log.hurry_count == 0
+    reader = asyncio.ensure_future(host.wait_for_offset(reached + 1, timeout_ms=5_000))
+    await asyncio.sleep(0)
+    assert (host.may_lag, shell.log.hurry_count) == (False, 1)
+    host.on_commit(control(reached, reached + 1))
+    await reader
+    assert host.may_lag
+    shell.log.end_offset = reached + 1
+    await shell.activate()
+    assert not host.may_lag
+    host.on_deactivate()
+    assert host.may_lag

@@ -13,9 +13,10 @@ from metaquorum.raft.types import Offset, QuorumEpoch
 from metaquorum.runtime import delivery
 from metaquorum.runtime.delivery import ListenerFeed
 from metaquorum.runtime.image_store import LoadedImage
-from metaquorum.runtime.listener import CommittedBatch
+from metaquorum.runtime.listener import CommittedBatch, joined
 from metaquorum.runtime.log_store import LogStore, encode_records
 from metaquorum.testing.loopback import RecordingListener
+from metaquorum.tests.quorum_cluster import until
 from storage.testing.sim_disk import SimDisk
 
 
@@ -200,3 +201,85 @@ async def test_listener_that_fails_in_its_last_commit_is_told_nothing_more() -> 
     one.feed.close()
     assert one.listener.told == []
     assert [str(error) for error in one.failures] == ["cannot apply"]
+
+
+async def test_listener_that_may_lag_is_told_of_several_commits_at_once() -> None:
+    """A standby image is written once for many commits; the first of them waits at most for the lag."""
+    one = Delivery(6)
+    one.listener.may_lag = True
+    one.feed.advance(2)
+    await turns()
+    assert one.listener.told == []
+    one.feed.advance(5)
+    await until(lambda: one.listener.told, what="the lag to pass")
+    assert one.listener.told == [0]
+    assert [(batch.next_offset, len(batch.records)) for batch in one.listener.batches] == [(5, 5)]
+    one.feed.advance(6)
+    await until(lambda: len(one.listener.told) > 1, what="the next one")
+    assert one.listener.told == [0, 5]
+
+
+async def test_leadership_and_whoever_waits_end_the_lag() -> None:
+    """Nobody who waits for a commit waits for the lag of a standby."""
+    one = Delivery(6)
+    one.listener.may_lag = True
+    one.feed.hurry()
+    one.feed.advance(2)
+    one.feed.hurry()
+    await turns()
+    assert one.listener.told == [0]
+    one.feed.advance(3)
+    one.feed.activate(1, 3)
+    await turns()
+    assert one.listener.told == [0, 2, "active in 1"]
+    one.feed.advance(4)
+    await turns()
+    one.listener.may_lag = False
+    one.feed.deactivate()
+    one.feed.advance(5)
+    await turns()
+    assert one.listener.told == [0, 2, "active in 1", 3, "inactive", 4]
+    one.listener.may_lag = True
+    one.feed.advance(6)
+    one.feed.close()
+    await asyncio.sleep(2 * delivery.STANDBY_LAG_MS / 1_000)
+    assert one.listener.told[-1] == 4
+
+
+async def test_listeners_of_a_node_share_what_was_read_and_decoded() -> None:
+    """The second one costs no read."""
+    one = Delivery(3)
+    other = Story()
+    second = ListenerFeed(other, one.log, one.failures.append)
+    for feed in (one.feed, second):
+        feed.advance(3)
+    read = one.log.read_bytes
+    await turns()
+    assert one.listener.told == other.told == [0, 1, 2]
+    assert all(mine is theirs for mine, theirs in zip(one.listener.batches, other.batches, strict=True))
+    assert 0 < one.log.read_bytes - read < 3 * 200
+
+
+def batch(base_offset: int, next_offset: int, *, epoch: int = 1, is_control: bool = False) -> CommittedBatch:
+    """A batch of as many records as it has offsets."""
+    return CommittedBatch(
+        base_offset=base_offset,
+        next_offset=next_offset,
+        quorum_epoch=epoch,
+        append_timestamp_ms=base_offset,
+        records=[b"%d" % offset for offset in range(base_offset, next_offset)],
+        is_control=is_control,
+        size_bytes=10,
+    )
+
+
+def test_only_neighbours_of_one_epoch_with_records_of_users_are_joined() -> None:
+    """A control batch stands alone, and a batch is of one epoch."""
+    made = joined([batch(0, 1, is_control=True), batch(1, 3), batch(3, 4), batch(4, 5, epoch=2), batch(5, 6, epoch=2)])
+    assert [(one.base_offset, one.next_offset, one.quorum_epoch, one.size_bytes) for one in made] == [
+        (0, 1, 1, 10),
+        (1, 4, 1, 20),
+        (4, 6, 2, 20),
+    ]
+    assert [one.records for one in made] == [[b"0"], [b"1", b"2", b"3"], [b"4", b"5"]]
+    assert joined([batch(0, 1), batch(1, 2, is_control=True), batch(2, 3)])[1].is_control

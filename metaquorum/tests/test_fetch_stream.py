@@ -75,14 +75,13 @@ class Peer(QuorumServicer):
         self,
         request_iterator: AsyncIterator[pb.FollowQuorumRequest],
         context: grpc.aio.ServicerContext[pb.FollowQuorumRequest, pb.FollowQuorumResponse],
-    ) -> AsyncIterator[pb.FollowQuorumResponse]:
+    ) -> None:
         """Count it."""
         if not self.has_streams:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "what is that")
         self.stream_count += 1
         try:
-            async for answer in super().FollowQuorum(request_iterator, context):
-                yield answer
+            await super().FollowQuorum(request_iterator, context)
         finally:
             self.ended.put_nowait(None)
 

@@ -7,6 +7,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
+from contextvars import Context
 from pathlib import Path
 
 import grpc
@@ -15,6 +16,8 @@ import pytest
 from lograft.internal.v1 import quorum_pb2 as pb
 from lograft.internal.v1.quorum_pb2_grpc import QuorumServiceStub
 
+from metaquorum.raft.events import Event
+from metaquorum.runtime.driver import Driver
 from metaquorum.runtime.election_store import COPY_NAME, FILE_NAME, VoteFileLostError
 from metaquorum.runtime.quorum_node import BusyError, NotLeaderError, QuorumError, QuorumNode, QuorumSettings
 from metaquorum.testing.loopback import CLUSTER_ID, LoopbackQuorum, wait_for
@@ -386,3 +389,35 @@ async def test_node_on_the_directory_of_another_is_refused(quorum_of: QuorumOf) 
         node.append([b"x"], quorum_epoch=1)
     await node.stop()
     directory.close()
+
+
+async def test_deadline_that_is_put_off_needs_no_new_timer(
+    quorum_of: QuorumOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly every event puts some deadline off; a timer that fires too early is set again then, which is much rarer."""
+    quorum = quorum_of(3)
+    await quorum.start()
+    leader = await quorum.wait_for_leader()
+    loop = asyncio.get_running_loop()
+    call_at, submit = loop.call_at, Driver.submit
+    timers: list[float] = []
+    events: list[Event] = []
+
+    def count_timer(
+        when: float, callback: Callable[..., object], *arguments: object, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if isinstance(getattr(callback, "__self__", None), Driver):
+            timers.append(when)
+        return call_at(when, callback, *arguments, context=context)
+
+    def count_event(driver: Driver, event: Event) -> None:
+        events.append(event)
+        submit(driver, event)
+
+    monkeypatch.setattr(loop, "call_at", count_timer)
+    monkeypatch.setattr(Driver, "submit", count_event)
+    for number in range(1, 101):
+        quorum.append([b"record"])
+        await wait_for(lambda: len(leader.listener.records) == number, "the commit")  # noqa: B023
+    assert len(events) > 500
+    assert len(timers) < len(events) / 3, f"{len(timers)} timers for {len(events)} events"
