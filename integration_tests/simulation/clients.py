@@ -21,7 +21,7 @@ from lograft.errors import LograftError
 from lograft.types import ElectionType
 from lograft.wire.codes import ErrorCode
 
-from integration_tests.simulation.options import WorldOptions
+from integration_tests.simulation.options import WorldOptions, rack_name
 from integration_tests.simulation.process import SimProcess
 from integration_tests.workload.history import Event, Kind, Type
 from integration_tests.workload.senders import outcome_of
@@ -149,12 +149,16 @@ class SendingClient:
 
 
 class ReadingClient:
-    """One consumer of all partitions, until the world is healed; now and then it begins anew somewhere before its place."""
+    """One consumer of all partitions, until the world is healed; now and then it begins anew somewhere before its place.
+
+    Where there are racks, it is in that of a broker two times of three, and reads from it what it follows.
+    """
 
     def __init__(self, world: ClientWorld, process: SimProcess) -> None:
         self._world = world
         self._name = process.name
         self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
+        self._racks: random.Random = world.scheduler.rng(f"client/{process.name}/rack")
         self._positions = {TopicPartition(TOPIC, each): 0 for each in range(world.options.partition_count)}
 
     async def run(self) -> None:
@@ -162,9 +166,15 @@ class ReadingClient:
         world = self._world
         await until_topic(world)
         while not world.is_healed:
-            async with Consumer(world.bootstrap) as consumer:
+            async with Consumer(world.bootstrap, client_rack=self._draw_rack()) as consumer:
                 if not await self._assign(consumer) or not await self._poll(consumer):
                     await asyncio.sleep(AFTER_ERROR_S)
+
+    def _draw_rack(self) -> str | None:
+        options = self._world.options
+        if not options.has_racks or self._racks.random() < 1 / 3:
+            return None
+        return rack_name(self._racks.randint(1, options.broker_count))
 
     async def _assign(self, consumer: Consumer) -> bool:
         history = self._world.history

@@ -7,7 +7,7 @@ Owns the list; `metaquorum.testing.mutants` says what a mutant is and makes the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from lograft._core.sequencer import PartitionSequencer
@@ -98,6 +98,14 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         function="committed_end",
         old="min(known, self._log.log_end_offset)",
         new="known",
+    ),
+    WorldMutant(
+        name="a follower gives readers what is not committed",
+        owner=Following,
+        function="readable_end",
+        old="return self.committed_end() if",
+        new="return self._log.log_end_offset if",
+        storm=lambda seed: replace(power_storm(seed), has_racks=True),
     ),
     WorldMutant(
         name="a log that diverges is not cut",

@@ -19,6 +19,7 @@ class WorldOptions:
     Attributes:
         voter_count: voters of the quorum.
         broker_count: brokers.
+        has_racks: True if each broker has a rack of its own, and consumers are in one of them two times of three.
         partition_count: partitions of the topic.
         replication_factor: replicas of each.
         min_isr: `min.insync.replicas`.
@@ -71,6 +72,12 @@ class WorldOptions:
     elect_every_ms: int | None
     damage_every_ms: int | None
     down_ms_max: int
+    has_racks: bool = False
+
+
+def rack_name(number: int) -> str:
+    """Rack of the broker with that number, from 1."""
+    return f"rack-{number}"
 
 
 def draw_options(rng: random.Random) -> WorldOptions:
@@ -114,6 +121,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         elect_every_ms=sometimes(1_000, 6_000, 0.8),
         down_ms_max=rng.choice([200, 2_000, 8_000]),
         damage_every_ms=rng.randint(300, 2_000) if is_flushed and replication_factor == 3 else None,
+        has_racks=True,
     )
 
 

@@ -8,6 +8,7 @@ Laws
     completeness: a replica that begins to lead has everything that was committed in earlier leader epochs.
     one leader: of one partition and leader epoch at most one process ever leads (of several replicas, over the life of a broker).
     order: a high watermark never goes back while a process follows or leads in one epoch, and is never above the log end.
+    followers: a follower lets readers have nothing that was not committed.
 
 Source: Raft's safety properties, section 5.4; docs/replication.md "Invariants"; KIP-966.
 """
@@ -25,6 +26,9 @@ from lograft.wire.header import read_header
 from brokerd.partition.effects import BeginLeaderEpoch, Effect, PublishHighWatermark, RestartLog, TruncateLog
 from brokerd.partition.events import Event, PartitionChanged
 from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.locator import Locator
+from brokerd.rpc import readers
+from brokerd.rpc.readers import ServingReplica
 from integration_tests.simulation.process import current_process
 from metaquorum.controller.state import PartitionImage
 from metaquorum.testing.invariants import InvariantViolation, require
@@ -77,6 +81,7 @@ class Oracle:
         after_step: Callable[[Any, Event], None] = HostedReplica._after_step  # pyright: ignore[reportPrivateUsage]
         take_partition = HostedReplica.take_partition
         end_repair = LogRepair.end
+        find_follower = readers.find_follower
 
         def watched_carry_out(replica: HostedReplica, effect: Effect) -> None:
             # The server would take a violation for a fault of its own.
@@ -92,6 +97,8 @@ class Oracle:
 
         def watched_after_step(replica: HostedReplica, event: Event) -> None:
             after_step(replica, event)
+            with self._noting():
+                self._on_followed(replica)
             self._scheduler.trace(
                 f"{self._scheduler.now_ms} {current_process().name} {replica} {type(event).__name__}"
                 f" end={replica.log.log_end_offset} hw={replica.high_watermark}"
@@ -106,7 +113,13 @@ class Oracle:
             self._counts["segment repaired"] += is_done
             return is_done
 
+        def watched_find(locator: Locator, topic: str, partition: int) -> ServingReplica | None:
+            found = find_follower(locator, topic, partition)
+            self._counts["reader at a follower"] += found is not None
+            return found
+
         with (
+            mock.patch.object(readers, "find_follower", watched_find),
             mock.patch.object(LogRepair, "end", watched_end),
             mock.patch.object(HostedReplica, "_carry_out", watched_carry_out),
             mock.patch.object(HostedReplica, "_after_step", watched_after_step),
@@ -157,6 +170,13 @@ class Oracle:
         end_offset = replica.log.log_end_offset
         require(high_watermark <= end_offset, "a high watermark is in the log", (str(replica), high_watermark))
         self._compare(replica, high_watermark, "replicas agree on what is committed", epoch=epoch)
+
+    def _on_followed(self, replica: HostedReplica) -> None:
+        followed_end = replica.followed_end
+        if followed_end is not None:
+            end_offset = self.committed_end((replica.topic_id, replica.partition))
+            law = "followers give what is committed"
+            require(followed_end <= end_offset, law, (str(replica), current_process().name, followed_end, end_offset))
 
     def _compare(self, replica: HostedReplica, to_offset: int, law: str, *, epoch: int) -> None:
         """Compare what a replica has below an offset with what was committed, and remember what is committed now."""

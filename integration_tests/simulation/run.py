@@ -38,6 +38,7 @@ DEMANDED: Final = (
     "cut",
     "batch deduplicated",
     "quarantine",
+    "reader at a follower",
     "power lost everywhere at the end",
 )
 """What must occur in at least a fifth of the seeds."""

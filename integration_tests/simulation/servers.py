@@ -238,10 +238,11 @@ class BrokerMachine(Machine):
     """A broker."""
 
     def __init__(
-        self, world: Surroundings, name: str, *, key: ReplicaKey, voters: VoterSet, quorum: tuple[str, ...]
+        self, world: Surroundings, name: str, *, key: ReplicaKey, voters: VoterSet, quorum: tuple[str, ...], rack: str
     ) -> None:
         super().__init__(world, name, key=key, voters=voters)
         self._quorum = quorum
+        self._rack = rack
         self.is_serving = False
         self._has_registered = False
         self._waits_for: BrokerMachine | None = None
@@ -317,6 +318,7 @@ class BrokerMachine(Machine):
             quorum_addresses=self._quorum,
             insecure_plaintext=True,
             min_free_bytes=0,
+            rack=self._rack,
         )
         self.server = BrokerServer(settings)
         await self.server.start()

@@ -22,7 +22,7 @@ from typing import Any
 from brokerd.replication.hosted_replica import HostedReplica
 from integration_tests.simulation.clients import FinalReader, History, Operator, ReadingClient, SendingClient
 from integration_tests.simulation.faults import LOSSES, Faults
-from integration_tests.simulation.options import WorldOptions, draw_options
+from integration_tests.simulation.options import WorldOptions, draw_options, rack_name
 from integration_tests.simulation.oracle import READ_BYTES, Oracle
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.registers import Register, RegisterClient, read_at_last
@@ -97,8 +97,15 @@ class World:
         return (
             [VoterMachine(self, f"voter-{key.node_id}", key=key, voters=voters) for key in keys],
             [
-                BrokerMachine(self, f"broker-{each}", key=replica_key(each), voters=voter_set([]), quorum=quorum)
-                for each in broker_ids
+                BrokerMachine(
+                    self,
+                    f"broker-{each}",
+                    key=replica_key(each),
+                    voters=voter_set([]),
+                    quorum=quorum,
+                    rack=rack_name(number) if options.has_racks else "",
+                )
+                for number, each in enumerate(broker_ids, start=1)
             ],
         )
 
