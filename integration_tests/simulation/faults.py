@@ -64,6 +64,7 @@ class Faults:
             (options.stop_every_ms, self._stop),
             (options.client_kill_every_ms, self._world.restart_client),
             (options.damage_every_ms, self._damage),
+            (options.directory_every_ms, self._fail_directory),
         )
         for mean_ms, strike in kinds:
             if mean_ms is not None:
@@ -136,6 +137,21 @@ class Faults:
         if world.is_spare(machine):
             machine.kill()
             world.counts["bit flip"] += machine.damage()
+            self._later(machine.start)
+
+    def _fail_directory(self) -> None:
+        """Let the second disk of a broker fail; whoever looks after it mends it later, and starts the broker again."""
+        machine = self._rng.choice(self._world.brokers)
+        if machine.fail_second():
+            self._count(machine, "log directory failed")
+            self._later(lambda: self._mend_directory(machine))
+
+    def _mend_directory(self, machine: BrokerMachine) -> None:
+        """It has what was on the device; or it is replaced by an empty one, if two others have everything."""
+        world = self._world
+        is_replaced = world.options.min_isr == 2 and self._rng.random() < 0.5 and world.is_spare(machine)
+        if machine.mend_second(None if is_replaced else self._rng.choice(LOSSES)):
+            self._count(machine, "log directory replaced" if is_replaced else "log directory mended")
             self._later(machine.start)
 
     def _black_out(self) -> None:

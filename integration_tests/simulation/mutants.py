@@ -25,12 +25,13 @@ from brokerd.rpc import identities
 from integration_tests.simulation.options import (
     WorldOptions,
     damage_storm,
+    directory_storm,
     kill_storm,
     loss_storm,
     power_storm,
     quorum_storm,
 )
-from metaquorum.controller import alter_partition, brokers, elections
+from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.testing.mutants import Mutant
 from storage import recovery
@@ -193,6 +194,14 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         old="present.lost_directories or not set(present.log_directory_ids) <= set(command.log_directory_ids)",
         new="False",
         storm=loss_storm,
+    ),
+    WorldMutant(
+        name="in the place of a lost leader anybody leads",
+        owner=lost_replicas,
+        function="without_lost",
+        old="rules_of(image, topic)",
+        new="replace(rules_of(image, topic), unclean=True)",
+        storm=directory_storm,
     ),
 )
 

@@ -44,6 +44,7 @@ class WorldOptions:
         elect_every_ms: preferred leaders are elected.
         damage_every_ms: a bit flips in what one broker, always the same, wrote long ago; it is killed with it.
         down_ms_max: longest time that a server is down or paused, and that a cut lasts.
+        directory_every_ms: the second log directory of a broker fails, and is mended or replaced later; with None they have one.
     """
 
     voter_count: int
@@ -73,6 +74,7 @@ class WorldOptions:
     damage_every_ms: int | None
     down_ms_max: int
     has_racks: bool = False
+    directory_every_ms: int | None = None
 
 
 def rack_name(number: int) -> str:
@@ -122,6 +124,8 @@ def draw_options(rng: random.Random) -> WorldOptions:
         down_ms_max=rng.choice([200, 2_000, 8_000]),
         damage_every_ms=rng.randint(300, 2_000) if is_flushed and replication_factor == 3 else None,
         has_racks=True,
+        # Last of all, so that the other options of a seed are what they were. A disk that fails may lose what is not flushed.
+        directory_every_ms=sometimes(1_000, 6_000, 0.8) if is_flushed and replication_factor == 3 else None,
     )
 
 
@@ -224,4 +228,20 @@ def damage_storm(seed: int) -> WorldOptions:
         elect_every_ms=500,
         damage_every_ms=1_000,
         down_ms_max=500,
+    )
+
+
+def directory_storm(seed: int) -> WorldOptions:
+    """Options under which log directories fail all the time, are mended and replaced, and leaders move: for the hunt of mutants."""
+    return replace(
+        power_storm(seed),
+        flush_ms_max=5,
+        power_every_ms=None,
+        kill_every_ms=None,
+        blackout_every_ms=None,
+        stop_every_ms=None,
+        cut_every_ms=2_000,
+        elect_every_ms=1_000,
+        directory_every_ms=500,
+        down_ms_max=1_500 if seed % 2 else 6_000,
     )

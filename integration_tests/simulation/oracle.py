@@ -25,6 +25,7 @@ from lograft.wire.header import read_header
 
 from brokerd.partition.effects import BeginLeaderEpoch, Effect, PublishHighWatermark, RestartLog, TruncateLog
 from brokerd.partition.events import Event, PartitionChanged
+from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.locator import Locator
 from brokerd.rpc import readers
@@ -80,7 +81,7 @@ class Oracle:
         carry_out: Callable[[Any, Effect], None] = HostedReplica._carry_out  # pyright: ignore[reportPrivateUsage]
         after_step: Callable[[Any, Event], None] = HostedReplica._after_step  # pyright: ignore[reportPrivateUsage]
         take_partition = HostedReplica.take_partition
-        end_repair = LogRepair.end
+        end_repair, note_accepted = LogRepair.end, FailedReplicas.note_accepted
         find_follower = readers.find_follower
 
         def watched_carry_out(replica: HostedReplica, effect: Effect) -> None:
@@ -118,8 +119,13 @@ class Oracle:
             self._counts["reader at a follower"] += found is not None
             return found
 
+        def watched_accepted(failed: FailedReplicas, withdrawal: Withdrawal, partition_epoch: int) -> None:
+            note_accepted(failed, withdrawal, partition_epoch)
+            self._counts["lost replica withdrawn"] += 1
+
         with (
             mock.patch.object(readers, "find_follower", watched_find),
+            mock.patch.object(FailedReplicas, "note_accepted", watched_accepted),
             mock.patch.object(LogRepair, "end", watched_end),
             mock.patch.object(HostedReplica, "_carry_out", watched_carry_out),
             mock.patch.object(HostedReplica, "_after_step", watched_after_step),

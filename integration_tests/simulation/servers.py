@@ -20,6 +20,7 @@ from lograft.wire.header import iter_batches
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from integration_tests.simulation.process import SimProcess
+from integration_tests.simulation.two_disks import SECOND_PATH, TwoDisks
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import DATA_PATH
 from metaquorum.raft.types import NodeId, ReplicaKey
@@ -80,7 +81,7 @@ class Machine(ABC):
         self.key = key
         self._voters = voters
         self.rng: random.Random = world.scheduler.rng(f"machine/{name}")
-        self.disk = SimDisk()
+        self.disk = self._new_disk()
         self.process: SimProcess | None = None
         self.ended: list[SimProcess] = []
         self.server: Any = None
@@ -107,6 +108,9 @@ class Machine(ABC):
     def is_paused(self) -> bool:
         """True while its process is stopped by SIGSTOP."""
         return self.process is not None and self.process.loop.is_paused
+
+    def _new_disk(self) -> SimDisk:
+        return SimDisk()
 
     def format(self) -> None:
         """Make a new data directory."""
@@ -162,7 +166,7 @@ class Machine(ABC):
         """Lose the disk, and get another one with a new data directory."""
         self.kill(Crash.LOSE_ALL)
         self._disk_count += 1
-        self.disk = SimDisk()
+        self.disk = self._new_disk()
         self.key = replica_key(self.key.node_id, disk_number=self._disk_count)
         self.format()
 
@@ -235,17 +239,56 @@ class VoterMachine(Machine):
 
 
 class BrokerMachine(Machine):
-    """A broker."""
+    """A broker; with `has_two_disks` it has a second log directory, on a disk of its own."""
 
     def __init__(
-        self, world: Surroundings, name: str, *, key: ReplicaKey, voters: VoterSet, quorum: tuple[str, ...], rack: str
+        self,
+        world: Surroundings,
+        name: str,
+        *,
+        key: ReplicaKey,
+        voters: VoterSet,
+        quorum: tuple[str, ...],
+        rack: str,
+        has_two_disks: bool = False,
     ) -> None:
+        self._has_two_disks = has_two_disks
         super().__init__(world, name, key=key, voters=voters)
         self._quorum = quorum
         self._rack = rack
         self.is_serving = False
         self._has_registered = False
         self._waits_for: BrokerMachine | None = None
+
+    def _new_disk(self) -> SimDisk:
+        return TwoDisks() if self._has_two_disks else SimDisk()
+
+    def format(self) -> None:
+        """Make new data directories."""
+        super().format()
+        if isinstance(self.disk, TwoDisks):
+            self.disk.format_second(CLUSTER_ID, self.key.node_id)
+
+    def fail_second(self) -> bool:
+        """Let the second disk fail at the next write or sync; False if there is none, or it fails already, or nobody is there."""
+        return self.is_up and isinstance(self.disk, TwoDisks) and self.disk.fail_second()
+
+    def mend_second(self, how: Crash | None) -> bool:
+        """Kill the process and mend the second disk if it fails; whether it failed.
+
+        Args:
+            how: what becomes of what was not on the device; None: it is another disk, and empty.
+        """
+        disk = self.disk
+        if not isinstance(disk, TwoDisks) or not disk.is_second_failing:
+            return False
+        self.kill()
+        if how is None:
+            disk.replace_second()
+            disk.format_second(CLUSTER_ID, self.key.node_id)
+        else:
+            disk.second.crash(how, self.rng)
+        return True
 
     @property
     def may_start(self) -> bool:
@@ -319,6 +362,7 @@ class BrokerMachine(Machine):
             insecure_plaintext=True,
             min_free_bytes=0,
             rack=self._rack,
+            more_data_directories=(Path(SECOND_PATH),) if self._has_two_disks else (),
         )
         self.server = BrokerServer(settings)
         await self.server.start()

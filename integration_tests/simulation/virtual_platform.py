@@ -29,10 +29,12 @@ import brokerd.quorum
 import brokerd.replication.cleaning
 import brokerd.replication.replica_host
 import brokerd.replication.scrubbing
+import brokerd.server
 import metaquorum.rpc.controller_service
 import metaquorum.runtime.driver
 import metaquorum.server
 from integration_tests.simulation.process import current_process
+from integration_tests.simulation.two_disks import open_log_directories
 from integration_tests.simulation.virtual_grpc import VirtualChannel
 from integration_tests.simulation.virtual_grpc_server import VirtualServer
 from integration_tests.simulation.virtual_network import Network
@@ -234,6 +236,7 @@ def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
         put(brokerd.replication.scrubbing, "threading", inert)
         put(brokerd.metadata.lifecycle, "is_gone", is_gone)
         put(metaquorum.rpc.controller_service, "is_gone", is_gone)
+        put(brokerd.server, "open_log_directories", open_log_directories)
         put(brokerd.quorum, "open_metadata", open_metadata)
         put(metaquorum.server, "open_metadata", open_metadata)
         put(metaquorum.server, "_require_free", _require_free)

@@ -41,6 +41,7 @@ from metaquorum.controller.topic_configs import FlushPolicy
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
+from storage.testing.sim_disk import Crash
 
 FIRST_BROKER_ID = 101
 CONVERGE_MS_MAX = 120_000
@@ -104,6 +105,7 @@ class World:
                     voters=voter_set([]),
                     quorum=quorum,
                     rack=rack_name(number) if options.has_racks else "",
+                    has_two_disks=options.directory_every_ms is not None,
                 )
                 for number, each in enumerate(broker_ids, start=1)
             ],
@@ -269,6 +271,8 @@ class World:
     def _heal(self) -> None:
         self.is_healed = True
         self.network.heal()
+        for broker in self.brokers:
+            broker.mend_second(Crash.LOSE_ALL)
         for machine in self.machines:
             if machine.process is not None:
                 machine.process.loop.resume()
