@@ -18,7 +18,7 @@ from brokerd.replication.leader_link import FollowingReplica
 from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.repair_peers import RepairPeers
 from brokerd.replication.replica_host import ReplicaHost
-from brokerd.replication.replica_peers import ProposingReplica, ReplicaPeers
+from brokerd.replication.replica_peers import LostReplicas, ProposingReplica, ReplicaPeers
 from brokerd.tests.support import WAIT_S
 from metaquorum.controller.records import (
     BrokerRecord,
@@ -113,7 +113,13 @@ class Route:
 class Hosted:
     """Broker 1 with one partition that brokers 1, 2 and 3 have."""
 
-    def __init__(self, disk: SimDisk | None = None, *, repairs: RepairPeers | None = None) -> None:
+    def __init__(
+        self,
+        disk: SimDisk | None = None,
+        *,
+        repairs: RepairPeers | None = None,
+        withdrawals: LostReplicas | None = None,
+    ) -> None:
         self.disk = disk or SimDisk()
         if disk is None:
             self.disk.make_directory("/data")
@@ -124,7 +130,7 @@ class Hosted:
             directories=LogDirectories([LogDirectory(self.disk, "/data")]),
             own=OwnBroker(1, bytes(15) + bytes([1])),
             observer=self.observer,
-            peers=ReplicaPeers(links=self.said, proposals=self.said, repairs=repairs),
+            peers=ReplicaPeers(links=self.said, proposals=self.said, repairs=repairs, withdrawals=withdrawals),
         )
 
     async def start(self, *, leader_id: int, policy: str = "ack", min_isr: int = 1) -> HostedReplica:

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which replicas a host gives up for lost: those of a directory that fails, whenever they were opened, and logs that do not open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from lograft.wire.codes import ErrorCode
+
+from brokerd.tests.hosted_support import NODES, TOPIC_ID, Hosted
+from brokerd.tests.test_replica_host import ROOT
+from metaquorum.controller.records import PartitionChangeRecord, PartitionRecord, TopicRecord
+from storage.errors import DiskFailedError
+from storage.log import LogSettings, PartitionLog
+from storage.names import LOG_SUFFIX, PartitionIdentity, partition_directory_name
+from storage.testing.sim_disk import SimCall
+
+
+class Lost:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+
+    def note_lost(self, topic_id: bytes, partition: int) -> None:
+        assert topic_id == TOPIC_ID
+        self.heard.append(("lost", partition))
+
+    def note_removed(self, topic_id: bytes, partition: int) -> None:
+        assert topic_id == TOPIC_ID
+        self.heard.append(("removed", partition))
+
+
+@pytest.fixture
+def lost() -> Lost:
+    """What the host says about lost replicas."""
+    return Lost()
+
+
+@pytest.fixture
+async def hosted(lost: Lost) -> AsyncIterator[Hosted]:
+    """A broker with one partition of three replicas."""
+    made = Hosted(withdrawals=lost)
+    yield made
+    await made.host.stop()
+
+
+def fail(hosted: Hosted) -> None:
+    """Let the log directory fail."""
+    hosted.host.note_disk_failure(hosted.host.directories.first, DiskFailedError("/data/x", "gone"))
+
+
+async def test_replicas_of_a_failed_directory_are_lost_once(hosted: Hosted, lost: Lost) -> None:
+    """Whoever met the failure, and as often as it is met; the replica refuses, and stands for nothing in a later role."""
+    replica = await hosted.start(leader_id=1)
+    fail(hosted)
+    fail(hosted)
+    assert lost.heard == [("lost", 0)]
+    assert replica.refusal().code is ErrorCode.STORAGE_FAILED
+    hosted.lead(2)
+    hosted.lead(1)
+    assert not replica.is_leader
+    assert hosted.said.subscriptions == []
+
+
+async def test_replica_whose_directory_fails_while_it_is_opened_is_lost(hosted: Hosted, lost: Lost) -> None:
+    """The log opens, and does not work."""
+    hosted.commit(TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
+    loop = asyncio.get_running_loop()
+
+    def fail_meanwhile(call: SimCall) -> None:
+        if call.path.endswith(LOG_SUFFIX):
+            hosted.disk.on_call = None
+            loop.call_soon_threadsafe(fail, hosted)
+
+    hosted.disk.on_call = fail_meanwhile
+    await hosted.host.start()
+    await hosted.host.wait_idle()
+    assert lost.heard == [("lost", 0)]
+    replica = hosted.host.find(TOPIC_ID, 0)
+    assert replica is not None
+    assert not replica.is_writable
+
+
+async def test_replica_that_comes_to_a_failed_directory_is_lost(hosted: Hosted, lost: Lost) -> None:
+    """Nothing is opened there any more."""
+    hosted.commit(TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
+    fail(hosted)
+    await hosted.host.start()
+    await hosted.host.wait_idle()
+    assert lost.heard == [("lost", 0)]
+
+
+async def test_log_that_does_not_open_is_lost(hosted: Hosted, lost: Lost) -> None:
+    """As at a start on a directory that was not repaired; the others are served."""
+    path = f"{ROOT}/{partition_directory_name(PartitionIdentity(TOPIC_ID, 0))}"
+    other = PartitionIdentity(bytes(16), 7)
+    PartitionLog.open(hosted.disk, path, settings=LogSettings(), now_ms=0, identity=other).log.close()
+    hosted.commit(TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0), partition(1))
+    await hosted.host.start()
+    await hosted.host.wait_idle()
+    assert lost.heard == [("lost", 0)]
+    assert hosted.host.find(TOPIC_ID, 1) is not None
+
+
+async def test_replica_that_leaves_is_lost_no_more(hosted: Hosted, lost: Lost) -> None:
+    """One that comes again has another log, in a directory that works."""
+    await hosted.start(leader_id=2)
+    hosted.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, replicas=(2, 3), isr=(2, 3)))
+    await hosted.host.wait_idle()
+    assert lost.heard == [("removed", 0)]
+
+
+def partition(number: int) -> PartitionRecord:
+    """A partition that broker 2 leads."""
+    return PartitionRecord(
+        topic_id=TOPIC_ID,
+        partition=number,
+        replicas=NODES,
+        isr=NODES,
+        leader_id=2,
+        leader_epoch=0,
+        partition_epoch=0,
+    )
