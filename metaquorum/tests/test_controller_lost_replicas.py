@@ -226,6 +226,19 @@ def test_restart_brings_it_back_as_a_follower(world: World, directory: str) -> N
     assert accepted.isr == (0, 2)
 
 
+def test_operator_takes_another_replica_before_the_last_one_comes_back_empty(world: World) -> None:
+    """An unclean election while its broker is away keeps what the others have; the empty one follows. Without it, it would lead."""
+    set_config(world, "min.insync.replicas", "1")
+    shrink(world, 0)
+    assert isinstance(withdraw(world, 0), Refusal)
+    world.run(FenceBroker(broker_id=0, broker_epoch=world.epoch(0)))
+    assert world.partition("t").leader_id is None
+    world.run(ElectLeaders(kind=ElectionKind.UNCLEAN, targets=(ElectionTarget(topic="t"),)))
+    world.run(register(0, process=100, log_directory_ids=(incarnation(999),)))
+    world.beat(0)
+    assert (world.partition("t").leader_id, world.partition("t").isr) == (1, (1,))
+
+
 def test_lost_leader_and_a_completed_reassignment_are_one_change_of_the_leader(world: World) -> None:
     """The answer has the leader epoch that the image will have."""
     set_config(world, "min.insync.replicas", "3")
