@@ -11,10 +11,13 @@ from typing import cast
 
 import grpc.aio
 import pytest
+from lograft import _transport
+from lograft.settings import MAX_RETRY_BACKOFF_MS
 
 from brokerd.clock import monotonic_ms
 from brokerd.limits import FOLLOWER_PAUSE_MAX_MS, PEER_RESOLVE_MS
 from brokerd.metadata.peer_channels import PeerChannels, is_ready_within
+from metaquorum.runtime import transport
 from metaquorum.tests.quorum_cluster import until
 
 GONE, THERE = "127.0.0.2", "127.0.0.1"
@@ -77,6 +80,21 @@ async def test_peer_that_comes_back_under_another_address_is_found_soon(names: t
             assert monotonic_ms() - moved_ms < 10 * PEER_RESOLVE_MS
     finally:
         await channels.close()
+
+
+@pytest.mark.parametrize("options", [transport.CHANNEL_OPTIONS, _transport.CHANNEL_OPTIONS], ids=["voters", "clients"])
+async def test_voters_and_clients_look_names_up_again_as_soon(
+    names: tuple[NameServer, str], options: tuple[tuple[str, int], ...]
+) -> None:
+    """Their channels have limits of their own, of the same size."""
+    server, target = names
+    async with grpc.aio.insecure_channel(target, options=options) as channel:
+        assert not await is_ready_within(channel, FOLLOWER_PAUSE_MAX_MS)
+        server.address = THERE
+        moved_ms = monotonic_ms()
+        ready = asyncio.ensure_future(_connect(channel))
+        await until(ready.done, what="the peer at its new address")
+        assert monotonic_ms() - moved_ms < 10 * max(transport.RESOLVE_MS, MAX_RETRY_BACKOFF_MS)
 
 
 async def _connect(channel: grpc.aio.Channel) -> None:

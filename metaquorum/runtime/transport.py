@@ -47,6 +47,9 @@ MAX_CHANNELS = 64
 MAX_TIMEOUTS_IN_A_ROW = 2
 """A channel with so many calls in a row without an answer is replaced by a new connection."""
 
+RESOLVE_MS = 500
+"""Milliseconds between two look-ups of the name of a peer that cannot be reached, at least; gRPC's own is 30 seconds."""
+
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
@@ -54,6 +57,8 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # One that comes back under another address (a pod does) must be found there as soon.
+    ("grpc.dns_min_time_between_resolutions_ms", RESOLVE_MS),
     # A new channel is to be a new connection, not the one of the channel that was given up.
     ("grpc.use_local_subchannel_pool", 1),
     # Peers are named by address; a proxy of the environment must not come between them.

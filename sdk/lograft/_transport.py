@@ -52,7 +52,7 @@ class Purpose(Enum):
     BULK = "bulk"
 
 
-_OPTIONS: Final = (
+CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
     # Without this, channels to one address share one connection and bulk would delay control.
@@ -61,6 +61,8 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", RETRY_BACKOFF_MS),
     ("grpc.min_reconnect_backoff_ms", RETRY_BACKOFF_MS),
     ("grpc.max_reconnect_backoff_ms", MAX_RETRY_BACKOFF_MS),
+    # A broker that comes back under another address (a pod does) must be found there as soon; gRPC looks a name up every 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", MAX_RETRY_BACKOFF_MS),
     # Environment proxies are for the web, not for brokers.
     ("grpc.enable_http_proxy", 0),
 )
@@ -98,7 +100,7 @@ class Transport:
         if channel is None:
             if len(self._channels) >= MAX_CHANNELS:
                 raise NoBrokerError(f"this client has {MAX_CHANNELS} channels open; use fewer brokers or close it")
-            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             self._channels[key] = channel
         return channel
 
