@@ -209,6 +209,8 @@ class Oracle:
                     (str(replica), current_process().name, header.base_offset, header.leader_epoch, to_offset),
                 )
                 position += header.size_bytes
+            # What ends inside a batch of this replica ends where another one's batch does: they differ there.
+            require(found.next_offset > offset, law, (str(replica), current_process().name, offset, epoch, to_offset))
             offset = found.next_offset
         self._compared[replica] = max(offset, to_offset)
         ends = self._ends.setdefault(key, {})
