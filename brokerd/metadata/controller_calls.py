@@ -81,7 +81,8 @@ class ControllerCalls:
         self._bootstrap = tuple(bootstrap_addresses)
         self._hint: str | None = None
         self._failure_count = 0
-        self._asked: set[_Asked] = set()
+        # A dictionary for its order: who asked first hears first.
+        self._asked: dict[_Asked, None] = {}
         observer.on_leader_change(self._take_leader)
 
     @property
@@ -167,7 +168,7 @@ class ControllerCalls:
                 return None
             call = unary_method(channel, method)(request, timeout=left_ms / 1000)
             asked = _Asked(address, call, is_read_only)
-            self._asked.add(asked)
+            self._asked[asked] = None
             try:
                 answer = await call
                 self.note_success()
@@ -193,7 +194,7 @@ class ControllerCalls:
                     return None
                 raise _lost_answer() from error
             finally:
-                self._asked.discard(asked)
+                self._asked.pop(asked, None)
                 if asked.give_up is not None:
                     asked.give_up.cancel()
 
