@@ -12,8 +12,8 @@ from lograft import TopicPartition, aio
 from lograft import _fetch_engine as fetch_engine
 
 from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.tests.support import connected, running_broker
-from brokerd.tests.test_replicated import LONG_S, PARTITIONS, Cluster, append_to_all
+from brokerd.tests.support import connected
+from brokerd.tests.test_replicated import LONG_S, PARTITIONS, Cluster, append_to_all, three_brokers
 from metaquorum.tests.quorum_cluster import until
 
 TPS = [TopicPartition("t", number) for number in range(PARTITIONS)]
@@ -22,16 +22,8 @@ TPS = [TopicPartition("t", number) for number in range(PARTITIONS)]
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """Three brokers, each in a rack of its own: r2 is that of broker 2."""
-    async with running_broker(tmp_path / "1") as first:
-        made = Cluster(first, tmp_path)
-        try:
-            for node_id in (2, 3):
-                await made.start(node_id)
-            yield made
-        finally:
-            for node_id in tuple(made.brokers):
-                if node_id != 1:
-                    await made.stop(node_id)
+    async with three_brokers(tmp_path) as made:
+        yield made
 
 
 async def next_values(consumer: aio.Consumer, count: int) -> list[bytes | None]:

@@ -14,24 +14,16 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.partition.events import PartitionChanged
 from brokerd.rpc.forwarded import FORWARDED_KEY
-from brokerd.tests.support import WAIT_S, Client, FetchStream, connected, refusal, running_broker
-from brokerd.tests.test_replicated import Cluster, append_to_all
+from brokerd.tests.support import WAIT_S, Client, FetchStream, connected, refusal
+from brokerd.tests.test_replicated import Cluster, append_to_all, three_brokers
 from metaquorum.tests.quorum_cluster import until
 
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     """Three brokers."""
-    async with running_broker(tmp_path / "1") as first:
-        made = Cluster(first, tmp_path)
-        try:
-            for node_id in (2, 3):
-                await made.start(node_id)
-            yield made
-        finally:
-            for node_id in tuple(made.brokers):
-                if node_id != 1:
-                    await made.stop(node_id)
+    async with three_brokers(tmp_path) as made:
+        yield made
 
 
 def led_by(cluster: Cluster, node_id: int) -> int:

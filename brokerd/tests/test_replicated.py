@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
@@ -131,11 +132,11 @@ class Cluster:
         return replica
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    """Three brokers."""
-    async with running_broker(tmp_path / "1") as first:
-        made = Cluster(first, tmp_path)
+@asynccontextmanager
+async def three_brokers(root: Path) -> AsyncIterator[Cluster]:
+    """Run brokers 1 to 3 with their data below a directory, the last two in racks of their own, r2 and r3."""
+    async with running_broker(root / "1") as first:
+        made = Cluster(first, root)
         try:
             for node_id in (2, 3):
                 await made.start(node_id)
@@ -144,6 +145,13 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
             for node_id in tuple(made.brokers):
                 if node_id != 1:
                     await made.stop(node_id)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Three brokers."""
+    async with three_brokers(tmp_path) as made:
+        yield made
 
 
 def log_bytes(replica: HostedReplica) -> bytes:
