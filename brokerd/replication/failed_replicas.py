@@ -105,7 +105,9 @@ class FailedReplicas:
                 self._open[topic_id, partition] = None
 
     def due(self, states: States, now_ms: int) -> tuple[Withdrawal, ...]:
-        """Return what is to be withdrawn now, at most `MAX_CALL_WITHDRAWALS`; it is under way until `note_outcome`.
+        """Return what is to be withdrawn now, at most `MAX_CALL_WITHDRAWALS`.
+
+        Each comes again after its pause, or once its partition has changed.
 
         Args:
             states: the metadata.
