@@ -27,6 +27,7 @@ from metaquorum.controller.image import MetadataImage
 from metaquorum.raft.types import LevelRange
 from metaquorum.rpc.admin_service import AdminServicer
 from metaquorum.rpc.controller_service import ControllerServicer
+from metaquorum.rpc.fetch_listener import FetchListener
 from metaquorum.rpc.quorum_service import QuorumServicer
 from metaquorum.runtime.auto_join import AutoJoin
 from metaquorum.runtime.controller_host import ControllerHost
@@ -190,6 +191,8 @@ class QuorumServer:
         await server.start()
         self._stack.push_async_callback(server.stop, STOP_GRACE_S)
         self._stack.push_async_callback(controller.stop)
+        if settings.fetch_port is not None:
+            quorum.fetch_port = await self._take_fetches(node, Address(host=listen.host, port=settings.fetch_port))
         if settings.metrics_listen is not None:
             self._metrics_address = self._serve_metrics(node, settings.metrics_listen)
         quorum.attach(node)
@@ -217,6 +220,15 @@ class QuorumServer:
             raise PortInUseError(str(error)) from error
         self._stack.push_async_callback(metrics.close)
         return address
+
+    async def _take_fetches(self, node: QuorumNode, listen: Address) -> int:
+        fetches = FetchListener(node)
+        try:
+            port = await fetches.open(listen.host, listen.port)
+        except OSError as error:
+            raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another --fetch-port") from error
+        self._stack.push_async_callback(fetches.close)
+        return port
 
     async def _first_start(self, data_directory: Path) -> Address:
         """Serve Probe alone until the voters agree and the directory is formatted; return the address for later."""

@@ -152,6 +152,8 @@ class QuorumServerSettings:
         node_id: id of this node.
         cluster_id: id of the cluster.
         listen: address of the quorum listener.
+        fetch_port: port at the host of `listen` for plain connections of followers; 0: one that the system chooses; None:
+            nowhere, and followers fetch by gRPC alone.
         metrics_listen: address at which metrics are served over HTTP; None: nowhere.
         advertise: address at which peers and brokers reach it; None: the one it listens on.
         voters: `host:port` of the quorum listeners by node id, this node's own included; may be empty for a quorum of
@@ -167,6 +169,7 @@ class QuorumServerSettings:
     node_id: int
     cluster_id: str
     listen: Address
+    fetch_port: int | None = 0
     advertise: Address | None = None
     metrics_listen: Address | None = None
     voters: Mapping[int, str] = field(default_factory=dict[int, str])

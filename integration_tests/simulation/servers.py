@@ -230,6 +230,8 @@ class VoterMachine(Machine):
             node_id=self.key.node_id,
             cluster_id=CLUSTER_ID,
             listen=Address(host=self.name, port=VOTER_PORT),
+            # The network of the world carries gRPC alone.
+            fetch_port=None,
             voters=self._addresses,
             insecure_plaintext=True,
         )

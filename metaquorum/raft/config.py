@@ -19,8 +19,11 @@ class RaftConfig:
         fetch_wait_ms_max: longest time that a leader parks a fetch, whatever was asked.
         commit_news_ms: a voter with nothing to fetch hears at the latest so long afterwards that the high watermark moved, and an
             observer that keeps up hears of commits in a row at most so often.
-        crowd_size: a round of so many proposals (or more) shows that many ask at once; the next one then waits for as many.
+        crowd_size: a round of so many proposals (or more) shows that many ask at once; the next one then waits for as many,
+            or for some more.
         crowd_wait_ms: but no longer than this after the commit of the last one.
+        crowd_hold_rounds: rounds after one that waited for more in vain before more is waited for again.
+        spare_wait_ms: a voter that keeps up and that a commit does not need is given the round under way so much later.
         request_timeout_ms: a request without an answer for so long has failed.
         retry_backoff_ms: first pause after a failed request; doubles up to `retry_backoff_ms_max`.
         retry_backoff_ms_max: longest pause after a failed request.
@@ -47,7 +50,9 @@ class RaftConfig:
     fetch_wait_ms_max: int = 400
     commit_news_ms: int = 10
     crowd_size: int = 4
-    crowd_wait_ms: int = 5
+    crowd_wait_ms: int = 10
+    crowd_hold_rounds: int = 16
+    spare_wait_ms: int = 20
     request_timeout_ms: int = 1_000
     retry_backoff_ms: int = 20
     retry_backoff_ms_max: int = 400

@@ -2,20 +2,19 @@
 """Leading: answers fetches, moves the high watermark, and resigns when no majority fetches any more.
 
 Owns the behaviour of Leader. Laws:
-* The high watermark is the offset that a majority of voters has flushed, above the first record of this epoch (a
-record of an
+* The high watermark is the offset that a majority of voters has flushed, above the first record of this epoch (a record of an
   older epoch is never committed by counting), and never falls. The leader counts its own log only as far as flushed.
 * A fetch counts only when its offset and epoch match the leader's log.
 What answers a parked fetch: a voter's, new data, for a commit waits for it; an observer's, a commit, for it can use nothing
 before; commits in a row are told to an observer that keeps up together. That a commit moved is told to voters a little later,
 mostly with the next data: nobody waits for it.
-Data goes to voters in rounds, see `rounds`.
+Data goes to voters in rounds, see `rounds`; at once to those that a commit needs, see `spares`.
 Source: KIP-595 "Fetch", "High watermark", "Check quorum"; Raft section 5.4.2; Vanlightly, RaftFsync specification.
 """
 
 from __future__ import annotations
 
-from metaquorum.raft import reads, rounds
+from metaquorum.raft import reads, rounds, spares
 from metaquorum.raft.effects import (
     AppendAsLeader,
     Proposal,
@@ -62,9 +61,9 @@ def poll_leader(state: RaftState, role: Leader, *, now_ms: int) -> None:
             assert progress.address is not None, f"voter {node_id} without an address"
             state.send(call, progress.address, request, now_ms=now_ms)
     if rounds.on_time(state, role, now_ms=now_ms):
-        answer_parked(state, role)
+        answer_parked(state, role, now_ms=now_ms)
     for fetch in role.parked.pop_expired(now_ms):
-        _answer(state, role, fetch.token, fetch.request)
+        _answer(state, role, fetch.token, fetch.request, now_ms=now_ms)
 
 
 def leader_deadline_ms(state: RaftState, role: Leader) -> int | None:
@@ -147,14 +146,14 @@ def on_proposal(state: RaftState, event: ProposalReceived, *, now_ms: int) -> No
         )
     )
     if rounds.on_append(state, role, now_ms=now_ms):
-        answer_parked(state, role)
+        answer_parked(state, role, now_ms=now_ms)
 
 
-def on_read(state: RaftState, event: ReadRequested) -> None:
+def on_read(state: RaftState, event: ReadRequested, *, now_ms: int) -> None:
     """Take a linearizable read; the voters that wait hear of its round."""
     if reads.on_read(state, event):
         assert isinstance(state.role, Leader), "a round begins with a leader only"
-        answer_parked(state, state.role)
+        answer_parked(state, state.role, now_ms=now_ms)
 
 
 def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int) -> None:
@@ -165,13 +164,12 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
         _refuse(state, token, refusal or Refusal.NOT_LEADER)
         return
     progress = _find_replica(state, role, request, now_ms)
-    had_everything = False
     if progress is not None:
-        had_everything = request.fetch_offset >= (progress.previous_leader_end_offset or state.log.log_end_offset)
+        spares.note_fetch(state, progress, request.fetch_offset, now_ms=now_ms)
         progress.last_fetch_ms = now_ms
         progress.levels = request.levels
         if reads.note_round(state, role, progress, request):
-            answer_parked(state, role)
+            answer_parked(state, role, now_ms=now_ms)
     snapshot = snapshot_for(state, request)
     if snapshot is not None:
         state.reply(token, _response(state, role, snapshot=snapshot))
@@ -182,19 +180,32 @@ def on_fetch(state: RaftState, token: int, request: FetchRequest, *, now_ms: int
         return
     if progress is not None:
         _note_progress(state, progress, request, now_ms)
-    update_high_watermark(state, role, now_ms=now_ms)
-    is_due = (
-        _has_data(role, request) if _is_voter(role, request) else _lacks_commit(role, request) and not had_everything
-    )
-    if is_due or request.max_wait_ms == 0 or len(role.parked) >= state.config.max_parked_fetches:
-        _answer(state, role, token, request)
+    if request.max_wait_ms == 0 or len(role.parked) >= state.config.max_parked_fetches:
+        update_high_watermark(state, role, now_ms=now_ms)
+        _answer(state, role, token, request, now_ms=now_ms)
         return
+    # It waits with the others before the high watermark moves: the round that begins then may go to it.
     wait_ms = min(request.max_wait_ms, state.config.fetch_wait_ms_max)
-    if _lacks_commit(role, request):
-        wait_ms = min(wait_ms, state.config.commit_news_ms)
-    older = role.parked.put(ParkedFetch(token=token, request=request, deadline_ms=now_ms + wait_ms))
+    parked = ParkedFetch(token=token, request=request, deadline_ms=now_ms + wait_ms)
+    older = role.parked.put(parked)
     if older is not None:
-        _answer(state, role, older.token, older.request)
+        _answer(state, role, older.token, older.request, now_ms=now_ms)
+    update_high_watermark(state, role, now_ms=now_ms)
+    if role.parked.token_of(request.replica) == token:
+        _answer_or_keep(state, role, parked, keeps_up=progress is not None and progress.keeps_up, now_ms=now_ms)
+
+
+def _answer_or_keep(state: RaftState, role: Leader, parked: ParkedFetch, *, keeps_up: bool, now_ms: int) -> None:
+    """Answer a fetch that has just been parked if it is due, else see to it that it waits no longer than it should."""
+    request = parked.request
+    lacks_commit = _lacks_commit(role, request)
+    if _is_due(state, role, request) if _is_voter(role, request) else lacks_commit and not keeps_up:
+        role.parked.remove(request.replica)
+        _answer(state, role, parked.token, request, now_ms=now_ms)
+    elif _is_spare(role, request):
+        role.parked.hasten(parked, deadline_ms=now_ms + state.config.spare_wait_ms)
+    elif lacks_commit:
+        role.parked.hasten(parked, deadline_ms=now_ms + state.config.commit_news_ms)
 
 
 def _check(state: RaftState, request: FetchRequest) -> Refusal | None:
@@ -268,9 +279,16 @@ def _is_voter(role: Leader, request: FetchRequest) -> bool:
     return progress is not None and progress.key == request.replica
 
 
-def _has_data(role: Leader, request: FetchRequest) -> bool:
-    """Whether a voter is to be answered: a commit waits for it."""
-    return request.fetch_offset < role.round_end_offset or reads.is_news(role, request)
+def _is_due(state: RaftState, role: Leader, request: FetchRequest) -> bool:
+    """Whether a voter is to be answered at once: a commit or a read waits for it, or it catches up."""
+    if reads.is_news(role, request):
+        return True
+    return request.fetch_offset < role.round_end_offset and not spares.is_held_back(state, role, request)
+
+
+def _is_spare(role: Leader, request: FetchRequest) -> bool:
+    """Whether a parked fetch is that of a voter that has not been given the round under way."""
+    return _is_voter(role, request) and request.fetch_offset < role.round_end_offset
 
 
 def _lacks_commit(role: Leader, request: FetchRequest) -> bool:
@@ -278,7 +296,7 @@ def _lacks_commit(role: Leader, request: FetchRequest) -> bool:
     return role.high_watermark is not None and (known is None or known < role.high_watermark)
 
 
-def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest) -> None:
+def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest, *, now_ms: int) -> None:
     # While an observer's fetch waited, the log may have been trimmed beyond its offset.
     response = _response(state, role, snapshot=snapshot_for(state, request))
     if response.snapshot is None and request.fetch_offset < state.log.log_end_offset:
@@ -288,16 +306,21 @@ def _answer(state: RaftState, role: Leader, token: int, request: FetchRequest) -
         state.outbox.say(
             ReplyWithBatches(token=token, response=response, fetch_offset=request.fetch_offset, max_bytes=max_bytes)
         )
+        if _is_voter(role, request):
+            spares.note_sent(state, role.voters[request.replica.node_id], now_ms=now_ms)
     else:
         state.reply(token, response)
 
 
-def answer_parked(state: RaftState, role: Leader) -> None:
-    """Answer every parked fetch of a voter that there is data or a round of reads for."""
-    for fetch in role.parked:
-        if _is_voter(role, fetch.request) and _has_data(role, fetch.request):
+def answer_parked(state: RaftState, role: Leader, *, now_ms: int) -> None:
+    """Answer the parked fetches of voters that a commit or a round of reads needs; those of spares a little later."""
+    waiting = [fetch for fetch in role.parked if _is_voter(role, fetch.request)]
+    for fetch in spares.quickest_first(role, waiting):
+        if _is_due(state, role, fetch.request):
             role.parked.remove(fetch.request.replica)
-            _answer(state, role, fetch.token, fetch.request)
+            _answer(state, role, fetch.token, fetch.request, now_ms=now_ms)
+        elif _is_spare(role, fetch.request):
+            role.parked.hasten(fetch, deadline_ms=now_ms + state.config.spare_wait_ms)
 
 
 def _response(
@@ -340,9 +363,9 @@ def update_high_watermark(state: RaftState, role: Leader, *, now_ms: int) -> Non
     if not role.is_active:
         activate(state, role)
     rounds.on_commit(state, role, now_ms=now_ms)
-    answer_parked(state, role)
+    answer_parked(state, role, now_ms=now_ms)
     for fetch in role.parked:
-        if not _lacks_commit(role, fetch.request):
+        if not _lacks_commit(role, fetch.request) or _is_spare(role, fetch.request):
             continue
         observer = None if _is_voter(role, fetch.request) else role.observers.get(fetch.request.replica)
         # An observer that heard nothing for a while hears at once; what comes right after that is told together.
@@ -351,4 +374,4 @@ def update_high_watermark(state: RaftState, role: Leader, *, now_ms: int) -> Non
             role.parked.hasten(fetch, deadline_ms=since_ms + state.config.commit_news_ms)
         else:
             role.parked.remove(fetch.request.replica)
-            _answer(state, role, fetch.token, fetch.request)
+            _answer(state, role, fetch.token, fetch.request, now_ms=now_ms)

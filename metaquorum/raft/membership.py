@@ -193,7 +193,7 @@ def _apply(state: RaftState, role: Leader, voters: VoterSet, token: int | None, 
         # It is an observer from its next fetch on.
         del role.begin_calls[number]
     update_high_watermark(state, role, now_ms=now_ms)
-    answer_parked(state, role)
+    answer_parked(state, role, now_ms=now_ms)
 
 
 def poll_membership(state: RaftState, role: Leader, *, now_ms: int) -> None:

@@ -182,7 +182,7 @@ def _dispatch(state: RaftState, event: Event, now_ms: int) -> None:
         case ProposalReceived():
             leader.on_proposal(state, event, now_ms=now_ms)
         case ReadRequested():
-            leader.on_read(state, event)
+            leader.on_read(state, event, now_ms=now_ms)
         case VoterChangeRequested():
             membership.on_change_request(state, event, now_ms=now_ms)
         case TransferRequested():

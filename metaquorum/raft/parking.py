@@ -52,8 +52,8 @@ class ParkedFetches:
         return older
 
     def hasten(self, fetch: ParkedFetch, *, deadline_ms: int) -> None:
-        """Answer a parked fetch at this time, if its own deadline is later."""
-        if deadline_ms < fetch.deadline_ms:
+        """Answer a parked fetch at this time, if it would wait longer."""
+        if deadline_ms < self._by_replica[fetch.request.replica].deadline_ms:
             self._by_replica[fetch.request.replica] = replace(fetch, deadline_ms=deadline_ms)
             # The entry of the old deadline stays behind and is passed over once the fetch is gone.
             heapq.heappush(self._heap, (deadline_ms, fetch.token, fetch.request.replica))
@@ -61,6 +61,11 @@ class ParkedFetches:
     def remove(self, replica: ReplicaKey) -> ParkedFetch | None:
         """Take the fetch of this replica out, if there is one."""
         return self._by_replica.pop(replica, None)
+
+    def token_of(self, replica: ReplicaKey) -> int | None:
+        """Token of the fetch of this replica, None when none is parked."""
+        fetch = self._by_replica.get(replica)
+        return None if fetch is None else fetch.token
 
     def deadline_ms(self) -> int | None:
         """Earliest deadline, or None when nothing is parked."""

@@ -88,6 +88,10 @@ class ReplicaProgress:
         counts_above: offset of the record that made it a voter in this epoch; fetches up to it (inclusive) are those of
             an observer and prove nothing. None: it voted before this leadership.
         levels: feature levels that it can run at, by its last fetch; None before the first.
+        keeps_up: whether its last fetch had all that there was when it asked before; see `spares`.
+        sent_ms: when its last fetch was answered with data; None once it has come back.
+        sent_end_offset: end of this log at that time (exclusive); None once it has come back.
+        exchange_ms: from its last answer with data to the fetch that followed.
     """
 
     key: ReplicaKey
@@ -100,6 +104,10 @@ class ReplicaProgress:
     read_round: int = 0
     counts_above: Offset | None = None
     levels: LevelRange | None = None
+    keeps_up: bool = False
+    sent_ms: int | None = None
+    sent_end_offset: Offset | None = None
+    exchange_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +133,11 @@ class Leader:
         started_ms: when it became leader.
         epoch_start_offset: offset of its first record, the LeaderChange (inclusive).
         high_watermark: end of the committed log (exclusive); None until a record of this epoch is committed.
-        round_end_offset: voters are sent what lies below (exclusive) at once; what lies above makes the next round.
+        round_end_offset: voters that a commit needs are sent what lies below (exclusive) at once; what lies above makes the next round.
         round_size: proposals of the round under way, or of the last one; see `rounds`.
         round_waiting: proposals that were appended above it.
+        round_target: proposals that the next round waits for; 0: for nothing.
+        round_hold: rounds that got what they waited for before one waits for more again.
         round_deadline_ms: when the next round begins at the latest; None while one is under way, or none waits.
         voters: progress of the other voters, by node id.
         begin_calls: the calls that make it known to them, by node id.
@@ -148,6 +158,8 @@ class Leader:
     round_end_offset: Offset = LOG_BEGIN
     round_size: int = 0
     round_waiting: int = 0
+    round_target: int = 0
+    round_hold: int = 0
     round_deadline_ms: int | None = None
     voters: dict[NodeId, ReplicaProgress]
     begin_calls: dict[NodeId, PeerCall]

@@ -50,9 +50,14 @@ class QuorumTarget(Protocol):
 
 
 class QuorumServicer(pb_grpc.QuorumServiceServicer):
-    """Hands requests to its target."""
+    """Hands requests to its target.
+
+    Attributes:
+        fetch_port: port of the fetch listener of this node, which followers hear of; 0: there is none.
+    """
 
     def __init__(self) -> None:
+        self.fetch_port = 0
         self._target: QuorumTarget | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -155,7 +160,9 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
         except StoppedError:
             return pb.FetchQuorumResponse(error=pb.QUORUM_ERROR_UNAVAILABLE)
         assert isinstance(answer.response, FetchResponse), f"{answer.response} to a fetch request"
-        return codec.encode_fetch_response(answer.response, answer.batches)
+        message = codec.encode_fetch_response(answer.response, answer.batches)
+        message.fetch_port = self.fetch_port
+        return message
 
     async def UpdateVoter(
         self,

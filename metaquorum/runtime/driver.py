@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,9 +52,7 @@ from metaquorum.raft.events import (
     LogFlushed,
     ProposalReceived,
     ReadRequested,
-    RequestFailed,
     RequestReceived,
-    ResponseReceived,
     ShutdownRequested,
     SnapshotFailed,
     Started,
@@ -70,9 +68,10 @@ from metaquorum.runtime.listener import QuorumLeader
 from metaquorum.runtime.log_flusher import LogFlusher
 from metaquorum.runtime.log_store import LogStore, encode_control
 from metaquorum.runtime.operator_requests import OperatorRequests
+from metaquorum.runtime.peer_requests import PeerRequests
 from metaquorum.runtime.quorum_meter import QuorumMeter
 from metaquorum.runtime.snapshot_shell import SnapshotShell
-from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
+from metaquorum.runtime.transport import GrpcTransport
 
 logger = logging.getLogger(__name__)
 
@@ -114,16 +113,14 @@ class Driver:
         self._node = node
         self._log = log
         self._elections = elections
-        self._transport = transport
-        self._request_timeout_ms = request_timeout_ms
+        self._peers = PeerRequests(transport, timeout_ms=request_timeout_ms, on_event=self.submit, on_failure=self.fail)
         self._snapshots = snapshots
         self._feeds: tuple[ListenerFeed, ...] = ()
         self._loop = asyncio.get_running_loop()
         self.meter = QuorumMeter(self._loop.time, quorum_epoch=node.state.quorum_epoch)
         self._disk = DiskThread("quorum-disk")
         self._flusher = LogFlusher(log, self._disk, on_flushed=self._flushed, on_failure=self.fail)
-        self._peer_tasks: set[asyncio.Task[None]] = set()
-        self._pending: dict[int, asyncio.Future[Answer]] = {}
+        self._pending: dict[int, Callable[[Answer | StoppedError], None]] = {}
         self._reads: dict[int, asyncio.Future[int | Rejection]] = {}
         self._next_token = 1
         self._events: deque[Event] = deque()
@@ -170,12 +167,9 @@ class Driver:
 
     async def _close(self) -> None:
         self._stop_taking_events()
-        for task in list(self._peer_tasks):
-            task.cancel()
-        await asyncio.gather(*self._peer_tasks, return_exceptions=True)
         if self._snapshots is not None:
             await self._snapshots.close()
-        await self._transport.close()
+        await self._peers.close()
         # A thread that writes cannot be stopped, and the log is closed after it only.
         await self._disk.close()
 
@@ -185,10 +179,9 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(StoppedError("this node is stopping"))
-        self._pending.clear()
+        pending, self._pending = self._pending, {}
+        for on_answer in pending.values():
+            on_answer(StoppedError("this node is stopping"))
         for read in self._reads.values():
             if not read.done():
                 read.set_result(Rejection.NOT_LEADER)
@@ -225,17 +218,29 @@ class Driver:
         Raises:
             StoppedError: the node is stopping.
         """
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        token = self.take(request, partial(_settle, future))
+        try:
+            return await future
+        finally:
+            self._pending.pop(token, None)
+
+    def take(self, request: Request, on_answer: Callable[[Answer | StoppedError], None]) -> int:
+        """Take a peer's request to the core; the answer is told once, perhaps before this returns, and must not raise.
+
+        Returns:
+            Token by which the core knows the request.
+
+        Raises:
+            StoppedError: the node is stopping; nothing will be told.
+        """
         if self._is_closed:
             raise StoppedError("this node is stopping")
         token = self._next_token
         self._next_token += 1
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        self._pending[token] = future
-        try:
-            self.submit(RequestReceived(token=token, request=request))
-            return await future
-        finally:
-            self._pending.pop(token, None)
+        self._pending[token] = on_answer
+        self.submit(RequestReceived(token=token, request=request))
+        return token
 
     def propose(
         self, proposal: bytearray | Sequence[bytes], record_count: int, size_bytes: int, *, quorum_epoch: QuorumEpoch
@@ -286,7 +291,7 @@ class Driver:
     def _execute(self, effect: Effect) -> None:
         match effect:
             case Send():
-                self._spawn(self._send(effect))
+                self._peers.send(effect)
             case Reply(token=token, response=response):
                 self._answer(token, Answer(response=response))
             case ReplyWithBatches():
@@ -377,24 +382,16 @@ class Driver:
             self._loop.call_soon(feed.announce, self.leader)
 
     def _answer(self, token: int, answer: Answer) -> None:
-        future = self._pending.get(token)
-        if future is not None and not future.done():
-            future.set_result(answer)
+        # One whose caller stopped waiting is not there any more.
+        on_answer = self._pending.pop(token, None)
+        if on_answer is not None:
+            on_answer(answer)
 
     def _end_read(self, read_id: int, outcome: int | Rejection) -> None:
         # A caller that stopped waiting is not there any more.
         future = self._reads.get(read_id)
         if future is not None and not future.done():
             future.set_result(outcome)
-
-    async def _send(self, effect: Send) -> None:
-        try:
-            response = await self._transport.call(effect.address, effect.request, timeout_ms=self._request_timeout_ms)
-        except PeerFailureError as error:
-            logger.debug("event=request_failed error=%s", error)
-            self.submit(RequestFailed(request_id=effect.request_id, failure=error.failure))
-        else:
-            self.submit(ResponseReceived(request_id=effect.request_id, response=response))
 
     def _flushed(self, flush_id: int) -> None:
         self.submit(LogFlushed(flush_id=flush_id))
@@ -404,16 +401,6 @@ class Driver:
             self.fail(error)
         else:
             self.submit(ElectionStatePersisted(sequence=sequence))
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._peer_tasks.add(task)
-        task.add_done_callback(self._peer_tasks.discard)
-        task.add_done_callback(self._check)
-
-    def _check(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error)
 
     def _set_timer(self) -> None:
         deadline_ms = None if self._is_closed else self._node.deadline_ms()
@@ -447,3 +434,13 @@ class Driver:
                 state.log.log_end_offset,
                 state.high_watermark,
             )
+
+
+def _settle(future: asyncio.Future[Answer], answer: Answer | StoppedError) -> None:
+    """Give an answer to who waits for it, if it still does."""
+    if future.done():
+        return
+    if isinstance(answer, StoppedError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)

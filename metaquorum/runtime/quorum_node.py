@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from lograft.internal.v1 import quorum_pb2 as pb
@@ -320,6 +320,16 @@ class QuorumNode:
         if self._driver is None:
             raise StoppedError(f"node {self._key.node_id} is starting or stopping")
         return await self._driver.ask(request)
+
+    def take_request(self, request: Request, on_answer: Callable[[Answer | StoppedError], None]) -> None:
+        """Take a peer's request and tell its answer once, perhaps at once; for `rpc.fetch_listener`.
+
+        Raises:
+            StoppedError: the node is starting or stopping; nothing will be told.
+        """
+        if self._driver is None:
+            raise StoppedError(f"node {self._key.node_id} is starting or stopping")
+        self._driver.take(request, on_answer)
 
     async def change_voters(self, change: VoterChange) -> ChangeOutcome:
         """Change the voters, as leader, and wait for the commit; the caller bounds the wait.

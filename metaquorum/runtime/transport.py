@@ -2,7 +2,8 @@
 """Requests to peers over gRPC: one channel for each address, a deadline for each call, quick redialling.
 
 Owns channels and the mapping of gRPC failures to the two that the core knows. Decides nothing and never retries: the
-core does. Fetches that wait at a leader go over one stream (`fetch_stream`), everything else by a call of its own.
+core does. Fetches that wait at a leader go over a plain connection (`fetch_link`) once it is there, before that and where it
+cannot be had over one stream (`fetch_stream`), everything else by a call of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from lograft.internal.v1 import quorum_pb2 as pb
 from lograft.internal.v1.quorum_pb2_grpc import QuorumServiceStub
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
@@ -26,12 +28,14 @@ from metaquorum.raft.messages import (
     EndQuorumEpochRequest,
     FetchRequest,
     PreVoteRequest,
+    Refusal,
     Request,
     Response,
     UpdateVoterRequest,
     VoteRequest,
 )
 from metaquorum.runtime import quorum_codec as codec
+from metaquorum.runtime.fetch_link import Outcome, PeerLink
 from metaquorum.runtime.fetch_stream import FetchStream, StreamEndedError
 from metaquorum.runtime.wire_fields import InvalidMessageError
 
@@ -76,11 +80,12 @@ class PeerFailureError(Exception):
 
 @dataclass(slots=True)
 class _Peer:
-    """The channel to one address, and how many calls in a row it has left without an answer."""
+    """The ways to one address, and how many calls in a row they have left without an answer."""
 
     channel: grpc.aio.Channel
     stub: QuorumServiceAsyncStub
     fetches: FetchStream
+    link: PeerLink
     has_streams: bool = True
     timeout_count: int = 0
 
@@ -114,10 +119,61 @@ class GrpcTransport:
         except grpc.aio.AioRpcError as error:
             raise self._failure(address, peer, error) from error
         except InvalidMessageError as error:
-            logger.error("event=bad_response peer=%s error=%s", address, error)
-            raise PeerFailureError(Failure.TIMED_OUT, f"{address} answered nonsense: {error}") from error
+            raise self._nonsense(address, error) from error
         peer.timeout_count = 0
         return response
+
+    def fetch_by_link(
+        self,
+        address: str,
+        request: FetchRequest,
+        *,
+        timeout_ms: int,
+        on_answer: Callable[[Response | PeerFailureError], None],
+    ) -> bool:
+        """Send a fetch over the plain connection to the peer, if it is there; the outcome is told once, later.
+
+        Returns:
+            False: it is not there, and nothing was sent; use `call`.
+        """
+        peer = self._peers.get(address)
+        if peer is None or request.max_wait_ms == 0 or not peer.link.is_ready:
+            return False
+        self._peers.move_to_end(address)
+        self._follow(peer)
+        # Not needed any more; while a late answer is awaited there, it ends by itself.
+        if not peer.fetches.is_busy:
+            peer.fetches.close()
+
+        def told(outcome: Outcome) -> None:
+            on_answer(self._by_link(address, peer, outcome, timeout_ms))
+
+        message = codec.encode_fetch_request(request).SerializeToString()
+        peer.link.send(message, timeout_s=timeout_ms / 1_000, on_answer=told)
+        return True
+
+    def _by_link(self, address: str, peer: _Peer, outcome: Outcome, timeout_ms: int) -> Response | PeerFailureError:
+        if isinstance(outcome, bytes):
+            try:
+                response = codec.decode_fetch_response(pb.FetchQuorumResponse.FromString(outcome))
+            except (InvalidMessageError, DecodeError) as error:
+                peer.link.close()
+                return self._nonsense(address, error)
+            peer.timeout_count = 0
+            if response.refusal is Refusal.UNAVAILABLE:
+                # A node that is about to stop closes its side after it has said so.
+                peer.link.close()
+            return response
+        if isinstance(outcome, TimeoutError):
+            self._note_timeout(address, peer)
+            return PeerFailureError(Failure.TIMED_OUT, f"{address} did not answer for {timeout_ms} ms")
+        # As when a stream breaks: the process is gone, or about to stop.
+        return PeerFailureError(Failure.REFUSED, f"{address}: {outcome}")
+
+    @staticmethod
+    def _nonsense(address: str, error: Exception) -> PeerFailureError:
+        logger.error("event=bad_response peer=%s error=%s", address, error)
+        return PeerFailureError(Failure.TIMED_OUT, f"{address} answered nonsense: {error}")
 
     async def _fetch(self, peer: _Peer, request: FetchRequest, timeout: float) -> Response:
         message = codec.encode_fetch_request(request)
@@ -125,7 +181,10 @@ class GrpcTransport:
         if peer.has_streams and request.max_wait_ms > 0 and not peer.fetches.is_busy:
             self._follow(peer)
             try:
-                return codec.decode_fetch_response(await peer.fetches.fetch(message, timeout_s=timeout))
+                answer = await peer.fetches.fetch(message, timeout_s=timeout)
+                if answer.fetch_port and peer is self._followed:
+                    peer.link.offer(answer.fetch_port)
+                return codec.decode_fetch_response(answer)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                     raise
@@ -137,6 +196,7 @@ class GrpcTransport:
         followed, self._followed = self._followed, peer
         if followed is not None and followed is not peer:
             followed.fetches.close()
+            followed.link.close()
 
     async def probe(self, address: str, request: pb.ProbeRequest, *, timeout_ms: int) -> pb.ProbeResponse:
         """Ask a peer who it is.
@@ -186,7 +246,7 @@ class GrpcTransport:
         if peer is None:
             channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
             stub = QuorumServiceStub(channel)
-            peer = _Peer(channel, stub, FetchStream(stub))
+            peer = _Peer(channel, stub, FetchStream(stub), PeerLink(address))
             self._peers[address] = peer
             if len(self._peers) > MAX_CHANNELS:
                 self._retire(self._peers.popitem(last=False)[1])
@@ -214,6 +274,7 @@ class GrpcTransport:
             self._retire(peer)
 
     def _retire(self, peer: _Peer) -> None:
+        peer.link.close()
         task = asyncio.get_running_loop().create_task(peer.channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

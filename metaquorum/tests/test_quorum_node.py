@@ -419,5 +419,5 @@ async def test_deadline_that_is_put_off_needs_no_new_timer(
     for number in range(1, 101):
         quorum.append([b"record"])
         await wait_for(lambda: len(leader.listener.records) == number, "the commit")  # noqa: B023
-    assert len(events) > 500
+    assert len(events) > 300
     assert len(timers) < len(events) / 3, f"{len(timers)} timers for {len(events)} events"

@@ -94,8 +94,8 @@ def test_different_seeds_give_different_traces() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_is_found(mutant: Mutant) -> None:
-    """Each known mistake is found within some seeds, most within five."""
-    assert find_mutant(mutant, range(40), 4_000) is not None
+    """Each known mistake is found within 300 seeds, most within five."""
+    assert find_mutant(mutant, range(300), 4_000) is not None
 
 
 def test_storm_is_clean_without_a_mutant() -> None:

@@ -508,6 +508,7 @@ class FetchQuorumResponse(_message.Message):
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     READ_ROUND_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    FETCH_PORT_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     error: Global___QuorumError.ValueType
     """Outcome."""
@@ -523,6 +524,8 @@ class FetchQuorumResponse(_message.Message):
     """First offset of the leader's log, inclusive."""
     read_round: _builtins.int
     """Last round of reads that the leader has begun in this epoch; 0: none. The next fetch repeats it."""
+    fetch_port: _builtins.int
+    """Port, at the host of the answering node, that takes fetches over plain connections; 0: there is none."""
     batches: _builtins.bytes
     """Whole batches from the fetch offset on."""
     @_builtins.property
@@ -545,11 +548,12 @@ class FetchQuorumResponse(_message.Message):
         log_start_offset: _builtins.int = ...,
         read_round: _builtins.int = ...,
         snapshot: Global___SnapshotId | None = ...,
+        fetch_port: _builtins.int = ...,
         batches: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "diverging", b"diverging", "high_watermark", b"high_watermark", "leader_id", b"leader_id", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "batches", b"batches", "diverging", b"diverging", "error", b"error", "high_watermark", b"high_watermark", "leader_address", b"leader_address", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "quorum_epoch", b"quorum_epoch", "read_round", b"read_round", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark", "_leader_id", b"_leader_id", "batches", b"batches", "diverging", b"diverging", "error", b"error", "fetch_port", b"fetch_port", "high_watermark", b"high_watermark", "leader_address", b"leader_address", "leader_id", b"leader_id", "log_start_offset", b"log_start_offset", "quorum_epoch", b"quorum_epoch", "read_round", b"read_round", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high_watermark: _TypeAlias = _typing.Literal["high_watermark"]  # noqa: Y015
     _WhichOneofArgType__high_watermark: _TypeAlias = _typing.Literal["_high_watermark", b"_high_watermark"]  # noqa: Y015
