@@ -100,6 +100,15 @@ def run(
     quorum_listen: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM_LISTEN", help="host:port of the quorum listener (--combined).")
     ] = "127.0.0.1:9641",
+    quorum_fetch_port: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_QUORUM_FETCH_PORT",
+            min=0,
+            max=65535,
+            help="Port at the host of --quorum-listen for plain connections of followers (--combined); 0: any.",
+        ),
+    ] = 0,
     quorum_advertise: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM_ADVERTISE", help="host:port at which voters reach this one.")
     ] = "",
@@ -135,6 +144,7 @@ def run(
             insecure_plaintext=insecure_plaintext,
             combined=CombinedSettings(
                 quorum_listen=parse_address(quorum_listen),
+                quorum_fetch_port=quorum_fetch_port,
                 quorum_advertise=parse_address(quorum_advertise) if quorum_advertise else None,
                 voters=parse_voters(voters),
                 first_start=first_start,

@@ -166,6 +166,7 @@ class _Voter:
                 node_id=settings.node_id,
                 cluster_id=opened.cluster_id if opened is not None else settings.cluster_id or "",
                 listen=combined.quorum_listen,
+                fetch_port=combined.quorum_fetch_port,
                 advertise=combined.quorum_advertise,
                 voters=combined.voters,
                 first_start=combined.first_start,

@@ -21,9 +21,13 @@ MAX_EXPIRATION_MS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedSettings:
-    """A voter in the same process: its quorum listener, what its peers call it, and the voters by node id."""
+    """A voter in the same process: its quorum listener, what its peers call it, and the voters by node id.
+
+    `quorum_fetch_port` is at the host of the listener, for plain connections of followers; 0: one that the system chooses.
+    """
 
     quorum_listen: Address
+    quorum_fetch_port: int = 0
     quorum_advertise: Address | None = None
     voters: Mapping[int, str] = field(default_factory=dict[int, str])
     first_start: bool = False

@@ -20,6 +20,7 @@ Environment (a variable named as a flag of `brokerd run` replaces what would be 
     LOGRAFT_BIND_HOST         address to listen on; default `0.0.0.0`
     LOGRAFT_BROKER_PORT       default 9640
     LOGRAFT_QUORUM_PORT       default 9641
+    LOGRAFT_QUORUM_FETCH_PORT  plain connections of followers; default: the one after LOGRAFT_QUORUM_PORT; 0: any
     LOGRAFT_DATA_DIR          default `/var/lib/lograft`; several are joined by `:`
     LOGRAFT_FIRST_START       `true` or `false`; default `true`
     LOGRAFT_INSECURE_PLAINTEXT  `true` or `false`; default `false`
@@ -74,6 +75,7 @@ def command_line(environment: Mapping[str, str]) -> list[str]:
     if ordinal < voter_count:
         computed |= {
             "--quorum-listen": f"{bind_host}:{quorum_port}",
+            "--quorum-fetch-port": str((quorum_port + 1) % PORT_END),
             "--quorum-advertise": f"{host}:{quorum_port}",
             "--voters": ",".join(f"{node_id}@{address}" for node_id, address in voters),
         }

@@ -127,7 +127,11 @@ def test_ports_agree(objects: list[Tree]) -> None:
     """Services, probes and the network policy use the ports that the container has and the entry point listens on."""
     server = the_server(objects)
     ports = {each["name"]: each["containerPort"] for each in server["ports"]}
-    assert ports == {"broker": entrypoint.DEFAULT_BROKER_PORT, "quorum": entrypoint.DEFAULT_QUORUM_PORT}
+    assert ports == {
+        "broker": entrypoint.DEFAULT_BROKER_PORT,
+        "quorum": entrypoint.DEFAULT_QUORUM_PORT,
+        "quorum-fetch": entrypoint.DEFAULT_QUORUM_PORT + 1,
+    }
     for service in of_kind(objects, "Service"):
         for each in service["spec"]["ports"]:
             assert each["targetPort"] == each["name"]
@@ -151,7 +155,8 @@ def test_quorum_port_is_open_to_the_servers_alone(objects: list[Tree]) -> None:
     """Only the pods themselves may reach the quorum port, and a client Service does not name it."""
     labels = the_set(objects)["template"]["metadata"]["labels"]
     (policy,) = of_kind(objects, "NetworkPolicy")
-    openings = [rule for rule in policy["spec"]["ingress"] if any(port["port"] == "quorum" for port in rule["ports"])]
+    quorum = {"quorum", "quorum-fetch"}
+    openings = [rule for rule in policy["spec"]["ingress"] if any(port["port"] in quorum for port in rule["ports"])]
     assert [rule["from"] for rule in openings] == [[{"podSelector": {"matchLabels": labels}}]]
     clients = [each for each in of_kind(objects, "Service") if each["spec"].get("clusterIP") != "None"]
     assert [[port["name"] for port in each["spec"]["ports"]] for each in clients] == [["broker"]]
@@ -250,7 +255,14 @@ def test_entry_point_computes_the_command_of_a_voter() -> None:
         *("brokerd", "run", "--combined", "--first-start"),
         *("--data-dir", "/var/lib/lograft", "--node-id", "3", "--cluster-id", "c"),
         *("--listen", "0.0.0.0:9640", "--advertise", f"lograft-2.{domain}:9640"),
-        *("--quorum-listen", "0.0.0.0:9641", "--quorum-advertise", f"lograft-2.{domain}:9641"),
+        *(
+            "--quorum-listen",
+            "0.0.0.0:9641",
+            "--quorum-fetch-port",
+            "9642",
+            "--quorum-advertise",
+            f"lograft-2.{domain}:9641",
+        ),
         *("--voters", voters),
     ]
 
@@ -272,6 +284,7 @@ def test_entry_point_takes_flags_from_the_environment() -> None:
         "LOGRAFT_LISTEN": "127.0.0.2:1",
         "LOGRAFT_ADVERTISE": "a:2",
         "LOGRAFT_QUORUM_LISTEN": "127.0.0.2:3",
+        "LOGRAFT_QUORUM_FETCH_PORT": "5",
         "LOGRAFT_QUORUM_ADVERTISE": "a:4",
         "LOGRAFT_VOTERS": "7@a:4",
     }

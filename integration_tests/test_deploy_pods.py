@@ -51,6 +51,7 @@ class Pods:
             "LOGRAFT_BIND_HOST": HOSTS[ordinal],
             "LOGRAFT_BROKER_PORT": str(self.broker_port),
             "LOGRAFT_QUORUM_PORT": str(self.quorum_port),
+            "LOGRAFT_QUORUM_FETCH_PORT": "0",
             "LOGRAFT_DATA_DIR": str(self.directory / f"data-{ordinal}"),
             **changes,
         }

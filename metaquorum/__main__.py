@@ -188,6 +188,16 @@ def run_command(
         str, typer.Option("--listen", envvar="LOGRAFT_LISTEN", help="host:port of the quorum listener.")
     ] = "127.0.0.1:9641",
     *,
+    fetch_port: Annotated[
+        int,
+        typer.Option(
+            "--fetch-port",
+            envvar="LOGRAFT_FETCH_PORT",
+            min=0,
+            max=65535,
+            help="Port at the host of --listen for plain connections of followers; 0: any. Unreachable: they use --listen.",
+        ),
+    ] = 0,
     metrics_listen: MetricsListen = None,
     advertise: Annotated[
         str | None,
@@ -229,6 +239,7 @@ def run_command(
             node_id=node_id,
             cluster_id=cluster_id,
             listen=parse_address(listen),
+            fetch_port=fetch_port,
             advertise=parse_address(advertise) if advertise else None,
             metrics_listen=parse_address(metrics_listen) if metrics_listen else None,
             voters=parse_voters(voters),

@@ -47,6 +47,7 @@ class CombinedNodes:
                 "LOGRAFT_BIND_HOST": host,
                 "LOGRAFT_BROKER_PORT": str(self.broker_port),
                 "LOGRAFT_QUORUM_PORT": str(quorum_port),
+                "LOGRAFT_QUORUM_FETCH_PORT": "0",
                 "LOGRAFT_DATA_DIR": str(self.directories[ordinal]),
             }
             name = environment["POD_NAME"]
