@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from lograft.wire.codes import ErrorCode
@@ -81,6 +82,11 @@ class ParkedAnswers:
     def __init__(self) -> None:
         self._parked: deque[_Parked] = deque()
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that this object lives on. Taken once: Python 3.11 makes a system call whenever it is asked for it."""
+        return asyncio.get_running_loop()
+
     def __len__(self) -> int:
         return len(self._parked)
 
@@ -108,7 +114,7 @@ class ParkedAnswers:
             base_offset: offset of the command's first record, or None without records.
             committed_offset: what is committed now; the answer may be ready at once.
         """
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Outcome] = self._loop.create_future()
         parked = _Parked(wait_offset, base_offset, response, future)
         if wait_offset <= committed_offset:
             _complete(parked, committed_offset)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, Protocol
 
 from lograft.wire.codes import ErrorCode
@@ -206,7 +207,7 @@ class ControllerHost:
         if future.done():
             return future.result()
         # A timer and the future itself: asyncio.wait() costs twice as much, for every command.
-        timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, give_up, future, appended, timeout_ms)
+        timer = self._loop.call_later(timeout_ms / 1000, give_up, future, appended, timeout_ms)
         try:
             return await future
         finally:
@@ -272,8 +273,7 @@ class ControllerHost:
         Raises:
             CommandError: this node does not lead (or cannot show it in time), METADATA_NOT_REACHED, OVERLOADED, SHUTTING_DOWN.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
+        deadline = self._loop.time() + timeout_ms / 1000
         try:
             async with asyncio.timeout_at(deadline):
                 read_offset = await self._quorum().read_offset()
@@ -287,7 +287,12 @@ class ControllerHost:
             raise CommandError(ErrorCode.OVERLOADED, str(error), retry_after_ms=RETRY_AFTER_MS) from error
         except TimeoutError:
             raise unconfirmed(timeout_ms) from None
-        await self.wait_for_offset(read_offset, timeout_ms=int((deadline - loop.time()) * 1000))
+        await self.wait_for_offset(read_offset, timeout_ms=int((deadline - self._loop.time()) * 1000))
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that this object lives on. Taken once: Python 3.11 makes a system call whenever it is asked for it."""
+        return asyncio.get_running_loop()
 
     def _quorum(self) -> QuorumLog:
         assert self._log is not None, "the host has no quorum node"
@@ -377,7 +382,7 @@ class ControllerHost:
         # Not longer than a session: a broker that comes meanwhile, or a shorter interval, brings the deadline forward.
         delay_ms = max(MIN_TICK_MS, min(self._controller.deadline_ms() - now_ms, self._settings.session_timeout_ms))
         planned_ms = now_ms + delay_ms
-        self._tick_handle = asyncio.get_running_loop().call_later(delay_ms / 1000, self._tick, planned_ms)
+        self._tick_handle = self._loop.call_later(delay_ms / 1000, self._tick, planned_ms)
 
     def _tick(self, planned_ms: int) -> None:
         self._tick_handle = None
@@ -399,9 +404,8 @@ class ControllerHost:
         if self._tick_handle is None:
             self._arm()
 
-    @staticmethod
-    def _now_ms() -> int:
-        return int(asyncio.get_running_loop().time() * 1000)
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
 
 
 def _retrieve(future: asyncio.Future[Outcome]) -> None:

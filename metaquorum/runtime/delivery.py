@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import cached_property
 
 from metaquorum.runtime.image_store import LoadedImage
 from metaquorum.runtime.listener import MetadataListener, QuorumLeader, joined
@@ -50,6 +51,11 @@ class ListenerFeed:
                 " load a snapshot first"
             )
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that this object lives on. Taken once: Python 3.11 makes a system call whenever it is asked for it."""
+        return asyncio.get_running_loop()
+
     @property
     def next_offset(self) -> int:
         """Offset (exclusive) below which everything was delivered."""
@@ -80,7 +86,7 @@ class ListenerFeed:
             self._schedule()
         elif self._scheduled is None and not self._is_closed:
             self._is_lagging = True
-            self._scheduled = asyncio.get_running_loop().call_later(STANDBY_LAG_MS / 1_000, self._run_slice)
+            self._scheduled = self._loop.call_later(STANDBY_LAG_MS / 1_000, self._run_slice)
 
     def hurry(self) -> None:
         """Deliver now what waits for others: somebody has come who waits for it."""
@@ -123,7 +129,7 @@ class ListenerFeed:
             self._scheduled = None
         self._is_lagging = False
         if self._scheduled is None and not self._is_closed:
-            self._scheduled = asyncio.get_running_loop().call_soon(self._run_slice)
+            self._scheduled = self._loop.call_soon(self._run_slice)
 
     def _run_slice(self) -> None:
         self._scheduled = None
