@@ -17,6 +17,7 @@ from brokerd.limits import PRODUCER_ID_EXPIRATION_MS, RETENTION_CHECK_MS
 from brokerd.process import run_process
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings, CombinedSettings
+from metaquorum.runtime.process_logging import log_to_stderr
 from metaquorum.settings import SettingsError, parse_address, parse_voters
 from storage.space import DEFAULT_SOFT_BYTES
 
@@ -165,7 +166,7 @@ def configure_logging(level: str) -> None:
     """Write log lines to stderr, from `level` on."""
     if level.upper() not in logging.getLevelNamesMapping():
         raise typer.BadParameter(f"log level {level!r} is not one of DEBUG, INFO, WARNING, ERROR")
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT)
+    log_to_stderr(level.upper(), line_format=LOG_FORMAT)
 
 
 def _announce(server: BrokerServer) -> None:

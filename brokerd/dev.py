@@ -17,6 +17,7 @@ import typer
 from brokerd.process import START_ERRORS, run_process
 from brokerd.server import BrokerServer
 from brokerd.standalone import standalone_settings
+from metaquorum.runtime.process_logging import log_to_stderr
 from storage.space import DEFAULT_SOFT_BYTES
 
 DEFAULT_PORT = 9640
@@ -51,7 +52,7 @@ def dev(
     """Run a whole cluster in this process, for development: one node, quorum and broker."""
     if log_level.upper() not in logging.getLevelNamesMapping():
         raise typer.BadParameter(f"log level {log_level!r} is not one of DEBUG, INFO, WARNING, ERROR")
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(log_level.upper(), line_format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with ExitStack() as stack:
         if not data_dir:
             data_dir = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-dev-")))]

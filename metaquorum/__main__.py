@@ -28,6 +28,7 @@ from metaquorum.runtime.first_start import (
     format_with_voters,
 )
 from metaquorum.runtime.log_store import DamagedLogError
+from metaquorum.runtime.process_logging import log_to_stderr
 from metaquorum.runtime.quorum_node import QuorumError, SnapshotSettings
 from metaquorum.server import QuorumServer, ServerError
 from metaquorum.settings import (
@@ -255,7 +256,7 @@ def run_command(
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(QuorumServer(settings, data_dir)))
 
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    log_to_stderr("INFO", line_format=LOG_FORMAT)
     raise typer.Exit(guarded(run))
 
 
