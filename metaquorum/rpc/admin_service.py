@@ -27,7 +27,7 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.state import TopicImage
 from metaquorum.rpc import broker_calls, codec, config_calls, election_calls, reassignment_calls, voter_calls
-from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, timeout_ms
+from metaquorum.rpc.calls import Answering, ServicerContext, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.metadata_export import MetadataExports
@@ -82,7 +82,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.CreateTopicRequest, context: ServicerContext
     ) -> admin_pb2.CreateTopicResponse:
         """Create a topic, or check whether it could be."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             command = CreateTopic(
                 topic=request.topic,
@@ -105,7 +105,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.CreatePartitionsRequest, context: ServicerContext
     ) -> admin_pb2.CreatePartitionsResponse:
         """Add partitions to a topic, or check whether they could be added."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             command = CreatePartitions(
                 topic=request.topic,
@@ -125,7 +125,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DeleteTopicRequest, context: ServicerContext
     ) -> admin_pb2.DeleteTopicResponse:
         """Delete a topic."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             outcome = await self._host.submit(DeleteTopic(topic=request.topic), timeout_ms=timeout_ms(context))
             response = outcome.response
@@ -136,7 +136,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListTopicsRequest, context: ServicerContext
     ) -> admin_pb2.ListTopicsResponse:
         """List a page of topics; the token of a page is the last name of the one before."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             if not 0 <= request.page_size <= MAX_PAGE_SIZE:
                 raise CommandError(
@@ -162,7 +162,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DescribeTopicRequest, context: ServicerContext
     ) -> admin_pb2.DescribeTopicResponse:
         """Describe a topic with all its configs."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             await self._catch_up(request, context)
             topic = self._host.image.topic_by_name(request.topic)
@@ -178,7 +178,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.AlterConfigsRequest, context: ServicerContext
     ) -> admin_pb2.AlterConfigsResponse:
         """Change configs, or check whether they could be changed."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             outcome = await self._host.submit(config_calls.alter_command(request), timeout_ms=timeout_ms(context))
             return admin_pb2.AlterConfigsResponse(
@@ -189,7 +189,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DescribeConfigsRequest, context: ServicerContext
     ) -> admin_pb2.DescribeConfigsResponse:
         """Describe the configs of topics, brokers and the cluster."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             await self._catch_up(request, context)
             return config_calls.describe_answer(request, self._host.image)
@@ -198,7 +198,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DescribeFeatureLevelRequest, context: ServicerContext
     ) -> admin_pb2.DescribeFeatureLevelResponse:
         """Describe the feature level and who can run at which."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             return codec.to_feature_level(self._host.image, controller_max_level=self._host.settings.max_feature_level)
 
@@ -206,7 +206,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.UpdateFeatureLevelRequest, context: ServicerContext
     ) -> admin_pb2.UpdateFeatureLevelResponse:
         """Raise the feature level, or check whether it could be raised."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             voters = voter_calls.voter_levels(self._node)
             command = UpdateFeatureLevel(level=request.level, validate_only=request.validate_only, voters=voters)
@@ -219,7 +219,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DescribeQuorumRequest, context: ServicerContext
     ) -> admin_pb2.DescribeQuorumResponse:
         """Describe the quorum as its leader sees it."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             node = self._node
             return codec.to_quorum(
@@ -233,7 +233,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.AddVoterRequest, context: ServicerContext
     ) -> admin_pb2.AddVoterResponse:
         """Make a voter of an observer."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             return await voter_calls.add_voter(
                 self._node, request, level=self._host.appended_level(), timeout_ms=timeout_ms(context)
@@ -243,7 +243,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.RemoveVoterRequest, context: ServicerContext
     ) -> admin_pb2.RemoveVoterResponse:
         """Make an observer of a voter."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             return await voter_calls.remove_voter(
                 self._node, request, level=self._host.appended_level(), timeout_ms=timeout_ms(context)
@@ -253,7 +253,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.TransferLeadershipRequest, context: ServicerContext
     ) -> admin_pb2.TransferLeadershipResponse:
         """Hand the leadership over."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             return await voter_calls.transfer_leadership(self._node, request, timeout_ms=timeout_ms(context))
 
@@ -261,7 +261,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ElectLeadersRequest, context: ServicerContext
     ) -> admin_pb2.ElectLeadersResponse:
         """Elect leaders of partitions, or check whether they could be elected."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             outcome = await self._host.submit(election_calls.command(request), timeout_ms=timeout_ms(context))
             return election_calls.answer(request, outcome)
@@ -270,7 +270,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.AlterPartitionReassignmentsRequest, context: ServicerContext
     ) -> admin_pb2.AlterPartitionReassignmentsResponse:
         """Begin, change or cancel reassignments, or check whether that could be done."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             outcome = await self._host.submit(reassignment_calls.command(request), timeout_ms=timeout_ms(context))
             return reassignment_calls.answer(request, outcome)
@@ -279,7 +279,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListPartitionReassignmentsRequest, context: ServicerContext
     ) -> admin_pb2.ListPartitionReassignmentsResponse:
         """List a page of the reassignments that are under way."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             await self._catch_up(request, context)
             return reassignment_calls.list_answer(request, self._host.image)
@@ -288,7 +288,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DescribeBrokersRequest, context: ServicerContext
     ) -> admin_pb2.DescribeBrokersResponse:
         """Describe a page of brokers."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             await self._catch_up(request, context)
             return broker_calls.describe_answer(request, self._host)
@@ -297,7 +297,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.RemoveBrokerRequest, context: ServicerContext
     ) -> admin_pb2.RemoveBrokerResponse:
         """End the registration of a broker, or check whether it could be ended."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             command = RemoveBroker(broker_id=request.broker_id, validate_only=request.validate_only)
             outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
@@ -309,7 +309,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ExportMetadataRequest, context: ServicerContext
     ) -> AsyncIterator[admin_pb2.ExportMetadataResponse]:
         """Export the metadata as of now."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             await self._host.wait_for_everything(timeout_ms=timeout_ms(context))
             async with aclosing(self._exports.pieces()) as pieces:
@@ -320,14 +320,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DescribeLogDirectoriesRequest, context: ServicerContext
     ) -> admin_pb2.DescribeLogDirectoriesResponse:
         """Refuse: log directories belong to a broker."""
-        async with answering(context):
+        async with Answering(context):
             raise _only_a_broker()
 
     async def MoveReplica(
         self, request: admin_pb2.MoveReplicaRequest, context: ServicerContext
     ) -> admin_pb2.MoveReplicaResponse:
         """Refuse: replicas belong to a broker."""
-        async with answering(context):
+        async with Answering(context):
             raise _only_a_broker()
 
     async def _catch_up(self, request: _Read, context: ServicerContext) -> None:

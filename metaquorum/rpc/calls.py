@@ -7,8 +7,7 @@ Owns the rules for one call. Law: a call always ends, with an answer or a typed 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from types import TracebackType
 from typing import Any, Final, cast
 
 import grpc.aio
@@ -78,16 +77,31 @@ def leader_hint(leader: QuorumLeader) -> LeaderHint | None:
     )
 
 
-@asynccontextmanager
-async def answering(context: ServicerContext) -> AsyncGenerator[None]:
-    """Turn whatever the body of a handler raises into a typed status."""
-    try:
-        yield
-    except CommandError as error:
-        await context.abort_with_status(to_status(error))
-    except Exception:
-        logger.exception("event=call_failed")
-        await context.abort_with_status(internal_error())
+class Answering:
+    """Around the body of a handler: turns whatever it raises into a typed status.
+
+    A class, for it is around every call, and a generator as context manager costs four times as much.
+
+    Args:
+        context: of the call.
+    """
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: ServicerContext) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, CommandError):
+            await self._context.abort_with_status(to_status(error))
+        elif isinstance(error, Exception):
+            logger.error("event=call_failed", exc_info=error)
+            await self._context.abort_with_status(internal_error())
 
 
 def internal_error() -> RichStatus:

@@ -25,7 +25,7 @@ from metaquorum.controller.commands import (
     RegisterBroker,
 )
 from metaquorum.rpc import alter_partition_calls, resignation_calls
-from metaquorum.rpc.calls import ServicerContext, answering, check_cluster, internal_error, timeout_ms, to_status
+from metaquorum.rpc.calls import Answering, ServicerContext, check_cluster, internal_error, timeout_ms, to_status
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
 
@@ -65,7 +65,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         self, request: controller_pb2.RegisterBrokerRequest, context: ServicerContext
     ) -> controller_pb2.RegisterBrokerResponse:
         """Register a broker process."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             level = request.feature_level
             command = RegisterBroker(
@@ -94,7 +94,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         self, request: controller_pb2.AllocateProducerIdsRequest, context: ServicerContext
     ) -> controller_pb2.AllocateProducerIdsResponse:
         """Give a block of producer ids to a broker."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             command = AllocateProducerIds(broker_id=request.broker_id, broker_epoch=request.broker_epoch)
             outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
@@ -108,7 +108,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         self, request: controller_pb2.AlterPartitionRequest, context: ServicerContext
     ) -> controller_pb2.AlterPartitionResponse:
         """Take in-sync replicas that a leader proposes."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             outcome = await self._host.submit(alter_partition_calls.command(request), timeout_ms=timeout_ms(context))
             return alter_partition_calls.answer(request, outcome)
@@ -117,7 +117,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         self, request: controller_pb2.ResignLeadershipRequest, context: ServicerContext
     ) -> controller_pb2.ResignLeadershipResponse:
         """Give partitions that a leader gives up to other replicas that are in sync."""
-        async with answering(context):
+        async with Answering(context):
             self._check(request.cluster_id)
             outcome = await self._host.submit(resignation_calls.command(request), timeout_ms=timeout_ms(context))
             return resignation_calls.answer(request, outcome)
