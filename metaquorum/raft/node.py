@@ -81,7 +81,7 @@ class RaftNode:
         committed_offset: everything below it (exclusive) is known to be committed, from the image on disk.
     """
 
-    __slots__ = ("_has_finished", "_has_started", "state")
+    __slots__ = ("_has_finished", "_has_started", "_polled_ms", "state")
 
     def __init__(
         self,
@@ -103,6 +103,7 @@ class RaftNode:
         snapshots.restore(self.state, kept_snapshots, committed_offset=committed_offset)
         self._has_started = False
         self._has_finished = False
+        self._polled_ms = -1
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
         """Take one event.
@@ -118,7 +119,10 @@ class RaftNode:
         assert self._has_started != isinstance(event, Started), f"{event} out of turn"
         self._has_started = True
         _dispatch(state, event, now_ms)
-        _poll(state, now_ms)
+        # A proposal changes nothing that a poll looks at but the time, and many come within one millisecond.
+        if not isinstance(event, ProposalReceived) or now_ms != self._polled_ms:
+            self._polled_ms = now_ms
+            _poll(state, now_ms)
         snapshots.discard_orphan(state)
         state.settle()
         if state.shutdown_deadline_ms is not None and not self._has_finished:

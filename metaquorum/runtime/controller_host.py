@@ -35,7 +35,7 @@ from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.runs import runs
 from metaquorum.controller.sessions import BrokerSession
 from metaquorum.runtime import record_codec
-from metaquorum.runtime.command_subjects import subject_of
+from metaquorum.runtime.command_log import CommandLog
 from metaquorum.runtime.commit_waiters import (
     RETRY_AFTER_MS,
     CommandError,
@@ -99,6 +99,7 @@ class ControllerHost:
         self._controller: Controller | None = None
         self._quorum_epoch = 0
         self._parked = ParkedAnswers()
+        self._command_log = CommandLog()
         self._readers = OffsetWaiters()
         self._work = LongWork(self._run_own)
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -309,7 +310,7 @@ class ControllerHost:
         if decision.heard is not None:
             controller.hear(decision.heard, now_ms)
         base_offset = self._append(controller, decision) if decision.records else None
-        self._report(command, decision, base_offset)
+        self._report(command, decision, base_offset, now_ms)
         if decision.then is not None:
             self._work.add(decision.then)
         if self._tick_handle is None:
@@ -350,17 +351,14 @@ class ControllerHost:
             raise
         return base_offset
 
-    def _report(self, command: Command, decision: Decision, base_offset: int | None) -> None:
-        name = type(command).__name__
+    def _report(self, command: Command, decision: Decision, base_offset: int | None, now_ms: int) -> None:
         if isinstance(decision.response, Refusal):
             # A refused heartbeat or request is the caller's affair; it is told.
-            logger.debug("event=command_refused command=%s reason=%s", name, decision.response.code.name)
+            reason = decision.response.code.name
+            logger.debug("event=command_refused command=%s reason=%s", type(command).__name__, reason)
         elif base_offset is not None:
             last_offset = base_offset + len(decision.records) - 1
-            subject = subject_of(command)
-            logger.info(
-                "event=command command=%s %s base_offset=%d last_offset=%d", name, subject, base_offset, last_offset
-            )
+            self._command_log.note(command, base_offset=base_offset, last_offset=last_offset, now_ms=now_ms)
 
     # Own commands: take-over, long work in slices, expired sessions, periodic work.
 
@@ -386,6 +384,7 @@ class ControllerHost:
 
     def _tick(self, planned_ms: int) -> None:
         self._tick_handle = None
+        self._command_log.settle(self._now_ms())
         controller = self._controller
         if controller is None or self._stopping:
             return
