@@ -4,6 +4,8 @@
 Both are processes on loopback that sync every change to the same disk before they answer. One client program does both: a call
 is the bytes of a request that were made before, sent by a bare grpc.aio channel to the leader; so the client costs the same. A
 change is AlterConfigs of one value of 256 B (the description of a topic), a put has a value of 256 B. Rounds are taken in turns.
+Topics need a broker when they are created. While it runs, it follows every change, as nobody does who reads from etcd: those rows
+are stated. What is compared is three voters with three members: the broker has stopped by then.
 
 etcd is not part of this project: `--etcd` names its program (Debian: package etcd-server, 3.4), or it is found in the PATH;
 without it only our own figures are shown, and nothing is compared.
@@ -92,7 +94,7 @@ async def _measure(calls: Calls, client_count: int) -> float:
 
 
 @contextlib.contextmanager
-def lograft_calls(directory: Path) -> Generator[tuple[Calls, Calls]]:
+def lograft_calls(directory: Path) -> Generator[tuple[Calls, Calls, Cluster]]:
     """Run three voters and a broker with `KEYS` topics; give the calls of one change each, and of `BATCH_CHANGES`."""
     with Cluster(directory, voter_count=3, broker_count=1) as cluster:
         with Admin(cluster.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
@@ -107,6 +109,7 @@ def lograft_calls(directory: Path) -> Generator[tuple[Calls, Calls]]:
         yield (
             Calls(address=address, method=method, requests=single),
             Calls(address=address, method=method, requests=batched, entries=BATCH_CHANGES),
+            cluster,
         )
 
 
@@ -204,11 +207,17 @@ def _varints(message: bytes) -> dict[int, int | bytes]:
 def run(etcd: str | None, rounds: int) -> list[Result]:
     """Measure every row."""
     rows = (("1 client", 1, 0.5), ("32 clients", 32, 0.4))
+    beside = "with a broker that follows"
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-bench-")))
-        ours, batched = stack.enter_context(lograft_calls(directory))
+        ours, batched, cluster = stack.enter_context(lograft_calls(directory))
         puts = None if etcd is None else stack.enter_context(etcd_calls(etcd, directory))
         results: list[Result] = []
+        for name, client_count, _ in rows:
+            measured, theirs = _turns(ours, puts, client_count, rounds)
+            results.append(_result(f"AlterConfigs of 256 B, {name}, {beside}", measured, theirs, None))
+        for broker in cluster.brokers.values():
+            broker.stop()
         for name, client_count, at_least in rows:
             measured, theirs = _turns(ours, puts, client_count, rounds)
             results.append(_result(f"AlterConfigs of 256 B, {name}", measured, theirs, at_least))
@@ -228,7 +237,7 @@ def _turns(ours: Calls, puts: Calls | None, client_count: int, rounds: int) -> t
     return measured[1:], theirs[1:]
 
 
-def _result(name: str, measured: list[float], theirs: list[float], at_least: float) -> Result:
+def _result(name: str, measured: list[float], theirs: list[float], at_least: float | None) -> Result:
     if not theirs:
         return absolute(name, "entries/s", measured, note="etcd was not there to compare with")
     return compare(name, "entries/s", measured, theirs, at_least=at_least, note="ceiling: etcd, one put an entry")

@@ -62,6 +62,16 @@ RetentionCheck = Annotated[
 """How often retention looks."""
 
 
+QuorumFetchPort = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_QUORUM_FETCH_PORT",
+        min=0,
+        max=65535,
+        help="Port at the host of --quorum-listen for plain connections of followers (--combined); 0: any.",
+    ),
+]
+
 MetricsListen = Annotated[
     str,
     typer.Option(
@@ -101,15 +111,7 @@ def run(
     quorum_listen: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM_LISTEN", help="host:port of the quorum listener (--combined).")
     ] = "127.0.0.1:9641",
-    quorum_fetch_port: Annotated[
-        int,
-        typer.Option(
-            envvar="LOGRAFT_QUORUM_FETCH_PORT",
-            min=0,
-            max=65535,
-            help="Port at the host of --quorum-listen for plain connections of followers (--combined); 0: any.",
-        ),
-    ] = 0,
+    quorum_fetch_port: QuorumFetchPort = 0,
     quorum_advertise: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM_ADVERTISE", help="host:port at which voters reach this one.")
     ] = "",

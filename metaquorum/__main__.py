@@ -111,6 +111,17 @@ KeptSnapshots = Annotated[
 ]
 
 
+FetchPort = Annotated[
+    int,
+    typer.Option(
+        "--fetch-port",
+        envvar="LOGRAFT_FETCH_PORT",
+        min=0,
+        max=65535,
+        help="Port at the host of --listen for plain connections of followers; 0: any. Unreachable: they use --listen.",
+    ),
+]
+
 MetricsListen = Annotated[
     str | None,
     typer.Option(
@@ -189,16 +200,7 @@ def run_command(
         str, typer.Option("--listen", envvar="LOGRAFT_LISTEN", help="host:port of the quorum listener.")
     ] = "127.0.0.1:9641",
     *,
-    fetch_port: Annotated[
-        int,
-        typer.Option(
-            "--fetch-port",
-            envvar="LOGRAFT_FETCH_PORT",
-            min=0,
-            max=65535,
-            help="Port at the host of --listen for plain connections of followers; 0: any. Unreachable: they use --listen.",
-        ),
-    ] = 0,
+    fetch_port: FetchPort = 0,
     metrics_listen: MetricsListen = None,
     advertise: Annotated[
         str | None,
