@@ -36,7 +36,11 @@ def on_vote_request(state: RaftState, token: int, request: VoteRequest | PreVote
     state.reply(
         token,
         VoteResponse(
-            quorum_epoch=state.quorum_epoch, leader_id=state.known_leader_id, granted=granted, refusal=refusal
+            quorum_epoch=state.quorum_epoch,
+            leader_id=state.known_leader_id,
+            leader_address=state.leader_address(),
+            granted=granted,
+            refusal=refusal,
         ),
     )
 
@@ -104,7 +108,7 @@ def _ask_again(role: Prospective, request: PreVoteRequest, now_ms: int) -> None:
 
 def on_vote_response(state: RaftState, request_id: int, response: VoteResponse, *, now_ms: int) -> None:
     """Count an answer, if it belongs to the present round."""
-    observe(state, response.quorum_epoch, response.leader_id, None, now_ms=now_ms)
+    observe(state, response.quorum_epoch, response.leader_id, response.leader_address, now_ms=now_ms)
     if not isinstance(state.role, Prospective | Candidate):
         return
     vote = _find(state.role, request_id)

@@ -71,6 +71,7 @@ class VoteResponse:
     leader_id: NodeId | None
     granted: bool
     refusal: Refusal | None = None
+    leader_address: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

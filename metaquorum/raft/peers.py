@@ -2,8 +2,7 @@
 """What every request and every response is checked for, and what any of them teaches about epoch and leader.
 
 Owns the rules that hold for all roles alike: cluster, voter key, higher epoch, "one leader per epoch". Bytes of a
-peer are never
-asserted on: a peer that breaks the rules is refused or ignored, and reported.
+peer are never asserted on: a peer that breaks the rules is refused or ignored, and reported.
 Source: KIP-595 "Epoch and leader validation", KIP-853 (voter key).
 """
 
@@ -44,6 +43,7 @@ def observe(
     """
     if leader_id == state.key.node_id:
         leader_id = None
+    said = address
     if leader_id is not None and address is None:
         address = state.address_of(leader_id)
     if epoch > state.quorum_epoch:
@@ -52,10 +52,10 @@ def observe(
         else:
             become_unattached(state, epoch, leader_id=leader_id, now_ms=now_ms)
     elif epoch == state.quorum_epoch and leader_id is not None:
-        _observe_leader(state, leader_id, address, now_ms)
+        _observe_leader(state, leader_id, address, now_ms, said=said)
 
 
-def _observe_leader(state: RaftState, leader_id: NodeId, address: str | None, now_ms: int) -> None:
+def _observe_leader(state: RaftState, leader_id: NodeId, address: str | None, now_ms: int, *, said: str | None) -> None:
     known_id = state.election.leader_id
     if known_id is not None and known_id != leader_id:
         state.report(f"two leaders of epoch {state.quorum_epoch}: {known_id}, and {leader_id} by word of a peer")
@@ -63,7 +63,9 @@ def _observe_leader(state: RaftState, leader_id: NodeId, address: str | None, no
     if not isinstance(state.role, Unattached | Prospective | Candidate):
         return
     if isinstance(state.role, Prospective) and known_id is not None:
-        # It asks around because that leader is silent; hearing its name again is no news.
+        # It asks around because that leader is silent; hearing its name again is no news. Where a peer has it is: this voter
+        # may have an old set of voters, and be unknown to the leader itself. A round without a winner falls back to there.
+        state.role.leader_address = said or state.role.leader_address
         return
     if address is not None:
         become_follower(state, state.quorum_epoch, leader_id=leader_id, leader_address=address, now_ms=now_ms)

@@ -109,6 +109,7 @@ def encode_vote_response(response: VoteResponse) -> pb.VoteResponse:
         error=_to_error(response.refusal),
         quorum_epoch=response.quorum_epoch,
         leader_id=response.leader_id,
+        leader_address=response.leader_address or "",
         granted=response.granted,
     )
 
@@ -119,6 +120,7 @@ def decode_vote_response(message: pb.VoteResponse) -> VoteResponse:
         refusal=_refusal(message.error),
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
         leader_id=to_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
+        leader_address=message.leader_address or None,
         granted=message.granted,
     )
 

@@ -37,7 +37,6 @@ from metaquorum.testing.options import (
     SimOptions,
     election_storm,
     membership_storm,
-    move_storm,
     pause_storm,
     slow_disk_storm,
     snapshot_storm,
@@ -307,14 +306,6 @@ MUTANTS = (
         old="if request.last_fetched_epoch < log.start_epoch:",
         new="if False:",
         options=snapshot_storm,
-    ),
-    Mutant(
-        name="a follower keeps to the old address of its leader",
-        owner=peers,
-        function="on_begin_quorum_epoch",
-        old="_take_address(state, request.leader_address, now_ms)",
-        new="pass",
-        options=move_storm,
     ),
     Mutant(
         name="records are appended before leadership is on disk",

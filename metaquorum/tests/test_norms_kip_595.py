@@ -57,7 +57,9 @@ def test_vote_request_names_the_end_of_the_log() -> None:
 def test_refused_vote_names_the_leader_that_is_known() -> None:
     """A candidate that is told no learns from the answer whom to follow."""
     answer = follower().receive(follower().vote_request(2, EPOCH, last_epoch=3, log_end_offset=LOG_END))
-    assert answer == VoteResponse(quorum_epoch=QuorumEpoch(EPOCH), leader_id=NodeId(3), granted=False)
+    assert answer == VoteResponse(
+        quorum_epoch=QuorumEpoch(EPOCH), leader_id=NodeId(3), leader_address="n3", granted=False
+    )
 
 
 # BeginQuorumEpoch.

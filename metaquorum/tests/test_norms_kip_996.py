@@ -62,7 +62,9 @@ def test_leader_says_no_to_a_pre_vote_and_names_itself() -> None:
     node = leader()
     role = node.state.role
     answer = node.receive(node.pre_vote_request(2, EPOCH, last_epoch=EPOCH, log_end_offset=LOG_END + 5))
-    assert answer == VoteResponse(quorum_epoch=QuorumEpoch(EPOCH), leader_id=NodeId(1), granted=False)
+    assert answer == VoteResponse(
+        quorum_epoch=QuorumEpoch(EPOCH), leader_id=NodeId(1), leader_address="n1", granted=False
+    )
     assert node.state.role is role
 
 

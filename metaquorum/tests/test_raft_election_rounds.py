@@ -57,6 +57,39 @@ def test_name_of_the_silent_leader_does_not_end_a_pre_vote() -> None:
     assert node.role == "Candidate"
 
 
+def test_vote_answer_tells_where_the_silent_leader_is_now() -> None:
+    """A voter whose set of voters is old, and whom the leader cannot reach either, would ask at the old place for ever (seed 802)."""
+    node = ScriptedNode(election=election_state(3, leader=2)).start()
+    node.advance(1_000)
+    assert node.state.leader_address() == "n2"
+    for send, _ in node.sent(PreVoteRequest):
+        named = VoteResponse(quorum_epoch=QuorumEpoch(3), leader_id=NodeId(2), leader_address="n2.1", granted=False)
+        node.answer(send, named)
+    assert node.role == "Follower"
+    send, _ = node.sent(FetchRequest)[-1]
+    assert send.address == "n2.1"
+
+
+def test_vote_answer_without_an_address_takes_none_away() -> None:
+    """What the leader itself has said is better than the own set of voters, which an answer without an address stands for."""
+    node = ScriptedNode(election=election_state(3, leader=2)).start()
+    node.receive(replace(node.begin_request(2, 3), leader_address="n2.1"))
+    node.advance(1_000)
+    for send, _ in node.sent(PreVoteRequest):
+        node.answer(send, refused(node, leader=2))
+    send, _ = node.sent(FetchRequest)[-1]
+    assert send.address == "n2.1"
+
+
+def test_vote_answer_of_a_follower_names_its_leader_and_where_it_is() -> None:
+    """As every answer that names a leader."""
+    node = ScriptedNode().start()
+    node.follow(2, 3)
+    answer = node.receive(node.pre_vote_request(3, 3))
+    assert isinstance(answer, VoteResponse)
+    assert (answer.leader_id, answer.leader_address) == (2, "n2")
+
+
 def test_pre_vote_round_ends_at_its_timeout() -> None:
     """KIP-996: a prospective gives up at the election timeout."""
     node = ScriptedNode().start()
@@ -388,7 +421,7 @@ def test_voter_that_asks_itself_is_asked_again() -> None:
     node.answer(pre_votes[0][0], refused(node, leader=2))
     assert node.role == "Prospective"
     answer = node.receive(node.pre_vote_request(3, 3, last_epoch=2, log_end_offset=5))
-    assert answer == refused(node, leader=2)
+    assert answer == replace(refused(node, leader=2), leader_address="n2")
     again, _ = [entry for entry in node.sent(PreVoteRequest) if entry[1].voter == key(3)][1]
     node.receive(node.pre_vote_request(7, 3, last_epoch=2, log_end_offset=5))
     node.answer(again, VoteResponse(quorum_epoch=QuorumEpoch(3), leader_id=NodeId(2), granted=True))

@@ -197,7 +197,11 @@ def test_stale_epoch_is_fenced_and_the_answer_names_the_present_one() -> None:
     """Raft 5.1: a request with a stale term is rejected; terms are exchanged whenever servers communicate."""
     node = ScriptedNode(election=election_state(5, leader=2)).start()
     assert node.receive(node.vote_request(3, 4)) == VoteResponse(
-        quorum_epoch=QuorumEpoch(5), leader_id=NodeId(2), granted=False, refusal=Refusal.FENCED_EPOCH
+        quorum_epoch=QuorumEpoch(5),
+        leader_id=NodeId(2),
+        leader_address="n2",
+        granted=False,
+        refusal=Refusal.FENCED_EPOCH,
     )
 
 

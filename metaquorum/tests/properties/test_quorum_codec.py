@@ -59,6 +59,7 @@ CLUSTERS = st.text(max_size=20)
         leader_id=st.none() | NODE_IDS,
         granted=st.booleans(),
         refusal=REFUSALS,
+        leader_address=st.none() | st.text(min_size=1, max_size=20),
     ),
 )
 def test_vote_round_trip(request_: VoteRequest | PreVoteRequest, response: VoteResponse) -> None:

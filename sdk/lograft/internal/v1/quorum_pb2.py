@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n lograft/internal/v1/quorum.proto\x12\x13lograft.internal.v1\"3\n\nReplicaKey\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\"I\n\x0cProbeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\x12\x12\n\ncluster_id\x18\x03 \x01(\t\"\xc2\x01\n\rProbeResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x11\n\tformatted\x18\x04 \x01(\x08\x12\x13\n\x0bhas_history\x18\x05 \x01(\x08\x12/\n\x06voters\x18\x06 \x03(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x1d\n\x15\x61\x63\x63\x65pts_initial_voter\x18\x07 \x01(\x08\"\xd9\x01\n\x0bVoteRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x32\n\tcandidate\x18\x03 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12.\n\x05voter\x18\x04 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x12\n\nlast_epoch\x18\x05 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x06 \x01(\x03\x12\x10\n\x08pre_vote\x18\x07 \x01(\x08\"\x8c\x01\n\x0cVoteResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07granted\x18\x04 \x01(\x08\x42\x0c\n\n_leader_id\"\x9e\x01\n\x17\x42\x65ginQuorumEpochRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x11\n\tleader_id\x18\x03 \x01(\x05\x12.\n\x05voter\x18\x04 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\"\x87\x01\n\x18\x42\x65ginQuorumEpochResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_leader_id\"\x93\x01\n\x15\x45ndQuorumEpochRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x11\n\tleader_id\x18\x03 \x01(\x05\x12=\n\x14preferred_successors\x18\x04 \x03(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\"\x85\x01\n\x16\x45ndQuorumEpochResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_leader_id\"\xdd\x02\n\x12\x46\x65tchQuorumRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x30\n\x07replica\x18\x03 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x14\n\x0c\x66\x65tch_offset\x18\x04 \x01(\x03\x12\x1a\n\x12last_fetched_epoch\x18\x05 \x01(\x05\x12\x1b\n\x0ehigh_watermark\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\tmax_bytes\x18\x07 \x01(\x05\x12\x13\n\x0bmax_wait_ms\x18\x08 \x01(\x05\x12\x17\n\x0freplica_address\x18\t \x01(\t\x12\x12\n\nread_round\x18\x0e \x01(\x03\x12\x19\n\x11min_feature_level\x18\n \x01(\x05\x12\x19\n\x11max_feature_level\x18\x0b \x01(\x05\x42\x11\n\x0f_high_watermark\"3\n\x0e\x44ivergingEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\"\x88\x03\n\x13\x46\x65tchQuorumResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0eleader_address\x18\x04 \x01(\t\x12\x1b\n\x0ehigh_watermark\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x36\n\tdiverging\x18\x06 \x01(\x0b\x32#.lograft.internal.v1.DivergingEpoch\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x12\x12\n\nread_round\x18\x0e \x01(\x03\x12\x31\n\x08snapshot\x18\x08 \x01(\x0b\x32\x1f.lograft.internal.v1.SnapshotId\x12\x12\n\nfetch_port\x18\t \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x0f \x01(\x0c\x42\x0c\n\n_leader_idB\x11\n\x0f_high_watermark\"M\n\x13\x46ollowQuorumRequest\x12\x36\n\x05\x66\x65tch\x18\x01 \x01(\x0b\x32\'.lograft.internal.v1.FetchQuorumRequest\"P\n\x14\x46ollowQuorumResponse\x12\x38\n\x06\x61nswer\x18\x01 \x01(\x0b\x32(.lograft.internal.v1.FetchQuorumResponse\"\x7f\n\x12UpdateVoterRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12.\n\x05voter\x18\x03 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\"\x82\x01\n\x13UpdateVoterResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_leader_id\"/\n\nSnapshotId\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x05\"\xb8\x01\n\x14\x46\x65tchSnapshotRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x30\n\x07replica\x18\x03 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x31\n\x08snapshot\x18\x04 \x01(\x0b\x32\x1f.lograft.internal.v1.SnapshotId\x12\x11\n\tmax_bytes\x18\x05 \x01(\x05\"\xed\x01\n\x15\x46\x65tchSnapshotResponse\x12\x35\n\x06header\x18\x01 \x01(\x0b\x32#.lograft.internal.v1.SnapshotHeaderH\x00\x12\x31\n\x04rows\x18\x02 \x01(\x0b\x32!.lograft.internal.v1.SnapshotRowsH\x00\x12/\n\x03\x65nd\x18\x03 \x01(\x0b\x32 .lograft.internal.v1.SnapshotEndH\x00\x12\x31\n\x05\x65rror\x18\x04 \x01(\x0e\x32 .lograft.internal.v1.QuorumErrorH\x00\x42\x06\n\x04part\"Z\n\x0eSnapshotHeader\x12\x31\n\x08snapshot\x18\x01 \x01(\x0b\x32\x1f.lograft.internal.v1.SnapshotId\x12\x15\n\rvoters_record\x18\x02 \x01(\x0c\"4\n\x0cSnapshotRows\x12\x0b\n\x03\x63rc\x18\x01 \x01(\x07\x12\x17\n\x0fkeys_and_values\x18\x0f \x01(\x0c\"0\n\x0bSnapshotEnd\x12\x11\n\trow_count\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c*\xb0\x02\n\x0bQuorumError\x12\x1c\n\x18QUORUM_ERROR_UNSPECIFIED\x10\x00\x12\x1e\n\x1aQUORUM_ERROR_WRONG_CLUSTER\x10\x01\x12\x1d\n\x19QUORUM_ERROR_FENCED_EPOCH\x10\x02\x12\x1e\n\x1aQUORUM_ERROR_UNKNOWN_EPOCH\x10\x03\x12\x1b\n\x17QUORUM_ERROR_NOT_LEADER\x10\x04\x12\"\n\x1eQUORUM_ERROR_INVALID_VOTER_KEY\x10\x05\x12 \n\x1cQUORUM_ERROR_INVALID_REQUEST\x10\x06\x12\x1c\n\x18QUORUM_ERROR_UNAVAILABLE\x10\x07\x12#\n\x1fQUORUM_ERROR_SNAPSHOT_NOT_FOUND\x10\x08\x32\x9f\x06\n\rQuorumService\x12N\n\x05Probe\x12!.lograft.internal.v1.ProbeRequest\x1a\".lograft.internal.v1.ProbeResponse\x12K\n\x04Vote\x12 .lograft.internal.v1.VoteRequest\x1a!.lograft.internal.v1.VoteResponse\x12o\n\x10\x42\x65ginQuorumEpoch\x12,.lograft.internal.v1.BeginQuorumEpochRequest\x1a-.lograft.internal.v1.BeginQuorumEpochResponse\x12i\n\x0e\x45ndQuorumEpoch\x12*.lograft.internal.v1.EndQuorumEpochRequest\x1a+.lograft.internal.v1.EndQuorumEpochResponse\x12`\n\x0b\x46\x65tchQuorum\x12\'.lograft.internal.v1.FetchQuorumRequest\x1a(.lograft.internal.v1.FetchQuorumResponse\x12g\n\x0c\x46ollowQuorum\x12(.lograft.internal.v1.FollowQuorumRequest\x1a).lograft.internal.v1.FollowQuorumResponse(\x01\x30\x01\x12`\n\x0bUpdateVoter\x12\'.lograft.internal.v1.UpdateVoterRequest\x1a(.lograft.internal.v1.UpdateVoterResponse\x12h\n\rFetchSnapshot\x12).lograft.internal.v1.FetchSnapshotRequest\x1a*.lograft.internal.v1.FetchSnapshotResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n lograft/internal/v1/quorum.proto\x12\x13lograft.internal.v1\"3\n\nReplicaKey\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\"I\n\x0cProbeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\x12\x12\n\ncluster_id\x18\x03 \x01(\t\"\xc2\x01\n\rProbeResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12\x11\n\tformatted\x18\x04 \x01(\x08\x12\x13\n\x0bhas_history\x18\x05 \x01(\x08\x12/\n\x06voters\x18\x06 \x03(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x1d\n\x15\x61\x63\x63\x65pts_initial_voter\x18\x07 \x01(\x08\"\xd9\x01\n\x0bVoteRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x32\n\tcandidate\x18\x03 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12.\n\x05voter\x18\x04 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x12\n\nlast_epoch\x18\x05 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x06 \x01(\x03\x12\x10\n\x08pre_vote\x18\x07 \x01(\x08\"\xa4\x01\n\x0cVoteResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07granted\x18\x04 \x01(\x08\x12\x16\n\x0eleader_address\x18\x05 \x01(\tB\x0c\n\n_leader_id\"\x9e\x01\n\x17\x42\x65ginQuorumEpochRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x11\n\tleader_id\x18\x03 \x01(\x05\x12.\n\x05voter\x18\x04 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x16\n\x0eleader_address\x18\x05 \x01(\t\"\x87\x01\n\x18\x42\x65ginQuorumEpochResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_leader_id\"\x93\x01\n\x15\x45ndQuorumEpochRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x11\n\tleader_id\x18\x03 \x01(\x05\x12=\n\x14preferred_successors\x18\x04 \x03(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\"\x85\x01\n\x16\x45ndQuorumEpochResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_leader_id\"\xdd\x02\n\x12\x46\x65tchQuorumRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x30\n\x07replica\x18\x03 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x14\n\x0c\x66\x65tch_offset\x18\x04 \x01(\x03\x12\x1a\n\x12last_fetched_epoch\x18\x05 \x01(\x05\x12\x1b\n\x0ehigh_watermark\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\tmax_bytes\x18\x07 \x01(\x05\x12\x13\n\x0bmax_wait_ms\x18\x08 \x01(\x05\x12\x17\n\x0freplica_address\x18\t \x01(\t\x12\x12\n\nread_round\x18\x0e \x01(\x03\x12\x19\n\x11min_feature_level\x18\n \x01(\x05\x12\x19\n\x11max_feature_level\x18\x0b \x01(\x05\x42\x11\n\x0f_high_watermark\"3\n\x0e\x44ivergingEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\"\x88\x03\n\x13\x46\x65tchQuorumResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0eleader_address\x18\x04 \x01(\t\x12\x1b\n\x0ehigh_watermark\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x36\n\tdiverging\x18\x06 \x01(\x0b\x32#.lograft.internal.v1.DivergingEpoch\x12\x18\n\x10log_start_offset\x18\x07 \x01(\x03\x12\x12\n\nread_round\x18\x0e \x01(\x03\x12\x31\n\x08snapshot\x18\x08 \x01(\x0b\x32\x1f.lograft.internal.v1.SnapshotId\x12\x12\n\nfetch_port\x18\t \x01(\r\x12\x0f\n\x07\x62\x61tches\x18\x0f \x01(\x0c\x42\x0c\n\n_leader_idB\x11\n\x0f_high_watermark\"M\n\x13\x46ollowQuorumRequest\x12\x36\n\x05\x66\x65tch\x18\x01 \x01(\x0b\x32\'.lograft.internal.v1.FetchQuorumRequest\"P\n\x14\x46ollowQuorumResponse\x12\x38\n\x06\x61nswer\x18\x01 \x01(\x0b\x32(.lograft.internal.v1.FetchQuorumResponse\"\x7f\n\x12UpdateVoterRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12.\n\x05voter\x18\x03 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\"\x82\x01\n\x13UpdateVoterResponse\x12/\n\x05\x65rror\x18\x01 \x01(\x0e\x32 .lograft.internal.v1.QuorumError\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_leader_id\"/\n\nSnapshotId\x12\x12\n\nend_offset\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x01(\x05\"\xb8\x01\n\x14\x46\x65tchSnapshotRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cquorum_epoch\x18\x02 \x01(\x05\x12\x30\n\x07replica\x18\x03 \x01(\x0b\x32\x1f.lograft.internal.v1.ReplicaKey\x12\x31\n\x08snapshot\x18\x04 \x01(\x0b\x32\x1f.lograft.internal.v1.SnapshotId\x12\x11\n\tmax_bytes\x18\x05 \x01(\x05\"\xed\x01\n\x15\x46\x65tchSnapshotResponse\x12\x35\n\x06header\x18\x01 \x01(\x0b\x32#.lograft.internal.v1.SnapshotHeaderH\x00\x12\x31\n\x04rows\x18\x02 \x01(\x0b\x32!.lograft.internal.v1.SnapshotRowsH\x00\x12/\n\x03\x65nd\x18\x03 \x01(\x0b\x32 .lograft.internal.v1.SnapshotEndH\x00\x12\x31\n\x05\x65rror\x18\x04 \x01(\x0e\x32 .lograft.internal.v1.QuorumErrorH\x00\x42\x06\n\x04part\"Z\n\x0eSnapshotHeader\x12\x31\n\x08snapshot\x18\x01 \x01(\x0b\x32\x1f.lograft.internal.v1.SnapshotId\x12\x15\n\rvoters_record\x18\x02 \x01(\x0c\"4\n\x0cSnapshotRows\x12\x0b\n\x03\x63rc\x18\x01 \x01(\x07\x12\x17\n\x0fkeys_and_values\x18\x0f \x01(\x0c\"0\n\x0bSnapshotEnd\x12\x11\n\trow_count\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c*\xb0\x02\n\x0bQuorumError\x12\x1c\n\x18QUORUM_ERROR_UNSPECIFIED\x10\x00\x12\x1e\n\x1aQUORUM_ERROR_WRONG_CLUSTER\x10\x01\x12\x1d\n\x19QUORUM_ERROR_FENCED_EPOCH\x10\x02\x12\x1e\n\x1aQUORUM_ERROR_UNKNOWN_EPOCH\x10\x03\x12\x1b\n\x17QUORUM_ERROR_NOT_LEADER\x10\x04\x12\"\n\x1eQUORUM_ERROR_INVALID_VOTER_KEY\x10\x05\x12 \n\x1cQUORUM_ERROR_INVALID_REQUEST\x10\x06\x12\x1c\n\x18QUORUM_ERROR_UNAVAILABLE\x10\x07\x12#\n\x1fQUORUM_ERROR_SNAPSHOT_NOT_FOUND\x10\x08\x32\x9f\x06\n\rQuorumService\x12N\n\x05Probe\x12!.lograft.internal.v1.ProbeRequest\x1a\".lograft.internal.v1.ProbeResponse\x12K\n\x04Vote\x12 .lograft.internal.v1.VoteRequest\x1a!.lograft.internal.v1.VoteResponse\x12o\n\x10\x42\x65ginQuorumEpoch\x12,.lograft.internal.v1.BeginQuorumEpochRequest\x1a-.lograft.internal.v1.BeginQuorumEpochResponse\x12i\n\x0e\x45ndQuorumEpoch\x12*.lograft.internal.v1.EndQuorumEpochRequest\x1a+.lograft.internal.v1.EndQuorumEpochResponse\x12`\n\x0b\x46\x65tchQuorum\x12\'.lograft.internal.v1.FetchQuorumRequest\x1a(.lograft.internal.v1.FetchQuorumResponse\x12g\n\x0c\x46ollowQuorum\x12(.lograft.internal.v1.FollowQuorumRequest\x1a).lograft.internal.v1.FollowQuorumResponse(\x01\x30\x01\x12`\n\x0bUpdateVoter\x12\'.lograft.internal.v1.UpdateVoterRequest\x1a(.lograft.internal.v1.UpdateVoterResponse\x12h\n\rFetchSnapshot\x12).lograft.internal.v1.FetchSnapshotRequest\x1a*.lograft.internal.v1.FetchSnapshotResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lograft.internal.v1.quorum_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_QUORUMERROR']._serialized_start=3226
-  _globals['_QUORUMERROR']._serialized_end=3530
+  _globals['_QUORUMERROR']._serialized_start=3250
+  _globals['_QUORUMERROR']._serialized_end=3554
   _globals['_REPLICAKEY']._serialized_start=57
   _globals['_REPLICAKEY']._serialized_end=108
   _globals['_PROBEREQUEST']._serialized_start=110
@@ -42,41 +42,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VOTEREQUEST']._serialized_start=383
   _globals['_VOTEREQUEST']._serialized_end=600
   _globals['_VOTERESPONSE']._serialized_start=603
-  _globals['_VOTERESPONSE']._serialized_end=743
-  _globals['_BEGINQUORUMEPOCHREQUEST']._serialized_start=746
-  _globals['_BEGINQUORUMEPOCHREQUEST']._serialized_end=904
-  _globals['_BEGINQUORUMEPOCHRESPONSE']._serialized_start=907
-  _globals['_BEGINQUORUMEPOCHRESPONSE']._serialized_end=1042
-  _globals['_ENDQUORUMEPOCHREQUEST']._serialized_start=1045
-  _globals['_ENDQUORUMEPOCHREQUEST']._serialized_end=1192
-  _globals['_ENDQUORUMEPOCHRESPONSE']._serialized_start=1195
-  _globals['_ENDQUORUMEPOCHRESPONSE']._serialized_end=1328
-  _globals['_FETCHQUORUMREQUEST']._serialized_start=1331
-  _globals['_FETCHQUORUMREQUEST']._serialized_end=1680
-  _globals['_DIVERGINGEPOCH']._serialized_start=1682
-  _globals['_DIVERGINGEPOCH']._serialized_end=1733
-  _globals['_FETCHQUORUMRESPONSE']._serialized_start=1736
-  _globals['_FETCHQUORUMRESPONSE']._serialized_end=2128
-  _globals['_FOLLOWQUORUMREQUEST']._serialized_start=2130
-  _globals['_FOLLOWQUORUMREQUEST']._serialized_end=2207
-  _globals['_FOLLOWQUORUMRESPONSE']._serialized_start=2209
-  _globals['_FOLLOWQUORUMRESPONSE']._serialized_end=2289
-  _globals['_UPDATEVOTERREQUEST']._serialized_start=2291
-  _globals['_UPDATEVOTERREQUEST']._serialized_end=2418
-  _globals['_UPDATEVOTERRESPONSE']._serialized_start=2421
-  _globals['_UPDATEVOTERRESPONSE']._serialized_end=2551
-  _globals['_SNAPSHOTID']._serialized_start=2553
-  _globals['_SNAPSHOTID']._serialized_end=2600
-  _globals['_FETCHSNAPSHOTREQUEST']._serialized_start=2603
-  _globals['_FETCHSNAPSHOTREQUEST']._serialized_end=2787
-  _globals['_FETCHSNAPSHOTRESPONSE']._serialized_start=2790
-  _globals['_FETCHSNAPSHOTRESPONSE']._serialized_end=3027
-  _globals['_SNAPSHOTHEADER']._serialized_start=3029
-  _globals['_SNAPSHOTHEADER']._serialized_end=3119
-  _globals['_SNAPSHOTROWS']._serialized_start=3121
-  _globals['_SNAPSHOTROWS']._serialized_end=3173
-  _globals['_SNAPSHOTEND']._serialized_start=3175
-  _globals['_SNAPSHOTEND']._serialized_end=3223
-  _globals['_QUORUMSERVICE']._serialized_start=3533
-  _globals['_QUORUMSERVICE']._serialized_end=4332
+  _globals['_VOTERESPONSE']._serialized_end=767
+  _globals['_BEGINQUORUMEPOCHREQUEST']._serialized_start=770
+  _globals['_BEGINQUORUMEPOCHREQUEST']._serialized_end=928
+  _globals['_BEGINQUORUMEPOCHRESPONSE']._serialized_start=931
+  _globals['_BEGINQUORUMEPOCHRESPONSE']._serialized_end=1066
+  _globals['_ENDQUORUMEPOCHREQUEST']._serialized_start=1069
+  _globals['_ENDQUORUMEPOCHREQUEST']._serialized_end=1216
+  _globals['_ENDQUORUMEPOCHRESPONSE']._serialized_start=1219
+  _globals['_ENDQUORUMEPOCHRESPONSE']._serialized_end=1352
+  _globals['_FETCHQUORUMREQUEST']._serialized_start=1355
+  _globals['_FETCHQUORUMREQUEST']._serialized_end=1704
+  _globals['_DIVERGINGEPOCH']._serialized_start=1706
+  _globals['_DIVERGINGEPOCH']._serialized_end=1757
+  _globals['_FETCHQUORUMRESPONSE']._serialized_start=1760
+  _globals['_FETCHQUORUMRESPONSE']._serialized_end=2152
+  _globals['_FOLLOWQUORUMREQUEST']._serialized_start=2154
+  _globals['_FOLLOWQUORUMREQUEST']._serialized_end=2231
+  _globals['_FOLLOWQUORUMRESPONSE']._serialized_start=2233
+  _globals['_FOLLOWQUORUMRESPONSE']._serialized_end=2313
+  _globals['_UPDATEVOTERREQUEST']._serialized_start=2315
+  _globals['_UPDATEVOTERREQUEST']._serialized_end=2442
+  _globals['_UPDATEVOTERRESPONSE']._serialized_start=2445
+  _globals['_UPDATEVOTERRESPONSE']._serialized_end=2575
+  _globals['_SNAPSHOTID']._serialized_start=2577
+  _globals['_SNAPSHOTID']._serialized_end=2624
+  _globals['_FETCHSNAPSHOTREQUEST']._serialized_start=2627
+  _globals['_FETCHSNAPSHOTREQUEST']._serialized_end=2811
+  _globals['_FETCHSNAPSHOTRESPONSE']._serialized_start=2814
+  _globals['_FETCHSNAPSHOTRESPONSE']._serialized_end=3051
+  _globals['_SNAPSHOTHEADER']._serialized_start=3053
+  _globals['_SNAPSHOTHEADER']._serialized_end=3143
+  _globals['_SNAPSHOTROWS']._serialized_start=3145
+  _globals['_SNAPSHOTROWS']._serialized_end=3197
+  _globals['_SNAPSHOTEND']._serialized_start=3199
+  _globals['_SNAPSHOTEND']._serialized_end=3247
+  _globals['_QUORUMSERVICE']._serialized_start=3557
+  _globals['_QUORUMSERVICE']._serialized_end=4356
 # @@protoc_insertion_point(module_scope)

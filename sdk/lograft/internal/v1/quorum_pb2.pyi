@@ -231,6 +231,7 @@ class VoteResponse(_message.Message):
     QUORUM_EPOCH_FIELD_NUMBER: _builtins.int
     LEADER_ID_FIELD_NUMBER: _builtins.int
     GRANTED_FIELD_NUMBER: _builtins.int
+    LEADER_ADDRESS_FIELD_NUMBER: _builtins.int
     error: Global___QuorumError.ValueType
     """Outcome."""
     quorum_epoch: _builtins.int
@@ -239,6 +240,8 @@ class VoteResponse(_message.Message):
     """Leader that it knows in this epoch; absent: none."""
     granted: _builtins.bool
     """True when the vote is given."""
+    leader_address: _builtins.str
+    """Address of that leader's quorum listener, host:port; empty: not known."""
     def __init__(
         self,
         *,
@@ -246,10 +249,11 @@ class VoteResponse(_message.Message):
         quorum_epoch: _builtins.int = ...,
         leader_id: _builtins.int | None = ...,
         granted: _builtins.bool = ...,
+        leader_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "error", b"error", "granted", b"granted", "leader_id", b"leader_id", "quorum_epoch", b"quorum_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "error", b"error", "granted", b"granted", "leader_address", b"leader_address", "leader_id", b"leader_id", "quorum_epoch", b"quorum_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
     _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
