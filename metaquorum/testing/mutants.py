@@ -25,7 +25,6 @@ from metaquorum.raft import (
     log_view,
     membership,
     outbox,
-    peers,
     reads,
     snapshots,
     start,
