@@ -78,15 +78,15 @@ class FetchListener:
         if self._sweep is not None:
             self._sweep.cancel()
         server.close()
+        # Nobody is waited for: a peer that does not read would hold up the stop.
         for link in list(self._links):
             link.close()
-        await server.wait_closed()
 
     def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
         for link in list(self._links):
             if link.idle_since + IDLE_S <= loop.time():
-                link.close()
+                link.abort()
         self._sweep = loop.call_later(IDLE_S, self._close_idle)
 
 
@@ -106,6 +106,11 @@ class _Link(asyncio.Protocol):
         """End the connection once what was written is sent."""
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection now: whoever is silent may not read either."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet."""

@@ -145,6 +145,8 @@ class PeerLink:
         opening, self._opening = self._opening, None
         if opening is not None:
             opening.cancel()
+            # It did not fail: a peer that is followed again may be tried at once.
+            self._retry_at = 0.0
         link, self._link = self._link, None
         if link is not None:
             link.close()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import grpc.aio
 import pytest
@@ -13,7 +14,6 @@ from lograft.internal.v1 import quorum_pb2 as pb
 
 from metaquorum.raft.events import Failure
 from metaquorum.raft.messages import FetchRequest, FetchResponse, Refusal, Request, Response
-from metaquorum.raft.types import Offset, QuorumEpoch
 from metaquorum.rpc import fetch_listener
 from metaquorum.rpc.fetch_listener import FetchListener
 from metaquorum.rpc.quorum_service import QuorumServicer
@@ -23,6 +23,7 @@ from metaquorum.runtime.frames import GREETING, BadFrameError, FrameReader, fram
 from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
 from metaquorum.testing.scripted_node import CLUSTER_ID, key
 from metaquorum.tests.quorum_cluster import until
+from metaquorum.tests.test_fetch_stream import request_at
 
 STOPPED_OFFSET = 1_000
 """A fetch from here on finds a node that is about to stop."""
@@ -98,21 +99,6 @@ def answer_to(request: FetchRequest) -> Answer:
         quorum_epoch=request.quorum_epoch, leader_id=None, leader_address=None, log_start_offset=request.fetch_offset
     )
     return Answer(response=response)
-
-
-def request_at(offset: int, *, max_wait_ms: int = 400) -> FetchRequest:
-    """A fetch."""
-    return FetchRequest(
-        cluster_id=CLUSTER_ID,
-        quorum_epoch=QuorumEpoch(1),
-        replica=key(2),
-        fetch_offset=Offset(offset),
-        last_fetched_epoch=QuorumEpoch(1),
-        high_watermark=None,
-        max_bytes=1_000,
-        max_wait_ms=max_wait_ms,
-        replica_address=None,
-    )
 
 
 class Follower:
@@ -382,6 +368,24 @@ async def test_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> N
     await leader.open()
     stranger = await Stranger.dial(leader)
     assert await stranger.heard() == GREETING
+    await leader.close()
+
+
+async def test_silent_peer_that_does_not_read_gives_its_place_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written to it would be waited for, for ever."""
+    monkeypatch.setattr(fetch_listener, "IDLE_S", 0.05)
+    monkeypatch.setattr(fetch_listener, "MAX_LINKS", 1)
+    leader = Leader()
+    await leader.open()
+    first = await Stranger.dial(leader)
+    first.say(GREETING + SILENT)
+    await until(lambda: leader.asked == [SILENT_OFFSET], what="the fetch")
+    # More than the buffers of both sides hold.
+    leader.answer(replace(answer_to(request_at(SILENT_OFFSET)), batches=bytes(32 * 1024 * 1024)))
+    async with asyncio.timeout(TIMEOUT_MS / 1_000):
+        while not await (await Stranger.dial(leader)).heard():
+            pass
+    await first.heard()
     await leader.close()
 
 
