@@ -188,6 +188,7 @@ class BrokerServer:
             peers=self._replication.peers,
         )
         self._lifecycle = BrokerLifecycle(identity, self._observer, calls, on_state=self._on_state)
+        self._touch.look_with(self._lifecycle.is_out_of_touch)
         self._producer_ids = ProducerIds(calls, self._lifecycle)
         parts = BrokerParts(
             cluster_id=cluster_id,
@@ -392,7 +393,7 @@ class BrokerServer:
     async def _watch_touch(self, lifecycle: BrokerLifecycle) -> None:
         while True:
             await asyncio.sleep(TOUCH_CHECK_MS / 1000)
-            if self._touch.note(is_lost=lifecycle.is_out_of_touch):
+            if self._touch.note(is_lost=lifecycle.is_out_of_touch()):
                 logger.warning("the controller %s", "is out of touch" if self._touch.is_lost else "answers again")
 
     async def _watch_quorum(self, quorum: QuorumMember) -> None:

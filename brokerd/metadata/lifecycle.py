@@ -118,7 +118,8 @@ class BrokerLifecycle:
         self._offline_directory_ids: tuple[bytes, ...] = ()
         self._heartbeat_interval_ms = 500
         self._session_timeout_ms = 3_000
-        self._answered_s = time.monotonic()
+        # When the last question that was answered had been asked: an answer may have waited long in a process that was stopped.
+        self._asked_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._stop_watching: Callable[[], None] | None = None
 
@@ -142,10 +143,9 @@ class BrokerLifecycle:
         """Where the broker stands."""
         return self._state
 
-    @property
     def is_out_of_touch(self) -> bool:
-        """True if no controller has answered for a whole session: others may lead by now, and nobody here would know."""
-        return time.monotonic() - self._answered_s > self._session_timeout_ms / 1000
+        """True if no controller has answered what was asked within a session: others may lead by now, and nobody here would know."""
+        return time.monotonic() - self._asked_s > self._session_timeout_ms / 1000
 
     def start(self, *, host: str, port: int) -> asyncio.Task[None]:
         """Start to register and to beat; the task ends only with an error that no retry can mend.
@@ -341,6 +341,7 @@ class BrokerLifecycle:
         epoch = self._state.broker_epoch
         assert epoch is not None, "heartbeat without a registration"
         self._nudged.clear()
+        asked_s = time.monotonic()
         response = await self._exchange(call, broker_epoch=epoch, want_fence=self._want_fence)
         if response is None:
             return False
@@ -348,7 +349,7 @@ class BrokerLifecycle:
         if state.is_fenced != self._state.is_fenced:
             logger.info("broker is %s by the controller", "fenced" if state.is_fenced else "unfenced")
         self._calls.note_success()
-        self._answered_s = time.monotonic()
+        self._asked_s = asked_s
         self._set_state(state)
         if state.may_stop:
             self._may_stop.set()

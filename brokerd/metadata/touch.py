@@ -2,7 +2,8 @@
 """Whether this broker's metadata can be trusted to be current: it hears from a controller, or has not for a whole session.
 
 Owns the state and tells those who follow it. A broker that is cut off serves its partitions as long as it can, but must not be
-the one from which clients learn who leads: it would never hear that others do.
+the one from which clients learn who leads, for it would never hear that others do; nor where a partition ends, for others may
+lead that by now and have gone on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,16 @@ class ControllerTouch:
     def __init__(self) -> None:
         self.is_lost = False
         self._callbacks: dict[Callable[[], None], None] = {}
+        self._look: Callable[[], bool] | None = None
+
+    @property
+    def is_lost_now(self) -> bool:
+        """As `is_lost`, but as of this moment: a process that was stopped has not looked at the time since."""
+        return self.is_lost or (self._look is not None and self._look())
+
+    def look_with(self, look: Callable[[], bool]) -> None:
+        """Learn how to find out at any moment whether the touch is lost."""
+        self._look = look
 
     def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` when the touch is lost; returns the way to stop that. It must not block."""

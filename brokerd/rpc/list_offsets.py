@@ -27,6 +27,9 @@ METHOD: Final = "/lograft.v1.LogService/ListOffsets"
 END_RETRY_MS: Final = 50
 """Advice to a client whose leader is new; it takes an acknowledgement of the in-sync replicas."""
 
+OUT_OF_TOUCH_RETRY_MS: Final = 200
+"""Advice to a client that asked a leader which is cut off, or was stopped: soon it follows, or is heard again."""
+
 
 class ListOffsetsCalls:
     """The ListOffsets call of one broker."""
@@ -87,12 +90,12 @@ class ListOffsetsCalls:
         if query.position == log_pb2.OFFSET_POSITION_EARLIEST:
             result.offset = replica.log_start_offset
         elif query.position == log_pb2.OFFSET_POSITION_LATEST:
-            check_end_known(replica)
+            self._check_end(replica)
             result.offset = replica.high_watermark
         elif query.position == log_pb2.OFFSET_POSITION_UNSPECIFIED and query.HasField("timestamp_ms"):
             found = replica.find_timestamp(query.timestamp_ms)
             if found is None:
-                check_end_known(replica)
+                self._check_end(replica)
             else:
                 result.offset = found.offset
                 result.timestamp_ms = found.timestamp_ms
@@ -100,6 +103,19 @@ class ListOffsetsCalls:
             message = "a query needs position EARLIEST (1) or LATEST (2), or no position and a timestamp_ms"
             raise refused(ErrorCode.INVALID_REQUEST, message)
         return result
+
+    def _check_end(self, replica: HostedReplica) -> None:
+        """Refuse to say where the readable records end, if others may have gone on without this leader, or it is new.
+
+        Raises:
+            RefusedError: OFFSET_NOT_AVAILABLE.
+        """
+        if replica.leads_several and self._parts.touch.is_lost_now:
+            message = (
+                f"this broker has not heard from the controller for a session, others may lead {replica}: ask again"
+            )
+            raise refused(ErrorCode.OFFSET_NOT_AVAILABLE, message, retry_after_ms=OUT_OF_TOUCH_RETRY_MS)
+        check_end_known(replica)
 
 
 def check_end_known(replica: HostedReplica) -> None:

@@ -10,7 +10,7 @@ from metaquorum.tests.norms_page import NormsPage, parse
 
 PAGE: Final = NormsPage(
     name="normative_replication.md",
-    identifier=re.compile(r"kip-(?:101|279|497|903)-[a-z]+-\d+"),
+    identifier=re.compile(r"(?:kip-(?:101|279|497|903)-[a-z]+|kafka-replication)-\d+"),
     tests="brokerd/tests",
 )
 

@@ -96,7 +96,7 @@ def parse(text: str) -> list[Row]:
     rows: list[Row] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
-        if line.startswith("| ") and cells[0].split("-")[0] in ("raft", "kip"):
+        if line.startswith("| ") and cells[0].split("-")[0] in ("raft", "kip", "kafka"):
             rows.append(Row(*cells))
     return rows
 

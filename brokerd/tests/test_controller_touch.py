@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker that has not heard from the controller for a session: what it knows of that, and what it does not say then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc.aio
+import pytest
+from lograft.internal.v1 import controller_pb2
+from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
+from lograft.wire.codes import ErrorCode
+from lograft.wire.status import parse_rpc_error
+
+from brokerd.metadata import lifecycle as lifecycle_module
+from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
+from brokerd.metadata.observer import MetadataObserver
+from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.metadata.touch import ControllerTouch
+from brokerd.server import BrokerServer
+from brokerd.tests.support import WAIT_S, connected
+from brokerd.tests.test_replicated import append_to_all, three_brokers
+
+LATEST = log_pb2.OFFSET_POSITION_LATEST
+EARLIEST = log_pb2.OFFSET_POSITION_EARLIEST
+
+
+def test_touch_is_looked_at_when_somebody_asks() -> None:
+    """A process that was stopped finds out at once, and not at its next look; the callbacks wait for that look."""
+    touch, is_lost, told = ControllerTouch(), True, list[str]()
+    touch.on_lost(lambda: told.append("lost"))
+    assert not touch.is_lost_now
+    touch.look_with(lambda: is_lost)
+    assert touch.is_lost_now
+    assert not touch.is_lost
+    assert not told
+    assert touch.note(is_lost=True)
+    is_lost = False
+    assert touch.is_lost_now
+    assert touch.note(is_lost=False)
+    assert not touch.is_lost_now
+    assert told == ["lost"]
+
+
+async def test_an_answer_counts_from_when_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is stopped while a heartbeat is answered: when it goes on, the answer says nothing about now."""
+    now_s = 100.0
+    monkeypatch.setattr(lifecycle_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    observer = MetadataObserver()
+    calls = ControllerCalls(observer, PeerChannels(), ())
+    identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
+    lifecycle: Any = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
+    lifecycle._state = BrokerState(broker_epoch=7, is_fenced=False, may_stop=False)
+    takes_s = 0.1
+
+    async def exchange(*_: object, **__: object) -> controller_pb2.HeartbeatResponse:
+        nonlocal now_s
+        now_s += takes_s
+        return controller_pb2.HeartbeatResponse()
+
+    monkeypatch.setattr(lifecycle, "_exchange", exchange)
+    now_s += 10.0
+    assert lifecycle.is_out_of_touch()
+    assert await lifecycle._beat_once(None)
+    assert not lifecycle.is_out_of_touch()
+    takes_s = 10.0
+    assert await lifecycle._beat_once(None)
+    assert lifecycle.is_out_of_touch()
+
+
+async def ask(server: BrokerServer, topic: str, position: Any) -> log_pb2.OffsetResult:
+    """Ask the leader of partition 0 of a topic for an offset."""
+    async with connected(server) as client:
+        query = log_pb2.OffsetQuery(topic=topic, partition=0, position=position)
+        response = await client.log.ListOffsets(log_pb2.ListOffsetsRequest(queries=[query]), timeout=WAIT_S)
+    return response.results[0]
+
+
+async def test_a_leader_out_of_touch_does_not_say_where_its_partition_ends(tmp_path: Path) -> None:
+    """Others may lead it by now. Its start it tells, and the end of a partition that nobody else has; in touch again, everything."""
+    async with three_brokers(tmp_path) as cluster:
+        async with connected(cluster.brokers[1]) as client:
+            await cluster.create_topic(client)
+            await append_to_all(client, b"one")
+            request = admin_pb2.CreateTopicRequest(topic="alone", partition_count=1, replication_factor=1)
+            created = await client.admin.CreateTopic(request, timeout=WAIT_S)
+        (alone,) = created.topic.partitions
+        leader_id = cluster.partition(0).leader_id
+        assert leader_id is not None
+        for server in cluster.brokers.values():
+            touch: ControllerTouch = server._touch  # pyright: ignore[reportPrivateUsage]
+            touch.look_with(lambda: True)
+        server = cluster.brokers[leader_id]
+        refused = await ask(server, "t", LATEST)
+        assert refused.error.code == int(ErrorCode.OFFSET_NOT_AVAILABLE), refused
+        assert "session" in refused.error.message
+        assert refused.error.retry_after_ms > 0
+        assert (await ask(server, "t", EARLIEST)).offset == 0
+        assert not (await ask(cluster.brokers[alone.leader_id], "alone", LATEST)).HasField("error")
+        async with connected(server) as client:
+            watch = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest())
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await watch.read()
+            assert parse_rpc_error(failure.value).code is ErrorCode.BROKER_FENCED
+        touch = server._touch  # pyright: ignore[reportPrivateUsage]
+        touch.look_with(lambda: False)
+        assert (await ask(server, "t", LATEST)).offset == 1
