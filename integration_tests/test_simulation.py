@@ -60,6 +60,10 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "cut",
         "power lost everywhere at the end",
         "log directory failed of a broker",
+        "snapshot install of a broker",
+        "snapshot install of a voter",
+        "voter change",
+        "disk full of a broker",
     ):
         assert f"  {name} " in everything, f"no {name!r}: {everything}"
 

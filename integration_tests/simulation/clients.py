@@ -12,17 +12,18 @@ import contextlib
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 from lograft import BatchReceipt, TopicPartition
 from lograft.aio import Admin, Consumer, Producer
 from lograft.errors import LograftError
-from lograft.types import ElectionType
+from lograft.types import ElectionType, QuorumDescription
 from lograft.wire.codes import ErrorCode
 
 from integration_tests.simulation.options import WorldOptions, rack_name
 from integration_tests.simulation.process import SimProcess
+from integration_tests.simulation.servers import VoterMachine
 from integration_tests.workload.history import Event, Kind, Type
 from integration_tests.workload.senders import outcome_of
 from metaquorum.testing.scheduler import Scheduler
@@ -34,6 +35,9 @@ DELIVERY_TIMEOUT_MS: Final = 30_000
 AFTER_ERROR_S: Final = 0.2
 POLL_TIMEOUT_MS: Final = 300
 READ_TIMEOUT_MS: Final = 30_000
+END_TIMEOUT_MS: Final = 5_000
+REPLACE_EVERY_MS: Final = 1_000
+"""Mean time between two looks of the operator after a voter that lost its disk."""
 
 
 class History:
@@ -74,6 +78,7 @@ class ClientWorld(Protocol):
     bootstrap: list[str]
     is_topic_there: bool
     is_healed: bool
+    lost_voter: VoterMachine | None
 
 
 async def until_topic(world: TopicWorld) -> None:
@@ -211,12 +216,42 @@ class ReadingClient:
         return True
 
 
+class EndClient:
+    """Asks where the partitions end, until the world is healed."""
+
+    def __init__(self, world: ClientWorld, process: SimProcess, *, every_ms: int) -> None:
+        self._world = world
+        self._name = process.name
+        self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
+        self._every_ms = every_ms
+
+    async def run(self) -> None:
+        """Ask again and again."""
+        world, history = self._world, self._world.history
+        await until_topic(world)
+        partitions = [TopicPartition(TOPIC, each) for each in range(world.options.partition_count)]
+        async with Consumer(world.bootstrap, request_timeout_ms=END_TIMEOUT_MS) as consumer:
+            while not world.is_healed:
+                await asyncio.sleep(self._rng.uniform(0, 2 * self._every_ms) / 1000)
+                op = history.begin(self._name, Kind.END)
+                try:
+                    ends = await consumer.end_offsets(partitions)
+                except LograftError as error:
+                    history.end(op, self._name, Type.INFO, Kind.END, text=str(error))
+                    continue
+                world.counts["ends told"] += 1
+                found = {str(tp): end for tp, end in ends.items()}
+                history.end(op, self._name, Type.OK, Kind.END, offsets_by_partition=found)
+
+
 class Operator:
-    """Creates the topic, moves replicas, elects leaders."""
+    """Creates the topic, moves replicas, elects leaders, replaces voters."""
 
     def __init__(self, world: ClientWorld, process: SimProcess, broker_ids: Sequence[int]) -> None:
         self._world = world
         self._broker_ids = list(broker_ids)
+        # Quorum epoch in which the replacement of a voter was seen in the set, and where the leader's log ended then.
+        self._seen: tuple[int, int] | None = None
         self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
 
     async def run(self) -> None:
@@ -229,15 +264,23 @@ class Operator:
                 (options.elect_every_ms, self._elect),
             ]
             due = [(every_ms, work) for every_ms, work in works if every_ms is not None]
+            if options.voter_loss_every_ms is not None:
+                due.append((REPLACE_EVERY_MS, self._replace_voter))
             while due and not world.is_healed:
                 mean_ms = sum(every_ms for every_ms, _ in due) / len(due) ** 2
                 await asyncio.sleep(self._rng.uniform(0, 2 * mean_ms) / 1000)
                 if world.is_healed:
                     break
-                try:
-                    await self._rng.choice(due)[1](admin)
-                except LograftError as error:
-                    world.counts[f"operator: {error.code.name}"] += 1
+                await self._try(self._rng.choice(due)[1], admin)
+            while world.lost_voter is not None:
+                await asyncio.sleep(AFTER_ERROR_S)
+                await self._try(self._replace_voter, admin)
+
+    async def _try(self, work: Callable[[Admin], Awaitable[None]], admin: Admin) -> None:
+        try:
+            await work(admin)
+        except LograftError as error:
+            self._world.counts[f"operator: {error.code.name}"] += 1
 
     async def _create(self, admin: Admin) -> None:
         options = self._world.options
@@ -270,6 +313,29 @@ class Operator:
         }
         for result in await admin.alter_partition_reassignments(changes):
             self._world.counts["reassignment" if result.error is None else "reassignment refused"] += 1
+
+    async def _replace_voter(self, admin: Admin) -> None:
+        """The one command; it is repeated until the quorum itself says that the replacement votes."""
+        lost = self._world.lost_voter
+        if lost is None:
+            return
+        try:
+            await admin.replace_voter(lost.key.node_id)
+        finally:
+            if self._is_committed(lost, await admin.describe_quorum()):
+                self._world.lost_voter = None
+                self._world.counts["voter change"] += 1
+
+    def _is_committed(self, lost: VoterMachine, quorum: QuorumDescription) -> bool:
+        """Tell whether a leader has committed all that it had when it was seen with the replacement among its voters."""
+        ends = {each.node_id: each.log_end_offset for each in quorum.voters}
+        ids = {each.node_id: each.directory_id for each in quorum.voters}
+        if quorum.leader_id is None or ids.get(lost.key.node_id) != lost.key.directory_id:
+            self._seen = None
+            return False
+        if self._seen is None or self._seen[0] != quorum.quorum_epoch:
+            self._seen = quorum.quorum_epoch, ends.get(quorum.leader_id) or 0
+        return quorum.high_watermark is not None and quorum.high_watermark >= self._seen[1]
 
     async def _elect(self, admin: Admin) -> None:
         for result in await admin.elect_leaders([TOPIC], election=ElectionType.PREFERRED):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from integration_tests.simulation.options import WorldOptions
-from integration_tests.simulation.servers import BrokerMachine, Machine, VoterMachine
+from integration_tests.simulation.servers import MIN_FREE_BYTES, BrokerMachine, Machine, VoterMachine
 from integration_tests.simulation.virtual_network import Network
 from metaquorum.controller.topic_configs import FlushPolicy
 from metaquorum.testing.scheduler import Scheduler
@@ -22,6 +22,11 @@ from storage.testing.sim_disk import Crash
 
 LOSSES: Final = (Crash.LOSE_ALL, Crash.TEAR, Crash.PREFIX)
 """What a loss of power does to what is not on the device."""
+
+TIGHT_BYTES: Final = MIN_FREE_BYTES * 3 // 4
+"""Room on a disk that is tight: below the soft limit, and far above the hard one."""
+FULL_BYTES: Final = MIN_FREE_BYTES // 5
+"""Room on a disk that is full: below the hard limit, and enough for the metadata log, which goes on."""
 
 
 class StruckWorld(Protocol):
@@ -34,6 +39,7 @@ class StruckWorld(Protocol):
     voters: list[VoterMachine]
     brokers: list[BrokerMachine]
     is_healed: bool
+    lost_voter: VoterMachine | None
 
     def is_spare(self, machine: BrokerMachine) -> bool:
         """Tell whether all that a broker has is in sync elsewhere, and nobody else is in trouble."""
@@ -65,6 +71,8 @@ class Faults:
             (options.client_kill_every_ms, self._world.restart_client),
             (options.damage_every_ms, self._damage),
             (options.directory_every_ms, self._fail_directory),
+            (options.voter_loss_every_ms, self._lose_voter),
+            (options.full_every_ms, self._fill),
         )
         for mean_ms, strike in kinds:
             if mean_ms is not None:
@@ -130,6 +138,15 @@ class Faults:
             self._cut_power(machine)
         self._later(machine.start)
 
+    def _lose_voter(self) -> None:
+        """Let a voter lose its disk, whoever it is and wherever the others are; not before the last replacement votes."""
+        world = self._world
+        if world.lost_voter is None:
+            machine = world.lost_voter = self._rng.choice(world.voters)
+            self._count(machine, "disk wiped")
+            machine.wipe()
+            self._later(machine.start)
+
     def _damage(self) -> None:
         """Kill one broker, always the same, while all it has is elsewhere, and let a bit of its records flip."""
         world = self._world
@@ -153,6 +170,13 @@ class Faults:
         if machine.mend_second(None if is_replaced else self._rng.choice(LOSSES)):
             self._count(machine, "log directory replaced" if is_replaced else "log directory mended")
             self._later(machine.start)
+
+    def _fill(self) -> None:
+        """Leave little room on a disk of a broker: clients' appends are refused; or next to none: nothing grows but the metadata."""
+        machine = self._rng.choice(self._world.brokers)
+        if machine.fill(self._rng.choice((TIGHT_BYTES, FULL_BYTES))):
+            self._count(machine, "disk full")
+            self._later(machine.make_room)
 
     def _black_out(self) -> None:
         """All brokers, or everything."""

@@ -22,17 +22,22 @@ from brokerd.replication.core_runner import CoreRunner
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.log_flushing import LogFlushing
 from brokerd.rpc import identities
+from brokerd.rpc.list_offsets import ListOffsetsCalls
 from integration_tests.simulation.options import (
     WorldOptions,
     damage_storm,
     directory_storm,
+    end_storm,
     kill_storm,
     loss_storm,
     power_storm,
     quorum_storm,
+    snapshot_storm,
 )
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
 from metaquorum.runtime.controller_host import ControllerHost
+from metaquorum.runtime.snapshot_maker import SnapshotMaker
+from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.testing.mutants import Mutant
 from storage import recovery
 from storage.damage import DamagedRanges
@@ -84,6 +89,14 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         function="_least",
         old="if node_id == self._node_id:",
         new="if True:",
+    ),
+    WorldMutant(
+        name="a leader that others have replaced says where its partition ends",
+        owner=ListOffsetsCalls,
+        function="_check_end",
+        old="replica.leads_several and self._parts.touch.is_lost_now",
+        new="False",
+        storm=end_storm,
     ),
     # The follower.
     WorldMutant(
@@ -202,6 +215,23 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         old="rules_of(image, topic)",
         new="replace(rules_of(image, topic), unclean=True)",
         storm=directory_storm,
+    ),
+    # The metadata.
+    WorldMutant(
+        name="who follows the metadata is not told of an installed snapshot",
+        owner=SnapshotShell,
+        function="_install",
+        old="feed.install(image)",
+        new="pass",
+        storm=snapshot_storm,
+    ),
+    WorldMutant(
+        name="a snapshot says it is one record older than it is",
+        owner=SnapshotMaker,
+        function="_prepare",
+        old="Offset(state.metadata_offset)",
+        new="Offset(state.metadata_offset - 1)",
+        storm=snapshot_storm,
     ),
 )
 

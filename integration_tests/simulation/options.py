@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Final
 
 from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.runtime.quorum_settings import SnapshotSettings
+
+SNAPSHOT_NEVER_MS: Final = 10**9
+"""Longer than any run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,12 @@ class WorldOptions:
         damage_every_ms: a bit flips in what one broker, always the same, wrote long ago; it is killed with it.
         down_ms_max: longest time that a server is down or paused, and that a cut lasts.
         directory_every_ms: the second log directory of a broker fails, and is mended or replaced later; with None they have one.
+        snapshot_every_ms: each node makes a snapshot of the metadata so long after the first change since the last one.
+        snapshots_kept: how many it keeps.
+        voter_loss_every_ms: a voter loses its disk, and the operator puts the replacement in its place; one at a time.
+        clock_drift: clocks of servers go too fast or too slow by at most this share, and the wall clocks are wrong; 0.0: all are right.
+        full_every_ms: little room is left on a disk of a broker, or next to none, for a while.
+        end_every_ms: mean time between two questions of a client for the ends of the partitions.
     """
 
     voter_count: int
@@ -75,6 +86,17 @@ class WorldOptions:
     down_ms_max: int
     has_racks: bool = False
     directory_every_ms: int | None = None
+    snapshot_every_ms: int | None = None
+    snapshots_kept: int = 1
+    voter_loss_every_ms: int | None = None
+    clock_drift: float = 0.0
+    full_every_ms: int | None = None
+    end_every_ms: int | None = None
+
+
+def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
+    """When the nodes of a world make snapshots of the metadata; practically never if options do not say so."""
+    return SnapshotSettings(interval_ms=options.snapshot_every_ms or SNAPSHOT_NEVER_MS, kept=options.snapshots_kept)
 
 
 def rack_name(number: int) -> str:
@@ -88,7 +110,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
     def sometimes(low: int, high: int, chance: float = 0.5) -> int | None:
         return rng.randint(low, high) if rng.random() < chance else None
 
-    replication_factor = rng.choice([1, 2, 3, 3, 3, 3])
+    replication_factor = rng.choice([1, 2, 3, 3, 3, 3, 3, 3])
     flush_policy = rng.choice([FlushPolicy.ACK, FlushPolicy.ACK, FlushPolicy.NONE, FlushPolicy.INTERVAL])
     is_flushed = flush_policy is FlushPolicy.ACK
     min_isr = rng.randint(1, max(1, replication_factor - 1))
@@ -96,8 +118,9 @@ def draw_options(rng: random.Random) -> WorldOptions:
     has_losses = min_isr == 2 and rng.random() < 0.5
     is_lasting = has_losses and not is_flushed
     kill_every_ms = None if is_lasting else sometimes(1_000, 8_000, 0.7)
+    voter_count = rng.choice([1, 3, 3, 3])
     return WorldOptions(
-        voter_count=rng.choice([1, 3, 3, 3]),
+        voter_count=voter_count,
         broker_count=rng.choice([replication_factor, 3, 4]) if replication_factor < 3 else rng.choice([3, 3, 4]),
         partition_count=rng.choice([1, 2, 3, 5]),
         replication_factor=replication_factor,
@@ -126,6 +149,12 @@ def draw_options(rng: random.Random) -> WorldOptions:
         has_racks=True,
         # Last of all, so that the other options of a seed are what they were. A disk that fails may lose what is not flushed.
         directory_every_ms=sometimes(1_000, 6_000, 0.8) if is_flushed and replication_factor == 3 else None,
+        snapshot_every_ms=sometimes(100, 4_000, 0.7),
+        snapshots_kept=rng.choice([1, 1, 2]),
+        voter_loss_every_ms=sometimes(1_000, 8_000, 0.6) if voter_count > 1 else None,
+        clock_drift=rng.choice([0.0, 0.01, 0.1]),
+        full_every_ms=sometimes(1_000, 8_000, 0.4),
+        end_every_ms=sometimes(100, 1_000, 0.6),
     )
 
 
@@ -244,4 +273,34 @@ def directory_storm(seed: int) -> WorldOptions:
         elect_every_ms=1_000,
         directory_every_ms=500,
         down_ms_max=1_500 if seed % 2 else 6_000,
+    )
+
+
+def snapshot_storm(seed: int) -> WorldOptions:
+    """Options under which the metadata log is as short as can be, and servers and voters' disks go: for the hunt of mutants."""
+    return replace(
+        power_storm(seed),
+        voter_count=3,
+        register_every_ms=50,
+        kill_every_ms=1_500,
+        cut_every_ms=2_000,
+        elect_every_ms=1_000,
+        reassign_every_ms=3_000,
+        down_ms_max=3_000,
+        snapshot_every_ms=200,
+        voter_loss_every_ms=4_000,
+    )
+
+
+def end_storm(seed: int) -> WorldOptions:
+    """Options under which servers are stopped for long while a client asks where the partitions end: for the hunt of mutants."""
+    return replace(
+        kill_storm(seed),
+        kill_every_ms=None,
+        pause_every_ms=1_500,
+        cut_every_ms=None,
+        elect_every_ms=None,
+        stop_every_ms=None,
+        down_ms_max=15_000,
+        end_every_ms=200,
     )

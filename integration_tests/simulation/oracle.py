@@ -32,6 +32,8 @@ from brokerd.rpc import readers
 from brokerd.rpc.readers import ServingReplica
 from integration_tests.simulation.process import current_process
 from metaquorum.controller.state import PartitionImage
+from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSnapshot, TrimLog
+from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
 from storage.compaction.group_writer import CleanedGroup
@@ -39,6 +41,8 @@ from storage.errors import DataLossError
 from storage.repair_owner import LogRepair
 
 READ_BYTES: Final = 1 << 24
+
+SnapshotEffect = DownloadSnapshot | DiscardSnapshot | InstallSnapshot | TrimLog
 
 Key = tuple[bytes, int]
 """Topic id and partition."""
@@ -83,6 +87,7 @@ class Oracle:
         take_partition = HostedReplica.take_partition
         end_repair, note_accepted = LogRepair.end, FailedReplicas.note_accepted
         find_follower = readers.find_follower
+        execute = SnapshotShell.execute
 
         def watched_carry_out(replica: HostedReplica, effect: Effect) -> None:
             # The server would take a violation for a fault of its own.
@@ -123,7 +128,15 @@ class Oracle:
             note_accepted(failed, withdrawal, partition_epoch)
             self._counts["lost replica withdrawn"] += 1
 
+        def watched_execute(shell: SnapshotShell, effect: SnapshotEffect) -> None:
+            execute(shell, effect)
+            if isinstance(effect, InstallSnapshot):
+                self._counts["snapshot install"] += 1
+                self._counts[f"snapshot install of a {current_process().machine.partition('-')[0]}"] += 1
+            self._counts["metadata log trimmed"] += isinstance(effect, TrimLog)
+
         with (
+            mock.patch.object(SnapshotShell, "execute", watched_execute),
             mock.patch.object(readers, "find_follower", watched_find),
             mock.patch.object(FailedReplicas, "note_accepted", watched_accepted),
             mock.patch.object(LogRepair, "end", watched_end),

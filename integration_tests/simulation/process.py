@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from integration_tests.simulation.virtual_loop import VirtualLoop
+from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, Clock, VirtualLoop
 from metaquorum.testing.scheduler import Scheduler
 from storage.testing.sim_disk import SimDisk
 
@@ -28,6 +28,7 @@ class SimProcess:
         work_ms_max: longest time of work in a thread.
         flush_ms_max: longest time of a flush.
         on_fault: told of an exception that nobody caught.
+        clock: of the machine.
     """
 
     def __init__(
@@ -41,11 +42,12 @@ class SimProcess:
         work_ms_max: int,
         flush_ms_max: int,
         on_fault: Callable[[str], None],
+        clock: Clock = RIGHT_CLOCK,
     ) -> None:
         self.name = f"{machine}/{number}"
         self.machine = machine
         self.disk = disk
-        self.loop = VirtualLoop(scheduler, self, rng, work_ms_max=work_ms_max)
+        self.loop = VirtualLoop(scheduler, self, rng, work_ms_max=work_ms_max, clock=clock)
         self._rng = rng
         self._flush_ms_max = flush_ms_max
         self._on_fault = on_fault

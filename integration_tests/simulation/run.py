@@ -32,6 +32,8 @@ DEMANDED: Final = (
     "ISR shrink",
     "ISR growth",
     "truncation",
+    "snapshot install",
+    "voter change",
     "crash that loses unflushed data",
     "torn write",
     "all brokers stopped at once",

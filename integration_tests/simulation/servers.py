@@ -21,12 +21,15 @@ from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.two_disks import SECOND_PATH, TwoDisks
+from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, Clock
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import DATA_PATH
+from integration_tests.simulation.virtual_rocksdb import Databases
 from metaquorum.raft.types import NodeId, ReplicaKey
-from metaquorum.raft.voters import VoterSet
+from metaquorum.raft.voters import VoterSet, voter_set
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.first_start import write_initial_voters
+from metaquorum.runtime.quorum_settings import SnapshotSettings
 from metaquorum.server import QuorumServer
 from metaquorum.settings import Address, QuorumServerSettings
 from metaquorum.testing.scheduler import Scheduler
@@ -43,6 +46,10 @@ STEPS_TO_PAUSE_MAX = 60
 """Most callbacks that still run before a pause that comes in the middle of something."""
 LEADER_EPOCH_BYTES = range(12, 16)
 """Where the header of a batch has its leader epoch (docs/storage_format.md)."""
+CLOCK_OFFSET_MS_MAX = 3_600_000
+"""Most that the wall clock of a machine is ahead or behind, and that its monotonic clock begins with."""
+MIN_FREE_BYTES = 1024 * 1024
+"""Soft limit of brokers; a run writes less than that."""
 WAIT_MS_MAX = 100
 """A broker that waits for another one looks after it so often."""
 
@@ -53,6 +60,9 @@ class Surroundings(Protocol):
     scheduler: Scheduler
     network: Network
     counts: Counter[str]
+    databases: Databases
+    snapshots: SnapshotSettings
+    clock_drift: float
     work_ms_max: int
     flush_ms_max: int
 
@@ -81,6 +91,7 @@ class Machine(ABC):
         self.key = key
         self._voters = voters
         self.rng: random.Random = world.scheduler.rng(f"machine/{name}")
+        self._clock = draw_clock(world.scheduler.rng(f"clock/{name}"), world.clock_drift)
         self.disk = self._new_disk()
         self.process: SimProcess | None = None
         self.ended: list[SimProcess] = []
@@ -141,6 +152,7 @@ class Machine(ABC):
             work_ms_max=world.work_ms_max,
             flush_ms_max=world.flush_ms_max,
             on_fault=world.on_fault,
+            clock=self._clock,
         )
         self.process = process
         process.run(self._main(), lambda error: self._on_end(process, error))
@@ -156,6 +168,7 @@ class Machine(ABC):
             return
         self._forget(process)
         self.disk.crash(how, self.rng)
+        self.world.databases.end_process(self.name, has_power=how is Crash.KEEP_ALL)
 
     def lose_power(self, how: Crash) -> None:
         """The power goes, whether a process is there or not."""
@@ -167,7 +180,10 @@ class Machine(ABC):
         self.kill(Crash.LOSE_ALL)
         self._disk_count += 1
         self.disk = self._new_disk()
+        self.world.databases.wipe(self.name)
         self.key = replica_key(self.key.node_id, disk_number=self._disk_count)
+        # It joins what is there, as an observer.
+        self._voters = voter_set([])
         self.format()
 
     def stop(self) -> None:
@@ -191,15 +207,21 @@ class Machine(ABC):
     def _on_end(self, process: SimProcess, error: BaseException | None) -> None:
         if self.process is not process or self.is_stopping:
             return
-        if error is not None:
+        if error is not None and self._is_fault(error):
             self.world.on_fault(f"{process.name} ended: {error!r}")
         self._end(process)
+
+    def _is_fault(self, error: BaseException) -> bool:
+        """Tell whether a server that ends by this does what it must not."""
+        del error
+        return True
 
     def _end(self, process: SimProcess) -> None:
         if self.process is process:
             self._forget(process)
             # The files of the process are closed; what it wrote is still in the page cache.
             self.disk.crash(Crash.KEEP_ALL, self.rng)
+            self.world.databases.end_process(self.name, has_power=True)
             self.world.on_end(self)
 
     def throw_away(self) -> None:
@@ -234,6 +256,7 @@ class VoterMachine(Machine):
             fetch_port=None,
             voters=self._addresses,
             insecure_plaintext=True,
+            snapshots=self.world.snapshots,
         )
         self.server = QuorumServer(settings, directory)
         await self.server.start()
@@ -291,6 +314,29 @@ class BrokerMachine(Machine):
         else:
             disk.second.crash(how, self.rng)
         return True
+
+    def _is_fault(self, error: BaseException) -> bool:
+        # What lies in a directory that fails before it was listed, nobody knows: the broker ends, and says so.
+        is_failing = isinstance(self.disk, TwoDisks) and self.disk.is_second_failing
+        if is_failing and str(error).startswith("start of the logs failed"):
+            self.world.counts["start ended by a log directory that failed"] += 1
+            return False
+        return True
+
+    def fill(self, free_bytes: int) -> bool:
+        """Leave so much room on one of its disks; False if that is so already."""
+        disks = [self.disk, self.disk.second] if isinstance(self.disk, TwoDisks) else [self.disk]
+        if any(disk.capacity_bytes is not None for disk in disks):
+            return False
+        disk = self.rng.choice(disks)
+        disk.capacity_bytes = disk.used_bytes() + free_bytes
+        return True
+
+    def make_room(self) -> None:
+        """Make the disks as large as they were."""
+        self.disk.capacity_bytes = None
+        if isinstance(self.disk, TwoDisks):
+            self.disk.second.capacity_bytes = None
 
     @property
     def may_start(self) -> bool:
@@ -362,7 +408,7 @@ class BrokerMachine(Machine):
             listen=Address(host=self.name, port=BROKER_PORT),
             quorum_addresses=self._quorum,
             insecure_plaintext=True,
-            min_free_bytes=0,
+            min_free_bytes=MIN_FREE_BYTES,
             rack=self._rack,
             more_data_directories=(Path(SECOND_PATH),) if self._has_two_disks else (),
         )
@@ -384,6 +430,17 @@ class BrokerMachine(Machine):
     def _forget(self, process: SimProcess) -> None:
         super()._forget(process)
         self.is_serving = False
+
+
+def draw_clock(rng: random.Random, drift: float) -> Clock:
+    """Clocks that go wrong by a share of at most `drift`; without one they are right."""
+    if drift == 0:
+        return RIGHT_CLOCK
+    return Clock(
+        rate=1 + rng.uniform(-drift, drift),
+        offset_ms=rng.randint(0, CLOCK_OFFSET_MS_MAX),
+        wall_offset_ms=rng.randint(-CLOCK_OFFSET_MS_MAX, CLOCK_OFFSET_MS_MAX),
+    )
 
 
 def replica_key(node_id: int, *, disk_number: int = 1) -> ReplicaKey:

@@ -16,7 +16,9 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from metaquorum.testing.scheduler import Scheduler
@@ -26,6 +28,53 @@ _T = TypeVar("_T")
 
 TURN_CALLBACKS_MAX: Final = 100_000
 """Callbacks of one loop within one millisecond; more mean that something spins."""
+
+
+_current: VirtualLoop | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Clocks of a machine.
+
+    Attributes:
+        rate: how fast they go, 1.0 as they should.
+        offset_ms: what the monotonic clock says at the beginning of the world.
+        wall_offset_ms: how far the wall clock is ahead then.
+    """
+
+    rate: float = 1.0
+    offset_ms: int = 0
+    wall_offset_ms: int = 0
+
+    def local_ms(self, now_ms: int) -> float:
+        """The monotonic clock at a virtual time."""
+        return now_ms if self.rate == 1.0 and self.offset_ms == 0 else self.offset_ms + now_ms * self.rate
+
+    def virtual_ms(self, local_ms: float) -> int:
+        """First virtual time at which the monotonic clock says so much."""
+        if self.rate == 1.0:
+            return math.ceil(local_ms - self.offset_ms - 1e-6)
+        # Not a moment before: who looks at the clock then, and sees that something is left, would wait for nothing again.
+        return math.ceil((local_ms - self.offset_ms) / self.rate + 1e-6)
+
+
+RIGHT_CLOCK: Final = Clock()
+
+
+def current_loop() -> VirtualLoop | None:
+    """The loop that runs now, or for which a thread runs."""
+    return _current
+
+
+@contextmanager
+def _as_current(loop: VirtualLoop) -> Generator[None]:
+    global _current
+    before, _current = _current, loop
+    try:
+        yield
+    finally:
+        _current = before
 
 
 class LoopOwner(Protocol):
@@ -46,11 +95,21 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         owner: the process.
         rng: how long work of threads takes.
         work_ms_max: the longest that it takes, milliseconds.
+        clock: of the machine.
     """
 
-    def __init__(self, scheduler: Scheduler, owner: LoopOwner, rng: random.Random, *, work_ms_max: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        owner: LoopOwner,
+        rng: random.Random,
+        *,
+        work_ms_max: int,
+        clock: Clock = RIGHT_CLOCK,
+    ) -> None:
         self.scheduler = scheduler
         self.owner = owner
+        self.clock = clock
         self._rng = rng
         self._work_ms_max = work_ms_max
         self._ready: deque[asyncio.Handle] = deque()
@@ -116,8 +175,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # What asyncio asks of a loop.
 
     def time(self) -> float:
-        """Virtual time, seconds."""
-        return self.scheduler.now_ms / 1000
+        """What the machine's monotonic clock says, seconds."""
+        return self.clock.local_ms(self.scheduler.now_ms) / 1000
 
     def call_soon(self, callback: Callback, *args: Any, context: Context | None = None) -> asyncio.Handle:
         """Call back in the next turn."""
@@ -147,7 +206,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._wake()
 
         if not self._is_dead:
-            self.scheduler.after(max(0, math.ceil(when * 1000 - 1e-6) - self.scheduler.now_ms), ring)
+            self.scheduler.after(max(0, self.clock.virtual_ms(when * 1000) - self.scheduler.now_ms), ring)
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -185,7 +244,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             if self.is_paused or self._held:
                 self._held.append(work)
             else:
-                work()
+                with _as_current(self):
+                    work()
 
         self.scheduler.after(delay_ms, run)
 
@@ -228,9 +288,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         if self.is_paused or self._is_dead:
             return
         held = len(self._held)
-        for _ in range(held):
-            if self._held:
-                self._held.popleft()()
+        with _as_current(self):
+            for _ in range(held):
+                if self._held:
+                    self._held.popleft()()
         self._wake()
 
     def _wake(self) -> None:
@@ -249,20 +310,24 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._check_turn(count)
         asyncio._set_running_loop(self)
         try:
-            for _ in range(count):
-                if not self._ready:
-                    break  # killed by one of them
-                handle = self._ready.popleft()
-                if not handle.cancelled():
-                    handle._run()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-                if self._steps_to_pause:
-                    self._steps_to_pause -= 1
-                    if self._steps_to_pause == 0:
-                        self._pause_now(self._pause_to_ms)
-                        break
+            with _as_current(self):
+                self._run_some(count)
         finally:
             asyncio._set_running_loop(None)
         self._wake()
+
+    def _run_some(self, count: int) -> None:
+        for _ in range(count):
+            if not self._ready:
+                return  # killed by one of them
+            handle = self._ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            if self._steps_to_pause:
+                self._steps_to_pause -= 1
+                if self._steps_to_pause == 0:
+                    self._pause_now(self._pause_to_ms)
+                    return
 
     def _check_turn(self, count: int) -> None:
         if self._turn_ms != self.scheduler.now_ms:

@@ -4,7 +4,7 @@
 Owns the places at which the code of Lograft meets the world, and what stands there while a world runs. Everything else is the real
 code. One world at a time in a process of Python.
 
-What is not there: the cleaner and the scrub (threads of their own), snapshots of the metadata (a node replays its log), metrics.
+What is not there: the cleaner and the scrub (threads of their own), metrics.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from integration_tests.simulation.process import current_process
 from integration_tests.simulation.two_disks import open_log_directories
 from integration_tests.simulation.virtual_grpc import VirtualChannel
 from integration_tests.simulation.virtual_grpc_server import VirtualServer
+from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, current_loop
 from integration_tests.simulation.virtual_network import Network
-from metaquorum.controller.image import MetadataImage
-from metaquorum.runtime.image_store import LoadedImage
-from metaquorum.runtime.metadata_files import MetadataFiles
-from metaquorum.runtime.snapshot_files import SnapshotFiles
+from integration_tests.simulation.virtual_rocksdb import Databases, in_place
+from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
+from metaquorum.runtime.quorum_settings import QuorumSettings, SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
 from storage.data_directory import DataDirectory
 from storage.flush import FlushWork
@@ -50,6 +50,9 @@ from storage.log import PartitionLog
 
 EPOCH_S: Final = 1_700_000_000
 """Wall clock at the beginning of a world, seconds since 1970."""
+
+NO_SNAPSHOTS: Final = SnapshotSettings(interval_ms=10**9)
+"""No snapshots within any run."""
 
 DATA_PATH: Final = "/data"
 """Data directory of every server on its disk."""
@@ -154,19 +157,6 @@ class _InertThread:
         """It never lived."""
 
 
-class _ImageStore:
-    """In the place of RocksDB: forgets everything with the process; the log is replayed."""
-
-    def __init__(self) -> None:
-        self.directory = Path(DATA_PATH) / "image"
-
-    def apply(self, *_arguments: object, **_options: object) -> None:
-        """Nothing is kept."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
 def _require_free(_listen: object) -> None:
     """The server itself finds out."""
 
@@ -181,18 +171,75 @@ def _open_directory(settings: Any) -> DataDirectory:
 
 
 @contextmanager
-def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
-    """Let everything that runs inside find the simulated machine."""
-    chance = scheduler.rng("platform")
+def _clocks(scheduler: Scheduler) -> Generator[None]:
+    """Let whoever asks for the time get that of his machine."""
+
+    def monotonic_ms() -> float:
+        loop = current_loop()
+        return scheduler.now_ms if loop is None else loop.clock.local_ms(scheduler.now_ms)
+
+    def wall_ns() -> int:
+        loop = current_loop()
+        clock = RIGHT_CLOCK if loop is None else loop.clock
+        return EPOCH_S * 10**9 + clock.wall_offset_ms * 10**6 + int(scheduler.now_ms * clock.rate * 10**6)
+
+    def monotonic() -> float:
+        return monotonic_ms() / 1000
+
+    def monotonic_ns() -> int:
+        return int(monotonic_ms() * 10**6)
+
+    def wall() -> float:
+        return wall_ns() / 10**9
+
+    with (
+        mock.patch.object(time, "monotonic", monotonic),
+        mock.patch.object(time, "monotonic_ns", monotonic_ns),
+        mock.patch.object(time, "time", wall),
+        mock.patch.object(time, "time_ns", wall_ns),
+    ):
+        yield
+
+
+@contextmanager
+def _chance(scheduler: Scheduler) -> Generator[None]:
+    """Let chance come from the seed."""
+    rng = scheduler.rng("platform")
+    real_random, state = random.Random, random.getstate()
 
     def urandom(size: int) -> bytes:
-        return chance.randbytes(size)
+        return rng.randbytes(size)
 
     def new_random(x: Any = None) -> random.Random:
-        return real_random(chance.random() if x is None else x)
+        return real_random(rng.random() if x is None else x)
 
-    def start_ns() -> int:
-        return EPOCH_S * 10**9 + scheduler.now_ms * 10**6
+    random.seed(scheduler.seed)
+    with (
+        mock.patch.object(os, "urandom", urandom),
+        mock.patch.object(random, "_urandom", urandom),
+        mock.patch.object(random, "Random", new_random),
+    ):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+@contextmanager
+def platform(
+    scheduler: Scheduler,
+    network: Network,
+    databases: Databases | None = None,
+    snapshots: SnapshotSettings = NO_SNAPSHOTS,
+) -> Generator[None]:
+    """Let everything that runs inside find the simulated machine.
+
+    Args:
+        scheduler: virtual time.
+        network: between the machines.
+        databases: images and snapshots of the metadata; its own when None.
+        snapshots: when brokers make snapshots; voters have settings of their own.
+    """
 
     def insecure_channel(address: str, **_options: object) -> VirtualChannel:
         return VirtualChannel(network, current_process(), address)
@@ -206,28 +253,23 @@ def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
         address = f"{host}:{port}"
         return not network.is_cut_off(process.machine, host) and not network.is_listening(address)
 
-    def open_metadata(_directory: Path) -> MetadataFiles:
-        loaded = LoadedImage(image=MetadataImage(), quorum_epoch=0)
-        store: Any = _ImageStore()
-        return MetadataFiles(store=store, loaded=loaded, snapshots=snapshots)
+    def open_machine_metadata(_directory: Path) -> MetadataFiles:
+        return open_metadata(kept.directory(current_process().machine))
 
-    real_random = random.Random
-    state = random.getstate()
-    random.seed(scheduler.seed)
+    def quorum_settings(**settings: Any) -> QuorumSettings:
+        return QuorumSettings(snapshots=snapshots, **settings)
+
+    kept = databases or Databases(scheduler.rng("databases"))
     inert: Any = SimpleNamespace(Event=threading.Event, Thread=_InertThread)
     with ExitStack() as stack:
-        snapshots = SnapshotFiles(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-world-"))))
+        kept.begin(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-world-"))))
+        stack.enter_context(in_place(kept))
+        stack.enter_context(_clocks(scheduler))
+        stack.enter_context(_chance(scheduler))
 
         def put(target: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, value))
 
-        put(time, "monotonic", lambda: scheduler.now_ms / 1000)
-        put(time, "monotonic_ns", lambda: scheduler.now_ms * 10**6)
-        put(time, "time", lambda: start_ns() / 10**9)
-        put(time, "time_ns", start_ns)
-        put(os, "urandom", urandom)
-        put(random, "_urandom", urandom)
-        put(random, "Random", new_random)
         put(grpc.aio, "insecure_channel", insecure_channel)
         put(grpc.aio, "server", new_server)
         put(brokerd.replication.replica_host, "GroupFlusher", VirtualFlusher)
@@ -237,12 +279,10 @@ def platform(scheduler: Scheduler, network: Network) -> Generator[None]:
         put(brokerd.metadata.lifecycle, "is_gone", is_gone)
         put(metaquorum.rpc.controller_service, "is_gone", is_gone)
         put(brokerd.server, "open_log_directories", open_log_directories)
-        put(brokerd.quorum, "open_metadata", open_metadata)
-        put(metaquorum.server, "open_metadata", open_metadata)
+        put(brokerd.quorum, "open_metadata", open_machine_metadata)
+        put(metaquorum.server, "open_metadata", open_machine_metadata)
+        put(brokerd.quorum, "QuorumSettings", quorum_settings)
         put(metaquorum.server, "_require_free", _require_free)
         put(brokerd.quorum, "is_formatted", _is_formatted)
         put(brokerd.quorum, "_open_directory", _open_directory)
-        try:
-            yield
-        finally:
-            random.setstate(state)
+        yield

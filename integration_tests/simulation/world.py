@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from brokerd.replication.hosted_replica import HostedReplica
-from integration_tests.simulation.clients import FinalReader, History, Operator, ReadingClient, SendingClient
+from integration_tests.simulation.clients import EndClient, FinalReader, History, Operator, ReadingClient, SendingClient
 from integration_tests.simulation.faults import LOSSES, Faults
-from integration_tests.simulation.options import WorldOptions, draw_options, rack_name
+from integration_tests.simulation.options import WorldOptions, draw_options, rack_name, snapshot_settings
 from integration_tests.simulation.oracle import READ_BYTES, Oracle
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.registers import Register, RegisterClient, read_at_last
@@ -36,6 +36,7 @@ from integration_tests.simulation.servers import (
 )
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import platform
+from integration_tests.simulation.virtual_rocksdb import Databases
 from integration_tests.workload.checker import Verdict, check
 from metaquorum.controller.topic_configs import FlushPolicy
 from metaquorum.raft.voters import Voter, voter_set
@@ -72,11 +73,15 @@ class World:
         self.history = History()
         self.oracle = Oracle(self.scheduler, self.counts)
         self.network = Network(self.scheduler, self.scheduler.rng("network"), delay_ms_max=self.options.delay_ms_max)
+        self.clock_drift = self.options.clock_drift
         self.work_ms_max = self.options.work_ms_max
         self.flush_ms_max = self.options.flush_ms_max
+        self.databases = Databases(self.scheduler.rng("databases"))
+        self.snapshots = snapshot_settings(self.options)
         self.register = Register()
         self.is_topic_there = False
         self.is_healed = False
+        self.lost_voter: VoterMachine | None = None
         self.verdict: Verdict | None = None
         self._faults_seen: list[str] = []
         self._log: deque[str] = deque(maxlen=HISTORY_LINES)
@@ -132,7 +137,7 @@ class World:
     def _attempt(self, event_count: int) -> InvariantViolation | None:
         """Run, and return what broke, with a report and without its frames, which would keep all processes."""
         try:
-            with platform(self.scheduler, self.network), self.oracle.watching():
+            with platform(self.scheduler, self.network, self.databases, self.snapshots), self.oracle.watching():
                 self._run(event_count)
             self._judge()
         except Exception as error:
@@ -204,6 +209,8 @@ class World:
         for _ in range(options.reader_count):
             self._start_client(lambda process: ReadingClient(self, process).run())
 
+        if (end_every_ms := options.end_every_ms) is not None:
+            self._start_client(lambda process: EndClient(self, process, every_ms=end_every_ms).run())
         if options.register_every_ms is not None:
             for is_writer in (True, False):
                 self._start_register_client(is_writer=is_writer)
@@ -272,6 +279,7 @@ class World:
         self.is_healed = True
         self.network.heal()
         for broker in self.brokers:
+            broker.make_room()
             broker.mend_second(Crash.LOSE_ALL)
         for machine in self.machines:
             if machine.process is not None:

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In the place of RocksDB: databases of rows in memory, with a file of their own in a directory of the machine.
+
+Owns what survives a process: after `kill -9` every write (it was in the page cache), after a loss of power what was there at the
+last flush, or everything; whatever it is, it is the image of one offset, as with RocksDB, whose batches are atomic. A directory with
+one file can be linked, renamed and removed by the real code, to which snapshots are directories.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+from collections.abc import Generator, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import metaquorum.runtime.image_store
+import metaquorum.runtime.snapshot_files
+import metaquorum.runtime.snapshot_rows
+import metaquorum.runtime.snapshot_server
+import metaquorum.runtime.snapshot_shell
+from integration_tests.simulation.process import current_process
+from metaquorum.runtime.snapshot_rows import split_rows
+
+ROWS_FILE: Final = "rows"
+"""The only file of a database."""
+
+_LENGTHS: Final = struct.Struct(">II")
+
+
+class VirtualWriteBatch:
+    """In the place of `WriteBatch`."""
+
+    def __init__(self, *, raw_mode: bool) -> None:
+        assert raw_mode, "keys and values are bytes"
+        self.changes: list[tuple[bytes, bytes | None]] = []
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """See `WriteBatch.put`."""
+        self.changes.append((key, value))
+
+    def delete(self, key: bytes) -> None:
+        """See `WriteBatch.delete`."""
+        self.changes.append((key, None))
+
+
+class VirtualIterator:
+    """In the place of an iterator of RocksDB: over the rows as they are when it is made."""
+
+    def __init__(self, rows: dict[bytes, bytes]) -> None:
+        self._rows = sorted(rows.items())
+        self._at = 0
+
+    def seek_to_first(self) -> None:
+        """Go to the first row."""
+        self._at = 0
+
+    def valid(self) -> bool:
+        """Tell whether it stands at a row."""
+        return self._at < len(self._rows)
+
+    def key(self) -> bytes:
+        """Key of the row."""
+        return self._rows[self._at][0]
+
+    def value(self) -> bytes:
+        """Value of the row."""
+        return self._rows[self._at][1]
+
+    def next(self) -> None:
+        """Go to the next row."""
+        self._at += 1
+
+    def status(self) -> None:
+        """Nothing is ever damaged here."""
+
+
+class VirtualDatabase:
+    """In the place of `Rdict`.
+
+    Args:
+        databases: who is told of it.
+        directory: where its file is; made when absent, unless it is read only.
+        is_read_only: nobody writes it, and any number may have it open.
+
+    Raises:
+        Exception: another one writes there, or there is none to be read, as RocksDB says it.
+    """
+
+    def __init__(self, databases: Databases, directory: Path, *, is_read_only: bool) -> None:
+        self._file = directory / ROWS_FILE
+        self._databases = databases
+        self._is_closed = False
+        self.directory = directory
+        self.rows: dict[bytes, bytes] = {}
+        if self._file.exists():
+            self.rows = dict(split_rows(self._file.read_bytes()))
+        elif is_read_only:
+            raise Exception(f"{directory}: no such database")
+        self._is_saved = self._file.exists()
+        if not is_read_only:
+            databases.add(self)
+            directory.mkdir(parents=True, exist_ok=True)
+
+    def get(self, key: bytes) -> bytes | None:
+        """See `Rdict.get`."""
+        return self.rows.get(key)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """See `Rdict.put`."""
+        assert not self._is_closed, f"{self.directory} is closed"
+        self._is_saved = False
+        self.rows[key] = value
+
+    def write(self, batch: VirtualWriteBatch) -> None:
+        """See `Rdict.write`."""
+        assert not self._is_closed, f"{self.directory} is closed"
+        self._is_saved = False
+        for key, value in batch.changes:
+            if value is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = value
+
+    def iter(self) -> VirtualIterator:
+        """See `Rdict.iter`."""
+        return VirtualIterator(self.rows)
+
+    def flush(self) -> None:
+        """See `Rdict.flush`."""
+        if not self._is_saved:
+            self._is_saved = True
+            self._file.write_bytes(_content(self.rows))
+
+    def close(self) -> None:
+        """See `Rdict.close`: what was written stays, for the page cache has it."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._databases.remove(self)
+            if self.directory.exists():
+                self.flush()
+
+    def drop(self) -> None:
+        """Let go of it without a word, and of what was not flushed."""
+        self._is_closed = True
+
+
+class VirtualCheckpoint:
+    """In the place of `Checkpoint`."""
+
+    def __init__(self, database: VirtualDatabase) -> None:
+        self._database = database
+
+    def create_checkpoint(self, directory: str) -> None:
+        """See `Checkpoint.create_checkpoint`."""
+        path = Path(directory)
+        path.mkdir()
+        (path / ROWS_FILE).write_bytes(_content(self._database.rows))
+
+
+class Databases:
+    """The databases of all machines, below one directory of the machine that simulates.
+
+    Args:
+        rng: chance of what a loss of power leaves.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._root = Path()
+        self._open: dict[Path, VirtualDatabase] = {}
+
+    def begin(self, root: Path) -> None:
+        """Say where the files are."""
+        self._root = root
+
+    def directory(self, machine: str) -> Path:
+        """Directory of the metadata of a machine."""
+        return self._root / machine
+
+    def add(self, database: VirtualDatabase) -> None:
+        """Note a database that is written.
+
+        Raises:
+            Exception: it is open already.
+        """
+        if database.directory in self._open:
+            raise Exception(f"{database.directory}: somebody holds the lock")
+        self._open[database.directory] = database
+
+    def remove(self, database: VirtualDatabase) -> None:
+        """Note that it is closed."""
+        if self._open.get(database.directory) is database:
+            del self._open[database.directory]
+
+    def end_process(self, machine: str, *, has_power: bool) -> None:
+        """The process of a machine is over: keep what it wrote, or what it had flushed and perhaps the rest."""
+        for database in self._of(machine):
+            if has_power or self._rng.random() < 0.5:
+                database.close()
+            else:
+                self.remove(database)
+                database.drop()
+
+    def wipe(self, machine: str) -> None:
+        """The disk of a machine is another one."""
+        self.end_process(machine, has_power=False)
+        shutil.rmtree(self.directory(machine), ignore_errors=True)
+
+    def _of(self, machine: str) -> Sequence[VirtualDatabase]:
+        directory = self.directory(machine)
+        return [database for path, database in self._open.items() if path.is_relative_to(directory)]
+
+
+class VirtualExecutor(Executor):
+    """In the place of a `ThreadPoolExecutor` with one thread: the loop does the work, one after the other (`run_in_executor`)."""
+
+    def __init__(self, max_workers: int = 1, **_options: object) -> None:
+        assert max_workers == 1, "the order is kept for one thread only"
+        self._max_workers = max_workers
+        self._process = current_process()
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """See `Executor.submit`; nobody waits for what comes of it."""
+        return self._process.loop.run_in_executor(self, lambda: fn(*args, **kwargs))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing to end: what was asked for is done, unless the process dies before."""
+
+
+@contextmanager
+def in_place(databases: Databases) -> Generator[None]:
+    """Let the metadata runtime find all this in the place of RocksDB, its threads and the syncs of real files."""
+
+    def open_database(directory: str, options: object = None, access_type: object = None) -> VirtualDatabase:
+        del options
+        return VirtualDatabase(databases, Path(directory), is_read_only=access_type is not None)
+
+    def no_sync(_path: Path, _flags: int) -> None:
+        pass
+
+    with ExitStack() as stack:
+
+        def put(target: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(target, name, value))
+
+        put(metaquorum.runtime.image_store, "Checkpoint", VirtualCheckpoint)
+        for module in (metaquorum.runtime.image_store, metaquorum.runtime.snapshot_rows):
+            put(module, "Rdict", open_database)
+            put(module, "WriteBatch", VirtualWriteBatch)
+        for module in (metaquorum.runtime.snapshot_shell, metaquorum.runtime.snapshot_server):
+            put(module, "ThreadPoolExecutor", VirtualExecutor)
+        put(metaquorum.runtime.snapshot_files, "_sync", no_sync)
+        yield
+
+
+def _content(rows: dict[bytes, bytes]) -> bytes:
+    return b"".join(_LENGTHS.pack(len(key), len(value)) + key + value for key, value in rows.items())

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in the place of RocksDB in a simulated world does what RocksDB does, and loses what a machine may lose."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+
+from integration_tests.simulation.virtual_rocksdb import Databases, in_place
+from metaquorum.controller.commands import Bootstrap
+from metaquorum.controller.image import MetadataImage
+from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
+from metaquorum.raft.voters import Voter, voter_set
+from metaquorum.runtime import image_store, metadata_files
+from metaquorum.runtime.image_store import ImageStore, ImageUnreadableError
+from metaquorum.runtime.snapshot_files import link_tree
+from metaquorum.runtime.snapshot_rows import PIECE_BYTES, SnapshotReader, SnapshotWriter, snapshot_digest
+from metaquorum.tests.controller_world import World, create_topic
+from metaquorum.tests.test_image_store import EPOCH, write
+
+VOTERS = voter_set([Voter(key=ReplicaKey(node_id=NodeId(1), directory_id=b"d" * 16), address="voter-1:9640")])
+
+Scenario = Callable[[Path], Any]
+
+
+def same(scenario: Scenario, path: Path) -> Any:
+    """Run a scenario with RocksDB and with what stands in its place; return what both gave."""
+    (path / "real").mkdir()
+    real = scenario(path / "real")
+    databases = Databases(random.Random(1))
+    databases.begin(path / "virtual")
+    with in_place(databases):
+        databases.directory("broker-1").mkdir(parents=True)
+        virtual = scenario(databases.directory("broker-1"))
+    assert virtual == real
+    return real
+
+
+def worked() -> World:
+    """Return a controller that has done something, with everything that was committed."""
+    world = World()
+    world.run(Bootstrap())
+    for broker_id in (1, 2, 3):
+        world.start_broker(broker_id)
+    world.run(create_topic("orders", partition_count=5))
+    return world
+
+
+def filled(path: Path, world: World) -> ImageStore:
+    """Return a store with all of it, and the voters."""
+    store = ImageStore(path / "image")
+    image = MetadataImage()
+    write(store, image, world.log)
+    store.apply(image, [], quorum_epoch=EPOCH, voters=VOTERS)
+    return store
+
+
+def test_an_image_is_written_read_and_opened_again(tmp_path: Path) -> None:
+    """Rows, offset, epoch and voters are the same after a close, and one writer has it at a time."""
+
+    def scenario(path: Path) -> Any:
+        store = filled(path, worked())
+        with pytest.raises(ImageUnreadableError):
+            ImageStore(path / "image")
+        before = store.rows()
+        store.close()
+        store = ImageStore(path / "image")
+        loaded = store.load()
+        after = store.rows()
+        store.close()
+        return before, after, loaded.snapshot_id, loaded.voters
+
+    before, after, _, voters = same(scenario, tmp_path)
+    assert len(before) > 3
+    assert after == before
+    assert voters == VOTERS
+
+
+def test_a_checkpoint_stays_as_it_was_and_can_be_sent_and_installed(tmp_path: Path) -> None:
+    """A checkpoint is of one offset, is read row by row, written elsewhere with the same digest, and replaces an image."""
+
+    def scenario(path: Path) -> Any:
+        world = worked()
+        store = filled(path, world)
+        snapshot = filled_id()
+        store.checkpoint(path / "snapshot")
+        world.run(create_topic("later", partition_count=2))
+        image = MetadataImage()
+        write(store, image, world.log)
+        reader = SnapshotReader(path / "snapshot", snapshot)
+        writer = SnapshotWriter(path / "copy", snapshot, reader.voters_record, image_count=1)
+        pieces = [writer.add(piece, crc32c(piece)) for piece in reader.pieces(PIECE_BYTES)]
+        loaded = writer.finish(row_count=reader.digest.row_count, digest=reader.digest.value())
+        reader.close()
+        link_tree(path / "copy", path / "image.part")
+        store.replace(path / "image.part")
+        rows = store.rows()
+        store.close()
+        digests = [snapshot_digest(path / name, snapshot) for name in ("snapshot", "copy", "image")]
+        return len(pieces), [each.snapshot_id for each in loaded], rows, digests
+
+    _, _, _, digests = same(scenario, tmp_path)
+    assert len(set(digests)) == 1
+
+
+def filled_id() -> SnapshotId:
+    """Id of a snapshot of a `filled` store."""
+    return SnapshotId(end_offset=Offset(worked().log_end_offset), epoch=QuorumEpoch(EPOCH))
+
+
+def test_what_is_not_there_cannot_be_read(tmp_path: Path) -> None:
+    """A snapshot that was removed is refused, and so is one of another id."""
+
+    def scenario(path: Path) -> Any:
+        with pytest.raises(ImageUnreadableError):
+            image_store.open_read_only(path / "nothing")
+        store = filled(path, worked())
+        store.checkpoint(path / "snapshot")
+        store.close()
+        with pytest.raises(ImageUnreadableError):
+            SnapshotReader(path / "snapshot", SnapshotId(end_offset=Offset(1), epoch=QuorumEpoch(1)))
+        return snapshot_digest(path / "snapshot", filled_id())
+
+    assert len(same(scenario, tmp_path)) == 32
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_kill_keeps_what_was_written_and_a_loss_of_power_an_older_offset(tmp_path: Path, seed: int) -> None:
+    """After `kill -9` the image is the last one; without power it is that one or the one of the last flush; a wiped disk has none."""
+    databases = Databases(random.Random(seed))
+    databases.begin(tmp_path)
+    with in_place(databases):
+        directory = databases.directory("broker-1")
+
+        def offset() -> int:
+            files = metadata_files.open_metadata(directory)
+            files.store.close()
+            return files.loaded.image.metadata_offset
+
+        files = metadata_files.open_metadata(directory)
+        world, image = worked(), MetadataImage()
+        write(files.store, image, world.log)
+        flushed_offset = image.metadata_offset
+        files.store.checkpoint(directory / "snapshots" / "000001.part")
+        image.advance(flushed_offset + 5)
+        files.store.apply(image, [], quorum_epoch=EPOCH)
+        databases.end_process("broker-1", has_power=seed % 2 == 0)
+        assert offset() in ({flushed_offset + 5} if seed % 2 == 0 else {flushed_offset, flushed_offset + 5})
+        databases.wipe("broker-1")
+        assert offset() == 0
+
+
+def test_a_loss_of_power_leaves_both_in_some_seeds(tmp_path: Path) -> None:
+    """Both outcomes of a loss of power occur."""
+    ends: set[int] = set()
+    for seed in range(12):
+        databases = Databases(random.Random(seed))
+        databases.begin(tmp_path / str(seed))
+        with in_place(databases):
+            store = filled(databases.directory("broker-1"), worked())
+            databases.end_process("broker-1", has_power=False)
+            assert store.directory.exists()
+            again = ImageStore(store.directory)
+            ends.add(len(again.rows()))
+            again.close()
+    assert len(ends) == 2
+    assert 0 in ends
