@@ -18,7 +18,8 @@ SMOKE_EVENTS = "6000"
 
 QUICKLY_FOUND = {
     "a log that diverges is accepted": "6",
-    "a follower joins before it holds what is committed": "12",
+    "who follows the metadata is not told of an installed snapshot": "2",
+    "a leader that others have replaced says where its partition ends": "4",
     "an append is acknowledged as flushed when its flush begins": "4",
     "a broker that lost its disk is trusted": "6",
     "sequences are forgotten at an unclean start": "4",

@@ -25,6 +25,7 @@ from brokerd.rpc import identities
 from brokerd.rpc.list_offsets import ListOffsetsCalls
 from integration_tests.simulation.options import (
     WorldOptions,
+    catch_up_storm,
     damage_storm,
     directory_storm,
     end_storm,
@@ -74,6 +75,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         function="_may_join",
         old="counted < max(self._log.high_watermark, self.epoch_start_offset)",
         new="counted < 0",
+        storm=catch_up_storm,
     ),
     WorldMutant(
         name="a log that diverges is accepted",

@@ -292,6 +292,25 @@ def snapshot_storm(seed: int) -> WorldOptions:
     )
 
 
+def catch_up_storm(seed: int) -> WorldOptions:
+    """Options under which followers fall out of sync behind cuts, and leaders die while they catch up: for the hunt of mutants."""
+    return replace(
+        power_storm(seed),
+        min_isr=1,
+        partition_count=5,
+        send_every_ms=4,
+        delay_ms_max=40,
+        flush_ms_max=5,
+        kill_every_ms=600,
+        power_every_ms=None,
+        blackout_every_ms=None,
+        cut_every_ms=1_200,
+        elect_every_ms=None,
+        stop_every_ms=None,
+        down_ms_max=6_000,
+    )
+
+
 def end_storm(seed: int) -> WorldOptions:
     """Options under which servers are stopped for long while a client asks where the partitions end: for the hunt of mutants."""
     return replace(
