@@ -152,7 +152,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         function="_carry_out",
         old="self.listeners.tell_high_watermark(effect.high_watermark)",
         new="self.listeners.tell_high_watermark(self._log.log_end_offset)",
-        storm=kill_storm,
+        storm=catch_up_storm,
     ),
     WorldMutant(
         name="sequences are forgotten at an unclean start",
