@@ -10,6 +10,7 @@ again. At the end the history of the clients is judged, and the replicas of each
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 import traceback
@@ -405,6 +406,8 @@ def _no_collector() -> Generator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sys.unraisablehook = lambda _: None
+            # A finalizer that gathers tasks would get a real loop, which never runs and keeps all that they hold.
+            asyncio.set_event_loop(None)
             try:
                 # What awaits in its finalizer comes back once more.
                 for _ in range(COLLECTIONS_MAX):
