@@ -10,7 +10,7 @@
     |   +-- LeaderNotAvailableError  the partition has no leader
     |   +-- NotEnoughReplicasError   too few replicas are in sync; nothing was appended
     |   +-- NotEnoughReplicasAfterAppendError  they became too few while the records waited for them
-    |   +-- OffsetNotAvailableError  a new leader cannot tell the latest offset yet
+    |   +-- OffsetNotAvailableError  the leader cannot tell the latest offset now
     |   +-- OverloadedError          a limit of the server is reached
     |   +-- QuorumUnavailableError   the metadata quorum has no leader
     |   +-- ServerUnavailableError   other passing troubles of a server
@@ -124,7 +124,7 @@ class NotEnoughReplicasAfterAppendError(RetriableError):
 
 
 class OffsetNotAvailableError(RetriableError):
-    """A new leader cannot tell the latest offset yet."""
+    """The leader cannot tell the latest offset: it is new, or has not heard from the controller for a session."""
 
     default_code = ErrorCode.OFFSET_NOT_AVAILABLE
 

@@ -106,7 +106,9 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     may still be committed: sent again under the same producer id, epoch and sequence they are found, else appended twice.
     """
     ERROR_CODE_OFFSET_NOT_AVAILABLE: _ErrorCode.ValueType  # 40
-    """A new leader cannot tell the latest offset yet; earlier offsets can be read."""
+    """The leader cannot tell the latest offset: it is new, or has not heard from the controller for a session and may have been
+    replaced. Earlier offsets can be read; ask again.
+    """
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """Every reason for which Lograft refuses or fails. The name without its prefix is the `reason` of google.rpc.ErrorInfo
@@ -196,7 +198,9 @@ ERROR_CODE_NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.ValueType  # 39
 may still be committed: sent again under the same producer id, epoch and sequence they are found, else appended twice.
 """
 ERROR_CODE_OFFSET_NOT_AVAILABLE: ErrorCode.ValueType  # 40
-"""A new leader cannot tell the latest offset yet; earlier offsets can be read."""
+"""The leader cannot tell the latest offset: it is new, or has not heard from the controller for a session and may have been
+replaced. Earlier offsets can be read; ask again.
+"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 @_typing.final
