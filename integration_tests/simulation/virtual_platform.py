@@ -33,6 +33,7 @@ import brokerd.server
 import metaquorum.rpc.controller_service
 import metaquorum.runtime.driver
 import metaquorum.server
+from integration_tests.simulation.options import SNAPSHOT_NEVER_MS
 from integration_tests.simulation.process import current_process
 from integration_tests.simulation.two_disks import open_log_directories
 from integration_tests.simulation.virtual_grpc import VirtualChannel
@@ -51,7 +52,7 @@ from storage.log import PartitionLog
 EPOCH_S: Final = 1_700_000_000
 """Wall clock at the beginning of a world, seconds since 1970."""
 
-NO_SNAPSHOTS: Final = SnapshotSettings(interval_ms=10**9)
+NO_SNAPSHOTS: Final = SnapshotSettings(interval_ms=SNAPSHOT_NEVER_MS)
 """No snapshots within any run."""
 
 DATA_PATH: Final = "/data"
