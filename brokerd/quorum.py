@@ -23,6 +23,8 @@ from metaquorum.settings import QuorumServerSettings, SettingsError
 from storage.data_directory import DataDirectory
 from storage.env_posix import PosixDisk
 from storage.errors import UnformattedDirectoryError
+from storage.space import SpaceLimits
+from storage.space_guard import make_room
 
 
 class QuorumMember(Protocol):
@@ -198,4 +200,11 @@ class _Voter:
 
 def _open_directory(settings: BrokerSettings) -> DataDirectory:
     path = str(settings.data_directory.absolute())
-    return DataDirectory.open(PosixDisk(), path, cluster_id=settings.cluster_id, node_id=settings.node_id)
+    opened = DataDirectory.open(PosixDisk(), path, cluster_id=settings.cluster_id, node_id=settings.node_id)
+    try:
+        # The metadata and every log that opens may have a small file to write.
+        make_room(opened.disk, path, SpaceLimits.from_soft(settings.min_free_bytes))
+    except BaseException:
+        opened.close()
+        raise
+    return opened

@@ -17,7 +17,8 @@ from metaquorum.controller.image import MetadataImage
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.runtime import image_store, metadata_files
-from metaquorum.runtime.image_store import ImageStore, ImageUnreadableError
+from metaquorum.runtime.image_format import ImageUnreadableError
+from metaquorum.runtime.image_store import ImageStore
 from metaquorum.runtime.snapshot_files import link_tree
 from metaquorum.runtime.snapshot_rows import PIECE_BYTES, SnapshotReader, SnapshotWriter, snapshot_digest
 from metaquorum.tests.controller_world import World, create_topic
@@ -170,3 +171,29 @@ def test_a_loss_of_power_leaves_both_in_some_seeds(tmp_path: Path) -> None:
             again.close()
     assert len(ends) == 2
     assert 0 in ends
+
+
+def test_full_disk_of_a_machine_refuses_writes_and_is_read(tmp_path: Path) -> None:
+    """A full disk is met in memory with what stands for RocksDB, too; other machines write on."""
+    databases = Databases(random.Random(1))
+    databases.begin(tmp_path)
+    world = worked()
+    with in_place(databases):
+        mine, other = (databases.directory(name) for name in ("broker-1", "broker-2"))
+        filled(mine, world).close()
+        databases.fill("broker-1")
+        assert filled(other, world).is_writable
+        store = ImageStore(mine / "image")
+        assert not store.is_writable
+        loaded = store.load()
+        assert loaded.voters == VOTERS
+        done = len(world.log)
+        world.run(create_topic("later", partition_count=2))
+        write(store, loaded.image, world.log[done:-1])
+        databases.make_room("broker-1")
+        write(store, loaded.image, world.log[-1:])
+        assert store.is_writable
+        store.close()
+        store = ImageStore(mine / "image")
+        assert store.load().image.metadata_offset == loaded.image.metadata_offset
+        store.close()

@@ -32,7 +32,7 @@ from metaquorum.rpc.quorum_service import QuorumServicer
 from metaquorum.runtime.auto_join import AutoJoin
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.first_start import FirstStart, is_formatted
-from metaquorum.runtime.image_store import ImageUnreadableError
+from metaquorum.runtime.image_format import ImageUnreadableError
 from metaquorum.runtime.listener import MetadataListener
 from metaquorum.runtime.metadata_export import MetadataExports
 from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata

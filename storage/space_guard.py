@@ -149,9 +149,20 @@ class SpaceGuard:
         if move is BallastMove.TAKE and self._ballast.take():
             self._note_ballast(has_ballast=True)
         elif move is BallastMove.GIVE_BACK:
-            self._ballast.give_back()
-            self._note_ballast(has_ballast=False)
+            self.give_back()
         return move
+
+    def give_back(self) -> bool:
+        """Remove the ballast; False: it was not there. Blocks.
+
+        Raises:
+            DiskFailedError, DiskAccessError: the disk.
+        """
+        if not self._watch.has_ballast:
+            return False
+        self._ballast.give_back()
+        self._note_ballast(has_ballast=False)
+        return True
 
     def _note_ballast(self, *, has_ballast: bool) -> None:
         with self._lock:
@@ -162,3 +173,13 @@ class SpaceGuard:
         return DiskSpaceLowError(
             self._directory, free_bytes=self._free_bytes or 0, needed_bytes=self._watch.limits.soft_bytes
         )
+
+
+def make_room(disk: Disk, directory: str, limits: SpaceLimits) -> bool:
+    """Give the ballast of a full directory back before a start, which has small files of its own to write; True: it was there.
+
+    Raises:
+        DiskFailedError, DiskAccessError: the disk.
+    """
+    guard = SpaceGuard(disk, directory, limits)
+    return guard.look(0) is SpaceState.FULL and guard.give_back()

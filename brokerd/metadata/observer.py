@@ -20,7 +20,8 @@ from metaquorum.controller import image_rows
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.runs import runs
 from metaquorum.runtime import record_codec
-from metaquorum.runtime.image_store import ImageStore, LoadedImage
+from metaquorum.runtime.image_format import LoadedImage
+from metaquorum.runtime.image_store import ImageStore
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.records import BrokerRecord, ConfigRecord, ConfigResource
 from metaquorum.controller.topic_configs import CATCH_UP_RATE, MOVE_RATE
 from metaquorum.runtime import record_codec
-from metaquorum.runtime.image_store import LoadedImage
+from metaquorum.runtime.image_format import LoadedImage
 from metaquorum.runtime.listener import CommittedBatch
 
 HUGE = 1 << 40

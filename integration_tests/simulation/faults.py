@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from integration_tests.simulation.options import WorldOptions
 from integration_tests.simulation.servers import MIN_FREE_BYTES, BrokerMachine, Machine, VoterMachine
 from integration_tests.simulation.virtual_network import Network
+from integration_tests.simulation.virtual_rocksdb import Databases
 from metaquorum.controller.topic_configs import FlushPolicy
 from metaquorum.testing.scheduler import Scheduler
 from storage.testing.sim_disk import Crash
@@ -40,6 +41,7 @@ class StruckWorld(Protocol):
     brokers: list[BrokerMachine]
     is_healed: bool
     lost_voter: VoterMachine | None
+    databases: Databases
 
     def is_spare(self, machine: BrokerMachine) -> bool:
         """Tell whether all that a broker has is in sync elsewhere, and nobody else is in trouble."""
@@ -174,8 +176,12 @@ class Faults:
     def _fill(self) -> None:
         """Leave little room on a disk of a broker: clients' appends are refused; or next to none: nothing grows but the metadata."""
         machine = self._rng.choice(self._world.brokers)
-        if machine.fill(self._rng.choice((TIGHT_BYTES, FULL_BYTES))):
+        room_bytes = self._rng.choice((TIGHT_BYTES, FULL_BYTES))
+        if machine.fill(room_bytes):
             self._count(machine, "disk full")
+            if room_bytes == FULL_BYTES:
+                # The real database of the image asks for more than that.
+                self._world.databases.fill(machine.name)
             self._later(machine.make_room)
 
     def _black_out(self) -> None:

@@ -334,6 +334,7 @@ class BrokerMachine(Machine):
 
     def make_room(self) -> None:
         """Make the disks as large as they were."""
+        self.world.databases.make_room(self.name)
         self.disk.capacity_bytes = None
         if isinstance(self.disk, TwoDisks):
             self.disk.second.capacity_bytes = None

@@ -8,10 +8,12 @@ one file can be linked, renamed and removed by the real code, to which snapshots
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -88,7 +90,7 @@ class VirtualDatabase:
         is_read_only: nobody writes it, and any number may have it open.
 
     Raises:
-        Exception: another one writes there, or there is none to be read, as RocksDB says it.
+        Exception: another one writes there, there is none to be read, or no room to write, as RocksDB says it.
     """
 
     def __init__(self, databases: Databases, directory: Path, *, is_read_only: bool) -> None:
@@ -103,6 +105,7 @@ class VirtualDatabase:
             raise Exception(f"{directory}: no such database")
         self._is_saved = self._file.exists()
         if not is_read_only:
+            databases.require_room(directory)
             databases.add(self)
             directory.mkdir(parents=True, exist_ok=True)
 
@@ -113,12 +116,14 @@ class VirtualDatabase:
     def put(self, key: bytes, value: bytes) -> None:
         """See `Rdict.put`."""
         assert not self._is_closed, f"{self.directory} is closed"
+        self._databases.require_room(self.directory)
         self._is_saved = False
         self.rows[key] = value
 
     def write(self, batch: VirtualWriteBatch) -> None:
         """See `Rdict.write`."""
         assert not self._is_closed, f"{self.directory} is closed"
+        self._databases.require_room(self.directory)
         self._is_saved = False
         for key, value in batch.changes:
             if value is None:
@@ -167,11 +172,14 @@ class Databases:
 
     Args:
         rng: chance of what a loss of power leaves.
+        on_refusal: told when a write finds no room.
     """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, on_refusal: Callable[[], None] | None = None) -> None:
         self._rng = rng
+        self._on_refusal = on_refusal
         self._root = Path()
+        self._full: set[str] = set()
         self._open: dict[Path, VirtualDatabase] = {}
 
     def begin(self, root: Path) -> None:
@@ -181,6 +189,29 @@ class Databases:
     def directory(self, machine: str) -> Path:
         """Directory of the metadata of a machine."""
         return self._root / machine
+
+    def fill(self, machine: str) -> None:
+        """Leave no room for databases on a machine."""
+        self._full.add(machine)
+
+    def make_room(self, machine: str) -> None:
+        """Leave room again."""
+        self._full.discard(machine)
+
+    def has_room(self, directory: Path) -> bool:
+        """Tell whether a database below a directory may be written."""
+        return not any(directory.is_relative_to(self.directory(machine)) for machine in self._full)
+
+    def require_room(self, directory: Path) -> None:
+        """Return if it may be written.
+
+        Raises:
+            Exception: no room, as RocksDB says it.
+        """
+        if not self.has_room(directory):
+            if self._on_refusal is not None:
+                self._on_refusal()
+            raise Exception(f"IO error: {os.strerror(errno.ENOSPC)}: While appending to file: {directory}")
 
     def add(self, database: VirtualDatabase) -> None:
         """Note a database that is written.
@@ -249,6 +280,8 @@ def in_place(databases: Databases) -> Generator[None]:
             stack.enter_context(mock.patch.object(target, name, value))
 
         put(metaquorum.runtime.image_store, "Checkpoint", VirtualCheckpoint)
+        put(metaquorum.runtime.image_store, "CURRENT_FILE", ROWS_FILE)
+        put(metaquorum.runtime.image_store, "has_room", databases.has_room)
         for module in (metaquorum.runtime.image_store, metaquorum.runtime.snapshot_rows):
             put(module, "Rdict", open_database)
             put(module, "WriteBatch", VirtualWriteBatch)

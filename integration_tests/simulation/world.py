@@ -77,7 +77,7 @@ class World:
         self.clock_drift = self.options.clock_drift
         self.work_ms_max = self.options.work_ms_max
         self.flush_ms_max = self.options.flush_ms_max
-        self.databases = Databases(self.scheduler.rng("databases"))
+        self.databases = Databases(self.scheduler.rng("databases"), on_refusal=self._count_refusal)
         self.snapshots = snapshot_settings(self.options)
         self.register = Register()
         self.is_topic_there = False
@@ -275,6 +275,9 @@ class World:
                 raise InvariantViolation(f"a fault that nobody caught: {self._faults_seen}")
             if not self.scheduler.run_next():
                 raise InvariantViolation("nothing is left to do")
+
+    def _count_refusal(self) -> None:
+        self.counts["image found no room"] += 1
 
     def _heal(self) -> None:
         self.is_healed = True

@@ -77,16 +77,16 @@ def failing_fsync(root: Path, *, seed: int = 0) -> list[str]:
 
 
 @contextmanager
-def small_disk(root: Path) -> Generator[tuple[Path, str] | None]:
-    """Mount a tmpfs of TMPFS_BYTES; gives its path and what it is, or None where mounting is not permitted."""
-    path = root / "small"
+def small_disk(root: Path, *, name: str = "small", size_bytes: int = TMPFS_BYTES) -> Generator[tuple[Path, str] | None]:
+    """Mount a tmpfs; gives its path and what it is, or None where mounting is not permitted."""
+    path = root / name
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "lograft-full", str(path)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "lograft-full", str(path)]
     if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
         yield None
         return
     try:
-        yield path, f"tmpfs of {TMPFS_BYTES} bytes"
+        yield path, f"tmpfs of {size_bytes} bytes"
     finally:
         subprocess.run(["umount", str(path)], check=True, capture_output=True)
 

@@ -46,7 +46,8 @@ from metaquorum.runtime.commit_waiters import (
     unconfirmed,
     unconfirmed_change,
 )
-from metaquorum.runtime.image_store import ImageStore, LoadedImage
+from metaquorum.runtime.image_format import LoadedImage
+from metaquorum.runtime.image_store import ImageStore
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
 from metaquorum.runtime.long_work import LongWork
 from metaquorum.runtime.quorum_node import BusyError, NotLeaderError

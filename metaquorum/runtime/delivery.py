@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from functools import cached_property
 
-from metaquorum.runtime.image_store import LoadedImage
+from metaquorum.runtime.image_format import LoadedImage
 from metaquorum.runtime.listener import MetadataListener, QuorumLeader, joined
 from metaquorum.runtime.log_store import LogStore
 

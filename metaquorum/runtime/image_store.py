@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Durable copy of the committed metadata image, in RocksDB.
 
-Owns the database below `<data>/metadata/image`. Law: each write batch carries the rows of one committed batch *and* the
-offset, epoch and voters behind it, so that whatever survives a crash is the image of exactly one offset. The write-ahead log is
-not synced: after a power failure the image is merely older, and the quorum log replays the gap. The image is never the
-truth: one that cannot be read is thrown away and rebuilt from the newest snapshot and the log above it.
+Owns the database below `<data>/metadata/image`. Laws:
 
-Rows are those of `metaquorum.controller.image_rows`; the state row has the key 00 and this value, big-endian:
-
-    | offset | size | field                                                           |
-    |--------|------|-----------------------------------------------------------------|
-    | 0      | 4    | format version, 3                                               |
-    | 4      | 8    | metadata offset (exclusive): every committed record below is in |
-    | 12     | 4    | quorum epoch of the last batch                                  |
-    | 16     | rest | voters in force there: a `QuorumControlRecord` with `voters`;   |
-    |        |      | empty while no record has named any                             |
+* Each write batch carries the rows of one committed batch *and* the offset, epoch and voters behind it, so that whatever
+  survives a crash is the image of exactly one offset. The write-ahead log is not synced: after a power failure the image is
+  merely older, and the quorum log replays the gap.
+* The image is never the truth: one that cannot be read is thrown away and rebuilt from the newest snapshot and the log above it.
+* A disk without room is no damage: the image is read without a write, its owner goes on in memory, and the keys of all rows
+  that could not be written are owed. They are written in one batch when there is room again.
 
 A checkpoint of the database is a snapshot of the image: rows and state row of one offset (`snapshot_files` keeps them).
 
@@ -23,12 +17,13 @@ Source: architecture section 7.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
-import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict, WriteBatch
@@ -36,21 +31,19 @@ from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict,
 from metaquorum.controller import image_rows
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.image_rows import Row
-from metaquorum.raft.effects import VotersChange
-from metaquorum.raft.types import Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime.collector import collector_off
-from metaquorum.runtime.control_codec import decode_control_record, encode_control_record
+from metaquorum.runtime.image_format import (
+    FORMAT_VERSION,
+    STATE_KEY,
+    ImageState,
+    ImageUnreadableError,
+    LoadedImage,
+    encode_voters,
+)
 from metaquorum.runtime.row_codec import decode_row, encode_row
-from metaquorum.runtime.wire_fields import InvalidMessageError
 
 logger = logging.getLogger(__name__)
-
-FORMAT_VERSION: Final = 3
-"""Format of rows and state row. One of `READABLE_VERSIONS` is read too; another is rebuilt from the newest snapshot and the log."""
-
-READABLE_VERSIONS: Final = frozenset({2, FORMAT_VERSION})
-"""Format 2 had a row for each partition; reading an image or a snapshot of it replaces them by blocks."""
 
 WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
 """Size at which RocksDB writes its table in memory to a file; two of them exist at most."""
@@ -61,104 +54,55 @@ MAX_WAL_BYTES: Final = 32 * 1024 * 1024
 MAX_OPEN_FILES: Final = 64
 """Table files that RocksDB keeps open."""
 
-STATE_KEY: Final = b"\x00"
-_STATE: Final = struct.Struct(">IqI")
+REOPEN_ROOM_BYTES: Final = 32 * 1024 * 1024
+"""Free bytes of the disk at which an image that had no room is written again: its tables, logs and what RocksDB reserves for them."""
 
+MAX_RETRY_AFTER_APPLIES: Final = 1_024
+"""Most committed batches between two attempts to write again; the first attempt is at the next one."""
 
-class ImageUnreadableError(Exception):
-    """The stored image is damaged or of another format; it must be thrown away and rebuilt from the newest snapshot and the log."""
+MAX_OWED_ROWS: Final = 100_000
+"""Most keys of rows that are remembered while there is no room; with more, the whole image is written when there is."""
 
+CURRENT_FILE: Final = "CURRENT"
+"""File of RocksDB without which there is no database."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedImage:
-    """An image off the disk.
-
-    Attributes:
-        image: the image, with its offset.
-        quorum_epoch: quorum epoch of the last batch in it (0 when it is empty).
-        voters: voters in force at its offset; None when no record below it names any.
-    """
-
-    image: MetadataImage
-    quorum_epoch: int
-    voters: VoterSet | None = None
-
-    @property
-    def snapshot_id(self) -> SnapshotId:
-        """Id of a snapshot of this image."""
-        return SnapshotId(end_offset=Offset(self.image.metadata_offset), epoch=QuorumEpoch(self.quorum_epoch))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageState:
-    """The state row.
-
-    Attributes:
-        metadata_offset: every committed record below (exclusive) is in.
-        quorum_epoch: epoch of the last batch.
-        voters_record: the voters in force there as they are stored; empty when there are none.
-    """
-
-    metadata_offset: int
-    quorum_epoch: int
-    voters_record: bytes
-
-    def encode(self) -> bytes:
-        """The value of the state row."""
-        return _STATE.pack(FORMAT_VERSION, self.metadata_offset, self.quorum_epoch) + self.voters_record
-
-    @classmethod
-    def decode(cls, value: bytes) -> ImageState:
-        """Read a state row.
-
-        Raises:
-            ImageUnreadableError: it is not one of this format.
-        """
-        if len(value) < _STATE.size:
-            raise ImageUnreadableError(f"the state row has {len(value)} bytes")
-        version, offset, epoch = _STATE.unpack_from(value)
-        if version not in READABLE_VERSIONS or offset < 0:
-            raise ImageUnreadableError(f"image format {version} at offset {offset} is not known")
-        return cls(metadata_offset=offset, quorum_epoch=epoch, voters_record=value[_STATE.size :])
-
-    @property
-    def voters(self) -> VoterSet | None:
-        """The voters.
-
-        Raises:
-            ImageUnreadableError: the record is damaged.
-        """
-        if not self.voters_record:
-            return None
-        try:
-            change = decode_control_record(self.voters_record)
-        except InvalidMessageError as error:
-            raise ImageUnreadableError(f"voters of the image: {error}") from error
-        if not isinstance(change, VotersChange):
-            raise ImageUnreadableError("the state row has another record in the place of voters")
-        return change.voters
+_NO_ROOM: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 class ImageStore:
-    """The database. One owner; every call from one thread.
+    """The database. One owner; every call from one thread, but for `checkpoint`.
 
     Args:
         directory: where the database lives; created when absent.
 
     Raises:
-        ImageUnreadableError: RocksDB cannot open it.
+        ImageUnreadableError: RocksDB cannot open it, though there is room.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._database = _open(directory)
+        self._source = directory
         self._voters_record = b""
+        self._owed: dict[bytes, None] = {}
+        # The database is of no use: what is owed is the whole image.
+        self._is_stale = False
+        self._applies_until_retry = 0
+        self._retry_after_applies = 1
+        # Held by whoever uses the database in another thread: it is not closed under them.
+        self._in_use = Lock()
+        self._is_failed = False
         self._closed = False
+        self._database = self._open_if_room()
 
     @property
     def directory(self) -> Path:
         """Where the database lives."""
         return self._directory
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether what is applied goes to the disk at once; False: it had no room, and rows are owed."""
+        return self._database is not None and not self._is_failed
 
     def load(self) -> LoadedImage:
         """Read the whole image; an empty database gives an empty image at offset 0. Rows of an older format are written anew.
@@ -166,17 +110,33 @@ class ImageStore:
         Raises:
             ImageUnreadableError: a row is damaged, does not fit the others, or has another format.
         """
-        loaded, old_keys = read_image(self._database, self._directory)
+        database = self._database
+        if database is None:
+            return self._load_without_room()
+        loaded, old_keys = read_image(database, self._directory)
         self._voters_record = encode_voters(loaded.voters)
         if old_keys:
             logger.info("event=image_converted format=%d rows=%d", FORMAT_VERSION, len(old_keys))
-            self._database.write(conversion(loaded, old_keys))
+            database.write(conversion(loaded, old_keys))
         return loaded
+
+    def stand_for(self, source: Path, loaded: LoadedImage) -> None:
+        """Take a snapshot as the image, unwritten: there is no room for a copy. The whole image is owed from here on.
+
+        Args:
+            source: its directory; nobody writes it.
+            loaded: what it holds.
+        """
+        self._lose_room("a snapshot has no room to be copied")
+        self._close_database()
+        self._source = source
+        self._is_stale = True
+        self._voters_record = encode_voters(loaded.voters)
 
     def apply(
         self, image: MetadataImage, keys: Sequence[bytes], *, quorum_epoch: int, voters: VoterSet | None = None
     ) -> None:
-        """Write the rows at `keys` as they are in `image` now, with its offset, as one atomic batch.
+        """Write the rows at `keys` as they are in `image` now, with its offset, as one atomic batch; owe them while there is no room.
 
         Args:
             image: the committed image after a committed batch.
@@ -185,23 +145,36 @@ class ImageStore:
             voters: voters that the batch names; None when it names none.
         """
         assert not self._closed, f"{self._directory}: the image store is closed"
+        self._owe(keys)
+        if voters is not None:
+            self._voters_record = encode_voters(voters)
+        database = self._database if self.is_writable else self._reopen(image)
+        if database is None:
+            return
         batch = WriteBatch(raw_mode=True)
-        for key in dict.fromkeys(keys):
+        for key in self._owed:
             row = image_rows.row(image, key)
             if row is None:
                 batch.delete(key)
             else:
                 batch.put(key, encode_row(row))
-        if voters is not None:
-            self._voters_record = encode_voters(voters)
         state = ImageState(
             metadata_offset=image.metadata_offset, quorum_epoch=quorum_epoch, voters_record=self._voters_record
         )
         batch.put(STATE_KEY, state.encode())
-        self._database.write(batch)
+        try:
+            database.write(batch)
+        except Exception as error:
+            if not is_out_of_room(error):
+                raise
+            self._lose_room(error)
+        else:
+            self._owed.clear()
+            self._is_stale = False
 
     def rows(self) -> list[tuple[bytes, Row]]:
-        """Return every row in key order, the state row left out."""
+        """Return every row in key order, the state row left out; for tests."""
+        assert self._database is not None, "there is no room"
         return [(key, decode_row(key, value)) for key, value in items(self._database) if key != STATE_KEY]
 
     def checkpoint(self, directory: Path) -> None:
@@ -209,12 +182,18 @@ class ImageStore:
 
         Args:
             directory: where; must not exist. Table files are hard links.
+
+        Raises:
+            OSError: ENOSPC, the database is behind for want of room.
         """
-        # A checkpoint writes the table in memory out while it holds the interpreter's lock, and the event loop with it;
-        # a flush lets go of the lock, and leaves the checkpoint next to nothing to write.
-        self._database.flush()
-        checkpoint = Checkpoint(self._database)
-        checkpoint.create_checkpoint(str(directory))
+        with self._in_use:
+            if self._database is None or self._is_failed:
+                raise OSError(errno.ENOSPC, "the image waits for room", str(self._directory))
+            # A checkpoint writes the table in memory out while it holds the interpreter's lock, and the event loop with it;
+            # a flush lets go of the lock, and leaves the checkpoint next to nothing to write.
+            self._database.flush()
+            checkpoint = Checkpoint(self._database)
+            checkpoint.create_checkpoint(str(directory))
 
     def replace(self, directory: Path) -> None:
         """Put a whole database, closed, in the place of this one; a crash in between leaves none.
@@ -225,18 +204,92 @@ class ImageStore:
         Raises:
             ImageUnreadableError: it cannot be opened.
         """
-        self._database.close()
-        shutil.rmtree(self._directory)
+        self._close_database()
+        shutil.rmtree(self._directory, ignore_errors=True)
         directory.rename(self._directory)
-        self._database = _open(self._directory)
-        value = self._database.get(STATE_KEY)
+        self._source = self._directory
+        self._owed.clear()
+        self._is_failed = self._is_stale = False
+        self._database = self._open_if_room()
+        database = self._database or open_read_only(self._directory)
+        value = database.get(STATE_KEY)
+        if self._database is None:
+            database.close()
         self._voters_record = ImageState.decode(value if isinstance(value, bytes) else b"").voters_record
 
     def close(self) -> None:
         """Close the database and release its lock. Closing twice is allowed."""
         if not self._closed:
             self._closed = True
-            self._database.close()
+            self._close_database()
+
+    def _open_if_room(self) -> Rdict | None:
+        try:
+            return _open(self._directory)
+        except ImageUnreadableError as error:
+            if not is_out_of_room(error):
+                raise
+            logger.warning("event=image_unwritable action=go_on_in_memory reason=%r", str(error))
+            return None
+
+    def _load_without_room(self) -> LoadedImage:
+        if self._source == self._directory and not (self._directory / CURRENT_FILE).exists():
+            return LoadedImage(image=MetadataImage(), quorum_epoch=0)
+        loaded, old_keys = read_only_image(self._source)
+        self._voters_record = encode_voters(loaded.voters)
+        self._is_stale = self._is_stale or bool(old_keys)
+        return loaded
+
+    def _owe(self, keys: Sequence[bytes]) -> None:
+        if self._is_stale:
+            return
+        self._owed.update(dict.fromkeys(keys))
+        if len(self._owed) > MAX_OWED_ROWS:
+            self._owed.clear()
+            self._is_stale = True
+
+    def _lose_room(self, reason: object) -> None:
+        self._is_failed = True
+        self._applies_until_retry = self._retry_after_applies = 1
+        logger.warning("event=image_unwritable action=go_on_in_memory reason=%r", str(reason))
+
+    def _reopen(self, image: MetadataImage) -> Rdict | None:
+        """Open the database again if there is room by now; each attempt in vain doubles the wait for the next one."""
+        self._applies_until_retry -= 1
+        if self._applies_until_retry > 0 or not has_room(self._directory) or not self._in_use.acquire(blocking=False):
+            return None
+        try:
+            self._close_database()
+            if self._is_stale:
+                shutil.rmtree(self._directory, ignore_errors=True)
+            self._database = self._open_if_room()
+        finally:
+            self._in_use.release()
+        self._is_failed = False
+        if self._database is None:
+            self._retry_after_applies = min(2 * self._retry_after_applies, MAX_RETRY_AFTER_APPLIES)
+            self._applies_until_retry = self._retry_after_applies
+        else:
+            self._retry_after_applies = 1
+            if self._is_stale:
+                self._owed = dict.fromkeys(image_rows.all_keys(image))
+            self._source = self._directory
+            logger.warning(
+                "event=image_writable owed_rows=%d metadata_offset=%d", len(self._owed), image.metadata_offset
+            )
+        return self._database
+
+    def _close_database(self) -> None:
+        database, self._database = self._database, None
+        if database is None:
+            return
+        try:
+            database.close()
+        except Exception as error:
+            if not self._is_failed and not is_out_of_room(error):
+                raise
+            # What was written is in the write-ahead log, or owed.
+            logger.warning("event=image_closed_without_room reason=%r", str(error))
 
 
 def open_image(directory: Path) -> tuple[ImageStore, LoadedImage]:
@@ -245,7 +298,7 @@ def open_image(directory: Path) -> tuple[ImageStore, LoadedImage]:
     The caller replays the quorum log from the image's offset; after a removal that is 0, the start of the log.
 
     Raises:
-        ImageUnreadableError: not even an empty database can be opened here (permissions, full disk, in use).
+        ImageUnreadableError: not even an empty database can be opened here (permissions, in use).
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     store: ImageStore | None = None
@@ -261,9 +314,14 @@ def open_image(directory: Path) -> tuple[ImageStore, LoadedImage]:
     return store, store.load()
 
 
-def encode_voters(voters: VoterSet | None) -> bytes:
-    """Voters as the state row has them."""
-    return b"" if voters is None else encode_control_record(VotersChange(voters=voters))
+def is_out_of_room(error: BaseException) -> bool:
+    """Tell whether RocksDB says that the disk has no room; it says so in words only."""
+    return any(text in str(error) for text in _NO_ROOM)
+
+
+def has_room(directory: Path) -> bool:
+    """Tell whether there is room enough to open and write a database again."""
+    return shutil.disk_usage(directory.parent).free >= REOPEN_ROOM_BYTES
 
 
 def read_image(database: Rdict, directory: Path) -> tuple[LoadedImage, list[bytes]]:
@@ -340,6 +398,15 @@ def open_read_only(directory: Path) -> Rdict:
         return Rdict(str(directory), options=Options(raw_mode=True), access_type=AccessType.read_only(False))
     except Exception as error:
         raise ImageUnreadableError(f"{directory}: RocksDB cannot open the snapshot: {error}") from error
+
+
+def read_only_image(directory: Path) -> tuple[LoadedImage, list[bytes]]:
+    """Read an image that nobody writes meanwhile; `read_image` says what comes back and what is raised."""
+    database = open_read_only(directory)
+    try:
+        return read_image(database, directory)
+    finally:
+        database.close()
 
 
 def _open(directory: Path) -> Rdict:

@@ -16,7 +16,7 @@ from typing import Protocol
 from metaquorum.raft.effects import VotersChange
 from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime.control_codec import decode_control_record
-from metaquorum.runtime.image_store import LoadedImage
+from metaquorum.runtime.image_format import LoadedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

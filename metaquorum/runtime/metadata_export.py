@@ -38,7 +38,8 @@ from metaquorum.controller.records import (
 )
 from metaquorum.controller.state import PartitionImage, partitions_of_block
 from metaquorum.runtime.commit_waiters import RETRY_AFTER_MS, CommandError
-from metaquorum.runtime.image_store import STATE_KEY, ImageState, items, open_read_only
+from metaquorum.runtime.image_format import STATE_KEY, ImageState
+from metaquorum.runtime.image_store import items, open_read_only
 from metaquorum.runtime.metadata_files import MetadataFiles
 from metaquorum.runtime.row_codec import decode_row
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from metaquorum.raft.types import SnapshotId
-from metaquorum.runtime.image_store import ImageStore, ImageUnreadableError, LoadedImage, open_image
+from metaquorum.runtime.image_format import ImageUnreadableError, LoadedImage
+from metaquorum.runtime.image_store import ImageStore, open_image, read_only_image
 from metaquorum.runtime.snapshot_files import PART_SUFFIX, SnapshotFiles, link_tree
 
 logger = logging.getLogger(__name__)
@@ -59,11 +60,10 @@ def open_metadata(directory: Path) -> MetadataFiles:
     store, loaded = open_image(image)
     try:
         while (newest := snapshots.newest) is not None and loaded.image.metadata_offset < newest.end_offset:
-            found = _read_or_set_aside(snapshots, newest, part)
+            found = _read_or_set_aside(store, snapshots, newest, part)
             if found is not None:
                 offset = loaded.image.metadata_offset
                 logger.warning("event=image_from_snapshot image_offset=%d snapshot=%d", offset, newest.end_offset)
-                store.replace(part)
                 loaded = found
     except BaseException:
         store.close()
@@ -71,24 +71,34 @@ def open_metadata(directory: Path) -> MetadataFiles:
     return MetadataFiles(store=store, loaded=loaded, snapshots=snapshots)
 
 
-def _read_or_set_aside(snapshots: SnapshotFiles, snapshot: SnapshotId, part: Path) -> LoadedImage | None:
-    """Make a new image of a snapshot, closed; None: it is damaged, and counts for nothing in this process."""
+def _read_or_set_aside(
+    store: ImageStore, snapshots: SnapshotFiles, snapshot: SnapshotId, part: Path
+) -> LoadedImage | None:
+    """Put a snapshot in the place of the image; None: it is damaged, and counts for nothing in this process."""
+    source = snapshots.path(snapshot)
     try:
-        return _read(snapshots.path(snapshot), part, snapshot)
+        if (loaded := _copy(source, part, snapshot)) is not None:
+            store.replace(part)
+            return loaded
+        shutil.rmtree(part, ignore_errors=True)
+        loaded, _ = read_only_image(source)
+        store.stand_for(source, _checked(loaded, snapshot, source))
+        return loaded
     except ImageUnreadableError as error:
-        logger.warning(
-            "event=snapshot_damaged snapshot=%d epoch=%d action=use_an_older_one reason=%r",
-            snapshot.end_offset,
-            snapshot.epoch,
-            str(error),
-        )
+        reason = error
+    logger.warning(
+        "event=snapshot_damaged snapshot=%d epoch=%d action=use_an_older_one reason=%r",
+        snapshot.end_offset,
+        snapshot.epoch,
+        str(reason),
+    )
     shutil.rmtree(part, ignore_errors=True)
     snapshots.set_aside(snapshot)
     return None
 
 
-def _read(source: Path, part: Path, snapshot: SnapshotId) -> LoadedImage:
-    """Copy a snapshot and read every row of it, so that no good image gives way to a bad one.
+def _copy(source: Path, part: Path, snapshot: SnapshotId) -> LoadedImage | None:
+    """Copy a snapshot and read every row of it, so that no good image gives way to a bad one; None: there is no room.
 
     Raises:
         ImageUnreadableError: it is damaged, or not what its name says.
@@ -96,14 +106,22 @@ def _read(source: Path, part: Path, snapshot: SnapshotId) -> LoadedImage:
     try:
         link_tree(source, part)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return None
         if error.errno != errno.EIO:
             raise
         raise ImageUnreadableError(f"{source}: {error}") from error
     store = ImageStore(part)
     try:
+        if not store.is_writable:
+            return None
         loaded = store.load()
     finally:
         store.close()
+    return _checked(loaded, snapshot, source)
+
+
+def _checked(loaded: LoadedImage, snapshot: SnapshotId, source: Path) -> LoadedImage:
     if loaded.snapshot_id != snapshot or loaded.voters is None:
         raise ImageUnreadableError(f"{source} holds {loaded.snapshot_id}, voters {loaded.voters}")
     return loaded

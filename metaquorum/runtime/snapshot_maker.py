@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from metaquorum.raft.types import Offset, QuorumEpoch, SnapshotId
-from metaquorum.runtime.image_store import STATE_KEY, ImageState, LoadedImage, open_read_only
+from metaquorum.runtime.image_format import STATE_KEY, ImageState, LoadedImage
+from metaquorum.runtime.image_store import open_read_only
 from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
 from metaquorum.runtime.metadata_files import MetadataFiles
 from metaquorum.runtime.quorum_settings import SnapshotSettings

@@ -20,16 +20,8 @@ from rocksdict import Rdict, WriteBatch
 from metaquorum.controller import image_rows
 from metaquorum.controller.image import MetadataImage
 from metaquorum.raft.types import SnapshotId
-from metaquorum.runtime.image_store import (
-    STATE_KEY,
-    ImageState,
-    ImageUnreadableError,
-    LoadedImage,
-    conversion,
-    image_options,
-    items,
-    open_read_only,
-)
+from metaquorum.runtime.image_format import STATE_KEY, ImageState, ImageUnreadableError, LoadedImage
+from metaquorum.runtime.image_store import conversion, image_options, items, open_read_only
 from metaquorum.runtime.row_codec import decode_row
 
 PIECE_BYTES: Final = 256 * 1024

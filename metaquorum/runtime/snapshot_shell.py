@@ -25,7 +25,7 @@ from metaquorum.raft.types import ReplicaKey, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime import quorum_codec as codec
 from metaquorum.runtime.delivery import ListenerFeed
-from metaquorum.runtime.image_store import LoadedImage
+from metaquorum.runtime.image_format import LoadedImage
 from metaquorum.runtime.log_store import LogStore
 from metaquorum.runtime.metadata_files import MetadataFiles
 from metaquorum.runtime.quorum_settings import SnapshotSettings

@@ -17,7 +17,7 @@ import grpc.aio
 
 from metaquorum.rpc.quorum_service import QuorumServicer
 from metaquorum.runtime.first_start import FirstStart, InitialVoter, format_observer, format_with_voters
-from metaquorum.runtime.image_store import LoadedImage
+from metaquorum.runtime.image_format import LoadedImage
 from metaquorum.runtime.quorum_node import (
     CommittedBatch,
     QuorumLeader,

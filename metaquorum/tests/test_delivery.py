@@ -12,7 +12,7 @@ from metaquorum.raft.effects import AppendAsLeader, Proposal
 from metaquorum.raft.types import Offset, QuorumEpoch
 from metaquorum.runtime import delivery
 from metaquorum.runtime.delivery import ListenerFeed
-from metaquorum.runtime.image_store import LoadedImage
+from metaquorum.runtime.image_format import LoadedImage
 from metaquorum.runtime.listener import CommittedBatch, joined
 from metaquorum.runtime.log_store import LogStore, encode_records
 from metaquorum.testing.loopback import RecordingListener

@@ -19,8 +19,9 @@ from metaquorum.controller import image_rows
 from metaquorum.controller.commands import AllocateProducerIds, Bootstrap, DeleteTopic
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.records import MetadataRecord, PartitionRecord
-from metaquorum.runtime import image_store, record_codec
-from metaquorum.runtime.image_store import ImageStore, ImageUnreadableError, open_image
+from metaquorum.runtime import image_format, record_codec
+from metaquorum.runtime.image_format import ImageUnreadableError
+from metaquorum.runtime.image_store import ImageStore, open_image
 from metaquorum.tests.controller_world import World, create_topic, topic_id, view
 from metaquorum.tests.test_controller_overlay import STEPS, prepared, step
 
@@ -225,9 +226,9 @@ def test_unreadable_database_is_thrown_away(tmp_path: Path, caplog: pytest.LogCa
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        (b"\x00", image_store._STATE.pack(1, 5, 1), "image format 1"),
-        (b"\x00", image_store._STATE.pack(4, 5, 1), "image format 4"),
-        (b"\x00", image_store._STATE.pack(2, -5, 1), "offset -5"),
+        (b"\x00", image_format._STATE.pack(1, 5, 1), "image format 1"),
+        (b"\x00", image_format._STATE.pack(4, 5, 1), "image format 4"),
+        (b"\x00", image_format._STATE.pack(2, -5, 1), "offset -5"),
         (b"\x00", b"short", "5 bytes"),
         (b"\x03" + bytes(16), b"\xff\xff", "cannot be read"),
         (b"\x04" + bytes(20), b"", "cannot be read"),
@@ -238,7 +239,7 @@ def test_unreadable_database_is_thrown_away(tmp_path: Path, caplog: pytest.LogCa
 def test_rows_that_cannot_be_are_refused(tmp_path: Path, key: bytes, value: bytes, words: str) -> None:
     """Another format, a negative offset, a short state, bytes that are no record: each is an unreadable image."""
     store, _ = open_image(tmp_path / "image")
-    store._database.put(b"\x00", image_store._STATE.pack(2, 5, 1))
+    store._database.put(b"\x00", image_format._STATE.pack(2, 5, 1))
     store._database.put(key, value)
     with pytest.raises(ImageUnreadableError, match=words):
         store.load()

@@ -15,7 +15,8 @@ from metaquorum.raft.effects import LeaderChange
 from metaquorum.raft.types import NodeId, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.runtime.control_codec import encode_control_record
-from metaquorum.runtime.image_store import ImageStore, ImageUnreadableError, encode_voters, open_image, open_read_only
+from metaquorum.runtime.image_format import ImageUnreadableError, encode_voters
+from metaquorum.runtime.image_store import ImageStore, open_image, open_read_only
 from metaquorum.runtime.metadata_files import open_metadata
 from metaquorum.runtime.snapshot_files import SnapshotFiles, link_tree, parse_name, snapshot_name, sync_tree
 from metaquorum.runtime.snapshot_rows import (

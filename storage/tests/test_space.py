@@ -9,7 +9,7 @@ from lograft.wire.codes import ErrorCode
 from storage.ballast import PIECE_BYTES, Ballast
 from storage.errors import DiskAccessError, DiskFailedError, DiskSpaceLowError
 from storage.space import DEFAULT_SOFT_BYTES, BallastMove, SpaceLimits, SpaceState, SpaceWatch
-from storage.space_guard import LOOK_INTERVAL_MS, SpaceGuard
+from storage.space_guard import LOOK_INTERVAL_MS, SpaceGuard, make_room
 from storage.testing.sim_disk import Refusal, SimDisk
 
 FREE, TIGHT, FULL = SpaceState.FREE, SpaceState.TIGHT, SpaceState.FULL
@@ -187,6 +187,20 @@ def test_guard_holds_the_ballast_and_gives_it_back_when_full() -> None:
     disk.fill_to(5_000)
     assert guard.tend(0) is BallastMove.TAKE
     assert SpaceGuard(disk, "/data", LIMITS).tend(0) is BallastMove.NONE
+
+
+def test_start_on_a_full_disk_has_the_room_of_the_ballast() -> None:
+    """It is given back before anything is written, in a full directory only, and once."""
+    disk = MeasuredDisk(capacity_bytes=10_000)
+    SpaceGuard(disk, "/data", LIMITS).tend(0)
+    assert not make_room(disk, "/data", LIMITS)
+    disk.fill_to(500)
+    assert not make_room(disk, "/data", LIMITS)
+    assert disk.exists("/data/ballast")
+    disk.fill_to(0)
+    assert make_room(disk, "/data", LIMITS)
+    assert SimDisk.free_bytes(disk, "/data") == LIMITS.ballast_bytes
+    assert not make_room(disk, "/data", LIMITS)
 
 
 def test_ballast_that_finds_no_room_is_tried_again() -> None:

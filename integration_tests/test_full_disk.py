@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker that is started on a real disk without a byte left serves what it has, and takes appends again when there is room."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from lograft import Admin, Consumer, LograftError, Producer, TopicPartition
+
+from integration_tests.cluster.cluster import BROKER_ID_FIRST, Cluster
+from integration_tests.cluster.wait import wait_for
+from integration_tests.storage_faults.real_disk import small_disk
+from integration_tests.workload.nemeses import FILLER, free_bytes
+
+DISK_BYTES = 96 * 1024 * 1024
+MIN_FREE_BYTES = 32 * 1024 * 1024
+WAIT_S = 60.0
+DELIVERY_TIMEOUT_MS = 1_000
+PLACE = TopicPartition("kept", 0)
+VALUES = [b"value-%d" % number for number in range(50)]
+
+
+def fill(path: Path) -> None:
+    """Leave no byte."""
+    with contextlib.suppress(OSError), (path / FILLER).open("wb", buffering=0) as file:
+        while (room_bytes := free_bytes(path)) > 0:
+            file.write(bytes(min(room_bytes, 1024 * 1024)))
+    assert free_bytes(path) == 0
+
+
+def read(bootstrap: str) -> list[bytes | None]:
+    """Return every value of the partition."""
+    found: list[bytes | None] = []
+    with Consumer(bootstrap) as consumer:
+        end = consumer.end_offsets([PLACE])[PLACE]
+        consumer.assign([PLACE])
+        while consumer.position(PLACE) < end:
+            found += [record.value for record in consumer.poll(1_000, 1_000)]
+    return found
+
+
+def append(bootstrap: str, values: list[bytes]) -> bool:
+    """Append, and tell whether all was taken."""
+    with contextlib.suppress(LograftError), Producer(bootstrap, delivery_timeout_ms=DELIVERY_TIMEOUT_MS) as producer:
+        for value in values:
+            producer.send(PLACE.topic, value, partition=PLACE.partition)
+        producer.flush()
+        return True
+    return False
+
+
+@pytest.mark.process
+@pytest.mark.timeout(240)
+def test_broker_starts_on_a_disk_without_a_byte_left(tmp_path: Path) -> None:
+    """It keeps its metadata, serves reads, follows changes of the metadata, and takes appends again when there is room."""
+    name = f"broker-{BROKER_ID_FIRST}"
+    with small_disk(tmp_path, name=name, size_bytes=DISK_BYTES) as mounted:
+        if mounted is None:
+            pytest.skip("this machine lets nobody mount a tmpfs")
+        path, _ = mounted
+        arguments = ("--min-free-bytes", str(MIN_FREE_BYTES))
+        with Cluster(tmp_path, voter_count=1, broker_count=1, broker_arguments=arguments) as cluster:
+            broker, bootstrap = cluster.brokers[BROKER_ID_FIRST], cluster.bootstrap
+            with Admin(bootstrap) as admin:
+                admin.create_topic(PLACE.topic)
+                assert append(bootstrap, VALUES)
+                broker.kill()
+                fill(path)
+                broker.start()
+                wait_for(cluster.serving, timeout_s=WAIT_S, what="the broker to serve on a full disk")
+                assert read(bootstrap) == VALUES
+                assert not append(bootstrap, VALUES)
+                admin.delete_topic(admin.create_topic("news").topic)
+                (path / FILLER).unlink()
+                wait_for(lambda: append(bootstrap, [b"last"]), timeout_s=WAIT_S, what="room to be noticed")
+                assert broker.running, broker.log_tail()
+            values = read(bootstrap)
+            assert values[: len(VALUES)] == VALUES
+            assert values[-1] == b"last"
+            broker.kill()
+            broker.start()
+            wait_for(cluster.serving, timeout_s=WAIT_S, what="the broker to serve again")
+            assert read(bootstrap) == values
