@@ -72,6 +72,20 @@ QuorumFetchPort = Annotated[
     ),
 ]
 
+ClusterId = Annotated[
+    str, typer.Option(envvar="LOGRAFT_CLUSTER_ID", help="Id of the cluster; formats an empty directory.")
+]
+
+ReplicationPort = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_REPLICATION_PORT",
+        min=0,
+        max=65535,
+        help="Port at the host of --listen for plain connections of followers; 0: any.",
+    ),
+]
+
 MetricsListen = Annotated[
     str,
     typer.Option(
@@ -97,10 +111,7 @@ def run(
         str, typer.Option(envvar="LOGRAFT_ADVERTISE", help="host:port that clients use; default: as listened on.")
     ] = "",
     metrics_listen: MetricsListen = "",
-    cluster_id: Annotated[
-        str,
-        typer.Option(envvar="LOGRAFT_CLUSTER_ID", help="Id of the cluster; formats an empty directory."),
-    ] = "",
+    cluster_id: ClusterId = "",
     quorum: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM", help="host:port,... of the metadata quorum; not with --combined.")
     ] = "",
@@ -126,6 +137,7 @@ def run(
     min_free_bytes: MinFreeBytes = DEFAULT_SOFT_BYTES,
     producer_id_expiration_ms: ProducerExpiration = PRODUCER_ID_EXPIRATION_MS,
     retention_check_ms: RetentionCheck = RETENTION_CHECK_MS,
+    replication_port: ReplicationPort = 0,
     log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
 ) -> None:
     """Run a broker until SIGTERM."""
@@ -137,6 +149,7 @@ def run(
             min_free_bytes=min_free_bytes,
             producer_id_expiration_ms=producer_id_expiration_ms,
             retention_check_ms=retention_check_ms,
+            replication_port=replication_port,
             node_id=node_id,
             listen=parse_address(listen),
             advertise=parse_address(advertise) if advertise else None,

@@ -212,6 +212,18 @@ REPLICATE_NEWS_MS: Final = 50
 REPLICATE_CONNECT_MS: Final = 800
 """Milliseconds that a connection to a leader may take; one whose packets are lost is given up, and made anew."""
 
+PLAIN_RETRY_MS: Final = 30_000
+"""Milliseconds in which streams to a leader go by gRPC after its port for plain connections did not answer though its gRPC did."""
+
+PLAIN_READ_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of messages that came over a plain connection and wait for their reader; above it nothing is read until half are left."""
+
+PLAIN_WRITE_BYTES: Final = 1024 * 1024
+"""Bytes that wait to be sent over a plain connection; above it the writer waits."""
+
+PLAIN_CLOSE_S: Final = 2.0
+"""Seconds that the last messages of a plain connection have to be sent."""
+
 REPLICATE_RETRY_RESET_MS: Final = 10_000
 """Milliseconds of life after which the next break of a stream begins at the shortest wait again."""
 
@@ -257,8 +269,11 @@ ACKS_PER_MESSAGE: Final = 2_000
 MARKS_PER_MESSAGE: Final = 2_000
 """Most high watermarks in one message to a follower."""
 
-REPLICA_COALESCE_MS: Final = 2
-"""Milliseconds between two messages of acknowledgements, or two of high watermarks, on one stream."""
+ACKS_COALESCE_MS: Final = 1
+"""Milliseconds between two messages of acknowledgements on one stream. It is added to acks=all when records come faster."""
+
+MARKS_COALESCE_MS: Final = 2
+"""Milliseconds between two messages of high watermarks on one stream."""
 
 REPLICA_SLICE: Final = 200
 """Partitions whose end of a stream is handled before the event loop gets its turn."""

@@ -57,6 +57,7 @@ from brokerd.rpc.log_service import LogService
 from brokerd.rpc.metadata_service import MetadataService
 from brokerd.rpc.parts import GOING_AWAY, BrokerParts, StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
+from brokerd.rpc.replicate_listener import ReplicateListener
 from brokerd.rpc.replicate_service import ReplicationService
 from brokerd.settings import BrokerSettings
 from metaquorum.settings import Address
@@ -105,6 +106,7 @@ class BrokerServer:
         self._lifecycle: BrokerLifecycle | None = None
         self._producer_ids: ProducerIds | None = None
         self._server: grpc.aio.Server | None = None
+        self._followers: ReplicateListener | None = None
         self._address: Address | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._fatal: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
@@ -163,10 +165,8 @@ class BrokerServer:
         if settings.metrics_listen is not None:
             self._metrics = open_metrics(self._quorum.quorum_node, settings.metrics_listen)
         node_id, cluster_id = settings.node_id, self._quorum.data_directory.cluster_id
-        space = SpaceLimits.from_soft(settings.min_free_bytes)
-        self._directories = await asyncio.to_thread(
-            open_log_directories, self._quorum.data_directory, settings.more_data_directories, space
-        )
+        more, space = settings.more_data_directories, SpaceLimits.from_soft(settings.min_free_bytes)
+        self._directories = await asyncio.to_thread(open_log_directories, self._quorum.data_directory, more, space)
         calls = ControllerCalls(
             self._observer, self._peers, self._quorum.bootstrap_addresses, own_voter=self._quorum.own_voter
         )
@@ -204,18 +204,18 @@ class BrokerServer:
             touch=self._touch,
         )
         log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
+        self._followers = ReplicateListener(self._leader(node_id, cluster_id, self._host))
+        ranges = FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, find=self._host.find)
         handlers = (
             LogService(parts).handler(),
             MetadataService(parts).handler(),
             AdminService(calls, self._observer, log_directories).handler(),
-            ReplicationService(
-                self._leader(node_id, cluster_id, self._host),
-                FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, find=self._host.find),
-            ).handler(),
+            ReplicationService(self._followers.leader, ranges).handler(),
         )
         self._server, bound = await make_server(handlers, self._health, settings.listen)
         self._address = settings.advertise or bound
         await self._server.start()
+        await self._followers.open(settings.listen.host, settings.replication_port)
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, node_id, cluster_id)
         self._host.failed.add_done_callback(self._on_host_failed)
         self._host.on_offline = self._lifecycle.note_offline_directories
@@ -290,6 +290,8 @@ class BrokerServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._followers is not None:
+            await self._followers.close()
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
         if self._producer_ids is not None:
@@ -373,6 +375,7 @@ class BrokerServer:
             find=find,
             streams=self._follower_streams,
             rates=followed_rates(self._observer, node_id),
+            plain_port=lambda: 0 if self._followers is None else self._followers.port,
         )
 
     def _broker_epoch(self) -> int | None:

@@ -53,6 +53,8 @@ class BrokerSettings:
         combined: a voter in the same process, or None.
         producer_id_expiration_ms: milliseconds without a batch after which a partition forgets a producer.
         retention_check_ms: milliseconds between two rounds of retention over all partitions.
+        replication_port: port at the host of `listen` for plain connections of followers; 0: one that the system chooses; None:
+            there is none, and they use gRPC.
     """
 
     data_directory: Path
@@ -69,6 +71,7 @@ class BrokerSettings:
     min_free_bytes: int = DEFAULT_SOFT_BYTES
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
     retention_check_ms: int = RETENTION_CHECK_MS
+    replication_port: int | None = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.node_id <= MAX_NODE_ID:

@@ -131,6 +131,7 @@ def test_ports_agree(objects: list[Tree]) -> None:
         "broker": entrypoint.DEFAULT_BROKER_PORT,
         "quorum": entrypoint.DEFAULT_QUORUM_PORT,
         "quorum-fetch": entrypoint.DEFAULT_QUORUM_PORT + 1,
+        "replication": entrypoint.DEFAULT_QUORUM_PORT + 2,
     }
     for service in of_kind(objects, "Service"):
         for each in service["spec"]["ports"]:
@@ -155,7 +156,7 @@ def test_quorum_port_is_open_to_the_servers_alone(objects: list[Tree]) -> None:
     """Only the pods themselves may reach the quorum port, and a client Service does not name it."""
     labels = the_set(objects)["template"]["metadata"]["labels"]
     (policy,) = of_kind(objects, "NetworkPolicy")
-    quorum = {"quorum", "quorum-fetch"}
+    quorum = {"quorum", "quorum-fetch", "replication"}
     openings = [rule for rule in policy["spec"]["ingress"] if any(port["port"] in quorum for port in rule["ports"])]
     assert [rule["from"] for rule in openings] == [[{"podSelector": {"matchLabels": labels}}]]
     clients = [each for each in of_kind(objects, "Service") if each["spec"].get("clusterIP") != "None"]
@@ -255,6 +256,7 @@ def test_entry_point_computes_the_command_of_a_voter() -> None:
         *("brokerd", "run", "--combined", "--first-start"),
         *("--data-dir", "/var/lib/lograft", "--node-id", "3", "--cluster-id", "c"),
         *("--listen", "0.0.0.0:9640", "--advertise", f"lograft-2.{domain}:9640"),
+        *("--replication-port", "9643"),
         *(
             "--quorum-listen",
             "0.0.0.0:9641",
@@ -272,7 +274,8 @@ def test_entry_point_makes_pods_beyond_the_voters_plain_brokers() -> None:
     command = entrypoint.command_line({**POD, "POD_NAME": "lograft-3", "LOGRAFT_HOSTS": "a,b,c,d"})
     assert command == [
         *("brokerd", "run", "--data-dir", "/var/lib/lograft", "--node-id", "4", "--cluster-id", "c"),
-        *("--listen", "0.0.0.0:9640", "--advertise", "d:9640", "--quorum", "a:9641,b:9641,c:9641"),
+        *("--listen", "0.0.0.0:9640", "--advertise", "d:9640", "--replication-port", "9643"),
+        *("--quorum", "a:9641,b:9641,c:9641"),
     ]
 
 
@@ -283,6 +286,7 @@ def test_entry_point_takes_flags_from_the_environment() -> None:
         "LOGRAFT_NODE_ID": "7",
         "LOGRAFT_LISTEN": "127.0.0.2:1",
         "LOGRAFT_ADVERTISE": "a:2",
+        "LOGRAFT_REPLICATION_PORT": "6",
         "LOGRAFT_QUORUM_LISTEN": "127.0.0.2:3",
         "LOGRAFT_QUORUM_FETCH_PORT": "5",
         "LOGRAFT_QUORUM_ADVERTISE": "a:4",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `Replicate` stream of this broker to one other that leads: opened when needed, opened again when it breaks.
 
-Owns the channel, the call and the subscriptions that wait for them. Must not decide what is said: `FollowerSession` does;
+Owns the subscriptions that wait for a stream, and the exchange over it. Must not decide what is said: `FollowerSession` does;
 nor what becomes of a partition: its core does. Everything runs on the event loop.
 
 Laws: a replica is told of the end of every subscription that a stream had, once; what it asks for meanwhile waits for the
@@ -17,50 +17,37 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from lograft.internal.v1 import replication_pb2 as pb
-from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import parse_rpc_error
 
 from brokerd.clock import monotonic_ms
 from brokerd.following import codec
 from brokerd.following.after_failure import AfterFailure, after_failure
+from brokerd.following.connecting import (
+    LeaderConnections,
+    MessageStream,
+    StreamError,
+    StreamRefusedError,
+    decode,
+)
 from brokerd.following.session import FollowerSession
 from brokerd.following.stream_retry import StreamRetry
+from brokerd.frame_stream import FrameStream
 from brokerd.limits import (
     REPLICA_SLICE,
-    REPLICATE_CONNECT_MS,
     REPLICATE_IDLE_MS,
-    REPLICATE_OPEN_MS,
 )
-from brokerd.metadata.peer_channels import is_ready_within
 from brokerd.partition.effects import SendAck, Subscribe
 from brokerd.partition.reconciliation import SubscriptionError
-from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
+from brokerd.replication.batches_frame import BatchesFrame
 from brokerd.replication.leader_link import FollowingReplica
 from brokerd.wake import Wake
-
-METHOD: Final = "/lograft.internal.v1.ReplicationService/Replicate"
+from metaquorum.runtime.frames import BadFrameError
 
 logger = logging.getLogger(__name__)
-
-_Call = grpc.aio.StreamStreamCall[bytes, bytes]
-
-_OPTIONS: Final = (
-    ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
-    # A connection of its own: bulk must not hold up calls to the same broker.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
-
-
-class _StreamError(Exception):
-    """The stream is of no use any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +82,7 @@ class LeaderLink:
         self._session: FollowerSession[FollowingReplica] | None = None
         self._wake = Wake()
         self._retry = StreamRetry(monotonic_ms())
+        self._connections = LeaderConnections()
         # True while the replicas hear of the end of a stream, and ask for the next one: that is no news of the leader.
         self._is_losing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -151,10 +139,12 @@ class LeaderLink:
                 if self._task.cancelling():
                     raise
                 reason = "the leader said nothing any more"
-            except (grpc.aio.AioRpcError, _StreamError, TimeoutError, asyncio.InvalidStateError) as error:
-                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else repr(error)
-                if isinstance(error, grpc.aio.AioRpcError):
-                    after = after_failure(parse_rpc_error(error).code)
+            except grpc.aio.AioRpcError as error:
+                reason, after = error.details(), after_failure(parse_rpc_error(error).code)
+            except StreamRefusedError as error:
+                reason, after = error, after_failure(error.code)
+            except (StreamError, BadFrameError, OSError, asyncio.InvalidStateError) as error:
+                reason = repr(error)
             await self._lose_all()
             is_hopeless = after is AfterFailure.STOP
             level = logging.ERROR if is_hopeless else logging.INFO
@@ -173,48 +163,33 @@ class LeaderLink:
         identity = self._identity
         broker_epoch, address = identity.broker_epoch(), identity.address_of(self._leader_id)
         if broker_epoch is None or address is None:
-            raise _StreamError("not registered" if broker_epoch is None else "the leader's address is not known")
-        async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
-            if not await is_ready_within(channel, REPLICATE_CONNECT_MS):
-                raise _StreamError(f"{address} cannot be reached")
-            call = cast("_Call", channel.stream_stream(METHOD)())
-            try:
-                await self._open(call, broker_epoch)
-                await self._exchange(call, broker_epoch)
-            finally:
-                call.cancel()
-
-    async def _open(self, call: _Call, broker_epoch: int) -> None:
-        identity = self._identity
+            raise StreamError("not registered" if broker_epoch is None else "the leader's address is not known")
         message = codec.encode_open(
             cluster_id=identity.cluster_id,
             follower_id=identity.node_id,
             broker_epoch=broker_epoch,
             leader_id=self._leader_id,
         )
-        async with asyncio.timeout(REPLICATE_OPEN_MS / 1000):
-            await call.write(message)
-            data = await call.read()
-        answer = None if data is grpc.aio.EOF else _decode(data)
-        if not isinstance(answer, pb.ReplicateResponse) or answer.WhichOneof("part") != "opened":
-            raise _StreamError("the first answer was not `opened`")
-        logger.info(
-            "replication stream open: leader_id=%d leader_broker_epoch=%d own_broker_epoch=%d",
-            self._leader_id,
-            answer.opened.broker_epoch,
-            broker_epoch,
-        )
+        async with self._connections.open(address, message) as (stream, opened):
+            logger.info(
+                "replication stream open: leader_id=%d leader_broker_epoch=%d own_broker_epoch=%d is_plain=%s",
+                self._leader_id,
+                opened.broker_epoch,
+                broker_epoch,
+                isinstance(stream, FrameStream),
+            )
+            await self._exchange(stream, broker_epoch)
 
-    async def _exchange(self, call: _Call, broker_epoch: int) -> None:
+    async def _exchange(self, stream: MessageStream, broker_epoch: int) -> None:
         self._session = session = FollowerSession[FollowingReplica](monotonic_ms())
         for replica, request in self._waiting.items():
             session.subscribe(replica, request)
         self._waiting.clear()
-        reader = asyncio.create_task(self._read(call, session), name="replicate-reader")
+        reader = asyncio.create_task(self._read(stream, session), name="replicate-reader")
         reader.add_done_callback(lambda _: self._wake.set())
-        watch = asyncio.create_task(self._watch_silence(call, session), name="replicate-silence")
+        watch = asyncio.create_task(self._watch_silence(stream, session), name="replicate-silence")
         try:
-            await self._write(call, session, reader, broker_epoch)
+            await self._write(stream, session, reader, broker_epoch)
         finally:
             reader.cancel()
             watch.cancel()
@@ -225,7 +200,7 @@ class LeaderLink:
 
     async def _write(
         self,
-        call: _Call,
+        stream: MessageStream,
         session: FollowerSession[FollowingReplica],
         reader: asyncio.Task[None],
         broker_epoch: int,
@@ -233,14 +208,14 @@ class LeaderLink:
         idle_since_ms: int | None = None
         while True:
             for part in session.take(monotonic_ms()):
-                await call.write(codec.encode(part))
+                await stream.write(codec.encode(part))
             if reader.cancelled():
-                raise _StreamError("the leader said nothing any more")
+                raise StreamError("the leader said nothing any more")
             if reader.done():
                 reader.result()
-                raise _StreamError("the leader ended it")
+                raise StreamError("the leader ended it")
             if self._identity.broker_epoch() != broker_epoch:
-                raise _StreamError("this broker has another registration")
+                raise StreamError("this broker has another registration")
             if not session.is_idle:
                 idle_since_ms = None
             elif idle_since_ms is None:
@@ -248,17 +223,17 @@ class LeaderLink:
             elif monotonic_ms() - idle_since_ms >= REPLICATE_IDLE_MS:
                 return
             if session.is_used_up:
-                raise _StreamError("it has had as many subscriptions as one stream takes")
+                raise StreamError("it has had as many subscriptions as one stream takes")
             self._schedule(session)
             await self._wake.wait()
 
-    async def _read(self, call: _Call, session: FollowerSession[FollowingReplica]) -> None:
+    async def _read(self, stream: MessageStream, session: FollowerSession[FollowingReplica]) -> None:
         while True:
-            data = await call.read()
+            data = await stream.read()
             if data is grpc.aio.EOF:
                 return
             session.hear(monotonic_ms())
-            message = _decode(data)
+            message = decode(data)
             if isinstance(message, BatchesFrame):
                 self._on_batches(session, message)
             else:
@@ -279,14 +254,14 @@ class LeaderLink:
             )
         session.use_credit(len(frame.body), is_in_sync=frame.is_in_sync)
 
-    async def _watch_silence(self, call: _Call, session: FollowerSession[FollowingReplica]) -> None:
+    async def _watch_silence(self, stream: MessageStream, session: FollowerSession[FollowingReplica]) -> None:
         """Break a stream whose leader says nothing any more; a task of its own, as the writer may wait for that leader."""
         left_ms = session.silence_left_ms(monotonic_ms())
         while left_ms > 0:
             await asyncio.sleep(left_ms / 1000)
             left_ms = session.silence_left_ms(monotonic_ms())
         logger.warning("the leader says nothing any more: leader_id=%d", self._leader_id)
-        call.cancel()
+        stream.cancel()
 
     async def _lose_all(self) -> None:
         """Tell every replica that had a subscription that the stream is lost; they subscribe again, and wait here."""
@@ -318,14 +293,6 @@ class LeaderLink:
         self._wake.set()
 
 
-def _decode(data: object) -> BatchesFrame | pb.ReplicateResponse:
-    assert isinstance(data, bytes), f"{type(data)} from a stream without deserializer"
-    try:
-        return decode_replicate_response(data)
-    except DecodeError as error:
-        raise _StreamError("a message cannot be decoded") from error
-
-
 def _on_message(session: FollowerSession[FollowingReplica], message: pb.ReplicateResponse) -> None:
     match message.WhichOneof("part"):
         case "marks":
@@ -353,7 +320,9 @@ def _on_message(session: FollowerSession[FollowingReplica], message: pb.Replicat
                 error = codec.read_error(ended.error)
                 logger.info("subscription ended: partition=%s error=%s message=%s", found[0], error.name, ended.message)
                 found[0].on_subscription_ended(found[1], error, log_start_offset=ended.log_start_offset)
+        case "refused":
+            raise StreamRefusedError(message.refused)
         case "opened":
-            raise _StreamError("`opened` came twice")
+            raise StreamError("`opened` came twice")
         case _:
             pass  # a heartbeat, the news of an orderly stop, or what a newer leader says besides

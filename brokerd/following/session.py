@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from brokerd.limits import (
+    ACKS_COALESCE_MS,
     ACKS_PER_MESSAGE,
     CATCH_UP_CREDIT_BYTES,
     IN_SYNC_CREDIT_BYTES,
     MAX_ROUTES_PER_REPLICATE_STREAM,
-    REPLICA_COALESCE_MS,
     REPLICATE_IDLE_MS,
     REPLICATE_SILENCE_MS,
     SUBSCRIBES_PER_MESSAGE,
@@ -102,7 +102,7 @@ class FollowerSession(Generic[_Key]):
         self._credit = [0, 0]
         self._used_numbers = 0
         self._said_ms = self._heard_ms = now_ms
-        self._acked_ms = now_ms - REPLICA_COALESCE_MS
+        self._acked_ms = now_ms - ACKS_COALESCE_MS
 
     @property
     def is_used_up(self) -> bool:
@@ -174,7 +174,7 @@ class FollowerSession(Generic[_Key]):
             del self._to_unsubscribe[:SUBSCRIBES_PER_MESSAGE]
         while self._to_subscribe and not self.is_used_up:
             parts.append(self._bind())
-        if self._acks and now_ms - self._acked_ms >= REPLICA_COALESCE_MS:
+        if self._acks and now_ms - self._acked_ms >= ACKS_COALESCE_MS:
             self._acked_ms = now_ms
             while self._acks:
                 routes = list(self._acks)[:ACKS_PER_MESSAGE]
@@ -192,7 +192,7 @@ class FollowerSession(Generic[_Key]):
     def deadline_ms(self) -> int:
         """Return when `take` has something to say again, if nothing happens before."""
         due_ms = self._said_ms + REPLICATE_IDLE_MS
-        return min(due_ms, self._acked_ms + REPLICA_COALESCE_MS) if self._acks else due_ms
+        return min(due_ms, self._acked_ms + ACKS_COALESCE_MS) if self._acks else due_ms
 
     def silence_left_ms(self, now_ms: int) -> int:
         """Return after how many more silent milliseconds the stream is given up; 0 or less: now."""

@@ -7,7 +7,7 @@ silence. Must not: read a log, find replicas, decide who is in sync, touch a str
 Theory of operation. A subscription binds its number and goes to the replica, which accepts, diverges or refuses it. From
 the acceptance on a route is *ready* while its next offset is below the leader's log end; ready routes wait for their turn
 (`Turns`), `next_read` gives the one whose turn it is, and the shell answers with `ChunkRead` or `ReadFailed` before it
-asks again. Batches carry high watermark and log start, so a route whose watermark moved waits `REPLICA_COALESCE_MS` for
+asks again. Batches carry high watermark and log start, so a route whose watermark moved waits `MARKS_COALESCE_MS` for
 batches that take the news along; what is left then goes out as one message for all routes.
 
 Laws
@@ -27,11 +27,11 @@ from lograft.wire.codes import ErrorCode
 from brokerd.failure import Failure
 from brokerd.limits import (
     ACKS_PER_MESSAGE,
+    MARKS_COALESCE_MS,
     MARKS_PER_MESSAGE,
     MAX_CREDIT_BYTES,
     MAX_ROUTES_PER_REPLICATE_STREAM,
     MAX_STREAM_OUTBOX_ITEMS,
-    REPLICA_COALESCE_MS,
     REPLICATE_OPEN_MS,
     REPLICATE_SILENCE_MS,
     SUBSCRIBES_PER_MESSAGE,
@@ -347,7 +347,7 @@ class PushSession:
             return
         route.high_watermark, route.log_start_offset = news
         if not self._marked:
-            self._marks_due_ms = now_ms + REPLICA_COALESCE_MS
+            self._marks_due_ms = now_ms + MARKS_COALESCE_MS
         self._marked[event.route] = route
 
     def _on_traffic(self, event: TrafficChanged) -> None:
@@ -390,7 +390,7 @@ class PushSession:
         return []
 
     def _tell_marks(self, now_ms: int) -> None:
-        self._marks_due_ms = now_ms + REPLICA_COALESCE_MS
+        self._marks_due_ms = now_ms + MARKS_COALESCE_MS
         if self._outbox:
             return  # the writer is behind; news of one route replace each other meanwhile
         numbers = list(self._marked)[:MARKS_PER_MESSAGE]

@@ -6,9 +6,11 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from lograft.internal.v1 import replication_pb2 as pb
+from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
+from lograft.wire.status import cut_message
 
-from brokerd.failure import refused
+from brokerd.failure import Failure, refused
 from brokerd.limits import REPLICA_LAG_MAX_MS, REPLICATE_IDLE_MS, REPLICATE_SILENCE_MS
 from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.pushing.events import (
@@ -81,12 +83,22 @@ def read_request(request: pb.ReplicateRequest) -> PushEvent:
             raise refused(ErrorCode.INVALID_REQUEST, message)
 
 
-def encode_push_answer(answer: PushAnswer, *, broker_epoch: int) -> bytes:
+def encode_refusal(failure: Failure) -> bytes:
+    """Return the message that ends a stream over a plain connection."""
+    code = errors_pb2.ErrorCode.ValueType(int(failure.code))
+    refused = pb.ReplicateRefused(
+        code=code, message=cut_message(failure.message), retry_after_ms=failure.retry_after_ms
+    )
+    return pb.ReplicateResponse(refused=refused).SerializeToString()
+
+
+def encode_push_answer(answer: PushAnswer, *, broker_epoch: int, plain_port: int = 0) -> bytes:
     """Return the serialized ReplicateResponse.
 
     Args:
         answer: what to say.
         broker_epoch: of the leader's registration, for `Opened`.
+        plain_port: port for plain connections, for `Opened`; 0: there is none.
     """
     match answer:
         case Marks():
@@ -128,6 +140,7 @@ def encode_push_answer(answer: PushAnswer, *, broker_epoch: int) -> bytes:
                     idle_ms=REPLICATE_IDLE_MS,
                     silence_ms=REPLICATE_SILENCE_MS,
                     lag_max_ms=REPLICA_LAG_MAX_MS,
+                    plain_port=plain_port,
                 )
             )
         case GoAway():

@@ -91,6 +91,7 @@ class Leader:
         rates: how fast may go what is sent to followers out of sync, over all streams.
         followers: the streams that were opened.
         reads: what was read for followers in sync.
+        plain_port: gives the port for plain connections of followers; 0: there is none.
     """
 
     cluster_id: str
@@ -102,6 +103,7 @@ class Leader:
     rates: PushRates
     followers: FollowerStreams = field(default_factory=FollowerStreams)
     reads: RecentReads = field(default_factory=RecentReads)
+    plain_port: Callable[[], int] = lambda: 0
 
     def traffic(self, topic_id: bytes, partition: int, follower_id: int, *, is_in_sync: bool) -> Traffic:
         """Return what a route to a follower is for."""

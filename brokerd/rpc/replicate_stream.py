@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from itertools import islice
-from typing import assert_never
+from typing import Any, Protocol, assert_never
 
 import grpc.aio
 from google.protobuf.message import DecodeError
@@ -49,12 +49,24 @@ from brokerd.pushing.session import PushSession
 from brokerd.pushing.traffic import Traffic
 from brokerd.replication.batches_frame import encode_batches_frame
 from brokerd.replication.follower_route import FollowerRequest, LedReplica
-from brokerd.rpc.calls import ServicerContext, undecodable
+from brokerd.rpc.calls import undecodable
 from brokerd.rpc.replicate_codec import encode_push_answer, read_open, read_request
 from brokerd.rpc.replicate_handshake import Leader
 from brokerd.wake import Wake
 
 logger = logging.getLogger(__name__)
+
+
+class ReplicateContext(Protocol):
+    """What carries a stream: the context of a gRPC call, or a plain connection."""
+
+    async def read(self) -> Any:
+        """Return the next message as bytes, or `grpc.aio.EOF`."""
+        ...
+
+    async def write(self, message: bytes, /) -> None:
+        """Send a message."""
+        ...
 
 
 class _Route:
@@ -113,7 +125,7 @@ class ReplicateStream:
         follower_epoch: epoch of its registration.
     """
 
-    def __init__(self, leader: Leader, context: ServicerContext) -> None:
+    def __init__(self, leader: Leader, context: ReplicateContext) -> None:
         self.follower_id = 0
         self.follower_epoch = 0
         self._leader = leader
@@ -188,8 +200,9 @@ class ReplicateStream:
             if session.has_answers:
                 broker_epoch = self._broker_epoch
                 assert broker_epoch is not None, "an answer before the handshake"
+                plain_port = self._leader.plain_port()
                 for answer in session.take_answers(monotonic_ms()):
-                    await context.write(encode_push_answer(answer, broker_epoch=broker_epoch))
+                    await context.write(encode_push_answer(answer, broker_epoch=broker_epoch, plain_port=plain_port))
                 self._resume.set()
                 continue
             wanted = session.next_read(monotonic_ms())

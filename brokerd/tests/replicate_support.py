@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the leader's side share: a server with the service alone, replicas that lead, and a follower's stream.
 
-The brokers 2 and 3 follow.
+The brokers 2 and 3 follow, over gRPC or over plain connections.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 from lograft.internal.v1 import replication_pb2 as pb
@@ -20,6 +21,7 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
+from brokerd.frame_stream import REPLICATE_GREETING, FrameStream
 from brokerd.limits import MAX_REPLICATE_STREAMS
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing import pulse, session
@@ -29,6 +31,7 @@ from brokerd.replication.follower_route import LedReplica
 from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
+from brokerd.rpc.replicate_listener import ReplicateListener
 from brokerd.rpc.replicate_service import ReplicationService
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID, LeadingReplica
 from brokerd.tests.support import WAIT_S
@@ -36,6 +39,79 @@ from metaquorum.controller.state import BrokerImage
 
 METHOD = "/lograft.internal.v1.ReplicationService/Replicate"
 TOPIC_ID = b"t" * 16
+GRPC, PLAIN = "gRPC", "plain"
+CARRIERS = (GRPC, PLAIN)
+
+
+class PlainRefusalError(Exception):
+    """The leader refused over a plain connection.
+
+    Attributes:
+        status: what a status of gRPC would say.
+    """
+
+    def __init__(self, refused: pb.ReplicateRefused) -> None:
+        code = ErrorCode.from_number(refused.code)
+        self.status = RemoteStatus(
+            code=code,
+            grpc_code=grpc.StatusCode.UNKNOWN,
+            message=refused.message,
+            retry_after_ms=refused.retry_after_ms or None,
+            metadata={},
+        )
+
+
+class PlainCall:
+    """A follower's end of a plain connection, with the face of a call of gRPC: what refuses it is raised as a status."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._stream = FrameStream(greeting=REPLICATE_GREETING, max_bytes=MAX_GRPC_MESSAGE_BYTES)
+        self._dialling: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
+
+    async def write(self, message: bytes) -> None:
+        """Send; nobody minds when the other side is gone."""
+        with suppress(ConnectionResetError):
+            await (await self._dialled()).write(message)
+
+    async def read(self) -> Any:
+        """Return a message or EOF."""
+        stream = await self._dialled()
+        try:
+            data = await stream.read()
+        except ConnectionResetError:
+            return grpc.aio.EOF
+        if isinstance(data, bytes):
+            message = decode_replicate_response(data)
+            if isinstance(message, pb.ReplicateResponse) and message.WhichOneof("part") == "refused":
+                raise PlainRefusalError(message.refused)
+        return data
+
+    async def code(self) -> grpc.StatusCode:
+        """How it ended; a refusal was raised by `read`."""
+        return grpc.StatusCode.OK
+
+    async def done_writing(self) -> None:
+        """Close this side's half."""
+        (await self._dialled()).end_writing()
+
+    def cancel(self) -> None:
+        """End it now."""
+        self._stream.cancel()
+
+    async def close(self) -> None:
+        """End it now; as of a channel."""
+        if self._dialling is not None:
+            await self._dialling
+        self.cancel()
+
+    async def _dialled(self) -> FrameStream:
+        if self._dialling is None:
+            loop = asyncio.get_running_loop()
+            self._dialling = loop.create_task(loop.create_connection(lambda: self._stream, "127.0.0.1", self._port))
+        await self._dialling
+        return self._stream
 
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +128,9 @@ class LeaderWorld:
         own_epoch: broker epoch of the leader; None: not registered.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, carrier: str) -> None:
         self._directory = directory
+        self._carrier = carrier
         self.replicas: dict[tuple[bytes, int], LedReplica] = {}
         self.own_epoch: int | None = 10
         self.observer = MetadataObserver()
@@ -67,9 +144,11 @@ class LeaderWorld:
             find=lambda topic_id, partition: self.replicas.get((topic_id, partition)),
             streams=self.streams,
             rates=self.rates,
+            plain_port=lambda: self.listener.port,
         )
+        self.listener = ReplicateListener(self.leader)
         self.address = ""
-        self._channels: list[grpc.aio.Channel] = []
+        self._channels: list[grpc.aio.Channel | PlainCall] = []
 
     def lead(self, partition: int = 0, **options: Any) -> LeadingReplica:
         """Lead a partition."""
@@ -94,7 +173,11 @@ class LeaderWorld:
         self.observer.image.put_broker(registered)
 
     def dial(self) -> FollowerSide:
-        """Begin a stream on a channel of its own."""
+        """Begin a stream on a channel, or a connection, of its own."""
+        if self._carrier == PLAIN:
+            call = PlainCall(self.listener.port)
+            self._channels.append(call)
+            return FollowerSide(call)
         channel = grpc.aio.insecure_channel(
             self.address,
             options=(
@@ -104,7 +187,7 @@ class LeaderWorld:
             ),
         )
         self._channels.append(channel)
-        return FollowerSide(channel)
+        return FollowerSide(channel.stream_stream(METHOD)())
 
     async def follow(self, node_id: int = 2, **fields: Any) -> FollowerSide:
         """Open a stream."""
@@ -121,18 +204,21 @@ class LeaderWorld:
 
 
 @asynccontextmanager
-async def leader_world(directory: Path) -> AsyncIterator[LeaderWorld]:
-    """A leader that listens."""
-    world = LeaderWorld(directory)
+async def leader_world(directory: Path, carrier: str = GRPC) -> AsyncIterator[LeaderWorld]:
+    """A leader that listens, and is reached by gRPC or over plain connections."""
+    world = LeaderWorld(directory, carrier)
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     ranges = FetchRangeCalls(cluster_id="c", node_id=LEADER_ID, find=lambda topic_id, partition: None)
     server.add_generic_rpc_handlers((ReplicationService(world.leader, ranges).handler(),))
     world.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
+    if carrier == PLAIN:
+        await world.listener.open("127.0.0.1", 0)
     try:
         yield world
     finally:
         await world.close_channels()
+        await world.listener.close()
         await server.stop(WAIT_S)
         for replica in world.replicas.values():
             if isinstance(replica, LeadingReplica):
@@ -142,8 +228,8 @@ async def leader_world(directory: Path) -> AsyncIterator[LeaderWorld]:
 class FollowerSide:
     """A follower's end of one stream, message by message; every wait ends."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.call: Any = channel.stream_stream(METHOD)()
+    def __init__(self, call: Any) -> None:
+        self.call = call
         self._count = 0
 
     async def send(self, **part: Any) -> None:
@@ -248,6 +334,8 @@ class FollowerSide:
                     pass
             except grpc.aio.AioRpcError as error:
                 return parse_rpc_error(error)
+            except PlainRefusalError as error:
+                return error.status
         raise AssertionError("the stream ended without a failure")
 
     async def refusal(self) -> ErrorCode | None:

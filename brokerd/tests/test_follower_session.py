@@ -8,10 +8,10 @@ import pytest
 from brokerd.following import session as session_module
 from brokerd.following.session import Acks, Credit, FollowerSession, Heartbeat, Subscriptions, Unsubscriptions
 from brokerd.limits import (
+    ACKS_COALESCE_MS,
     ACKS_PER_MESSAGE,
     CATCH_UP_CREDIT_BYTES,
     IN_SYNC_CREDIT_BYTES,
-    REPLICA_COALESCE_MS,
     REPLICATE_IDLE_MS,
     REPLICATE_SILENCE_MS,
     SUBSCRIBES_PER_MESSAGE,
@@ -126,10 +126,10 @@ def test_acknowledgements_wait_for_each_other() -> None:
     assert stream.deadline_ms() <= T0
     assert stream.take(T0) == [Acks(((0, 1, 1),))]
     stream.ack("a", ack(1, 2))
-    assert stream.deadline_ms() == T0 + REPLICA_COALESCE_MS
-    assert stream.take(T0 + REPLICA_COALESCE_MS - 1) == []
+    assert stream.deadline_ms() == T0 + ACKS_COALESCE_MS
+    assert stream.take(T0 + ACKS_COALESCE_MS - 1) == []
     stream.ack("a", ack(1, 3))
-    assert stream.take(T0 + REPLICA_COALESCE_MS) == [Acks(((0, 3, 3),))]
+    assert stream.take(T0 + ACKS_COALESCE_MS) == [Acks(((0, 3, 3),))]
 
 
 def test_acknowledgement_of_an_ended_route_is_not_sent() -> None:
@@ -150,11 +150,11 @@ def test_messages_have_a_most_number_of_entries() -> None:
     assert [len(part.entries) for part in sent if isinstance(part, Subscriptions)] == [SUBSCRIBES_PER_MESSAGE, 1]
     for key in keys:
         stream.ack(key, ack(1, 1))
-    acked = stream.take(T0 + REPLICA_COALESCE_MS)
+    acked = stream.take(T0 + ACKS_COALESCE_MS)
     assert [len(part.entries) for part in acked if isinstance(part, Acks)] == [ACKS_PER_MESSAGE, 1]
     for key in keys:
         stream.unsubscribe(key, 1)
-    ended = stream.take(T0 + REPLICA_COALESCE_MS)
+    ended = stream.take(T0 + ACKS_COALESCE_MS)
     assert [len(part.routes) for part in ended if isinstance(part, Unsubscriptions)] == [SUBSCRIBES_PER_MESSAGE, 1]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from lograft.wire.checksum import BytesLike
 
-from brokerd.following import link, stream_retry
+from brokerd.following import connecting, stream_retry
 from brokerd.following.link import LeaderLink, LinkIdentity
 from brokerd.partition.effects import Subscribe
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
@@ -147,7 +147,7 @@ async def test_connection_whose_packets_are_lost_is_given_up_soon(
 ) -> None:
     """GRPC alone would try it for twenty seconds; meanwhile the leader is reachable again, perhaps elsewhere."""
     be_patient(monkeypatch)
-    monkeypatch.setattr(link, "REPLICATE_OPEN_MS", NEVER_MS)
+    monkeypatch.setattr(connecting, "REPLICATE_OPEN_MS", NEVER_MS)
     async with leader_world(tmp_path) as world, silent_port() as silent, dialled(silent) as dial:
         world.lead(0)
         follower = Follower(0)

@@ -7,8 +7,8 @@ import pytest
 from lograft.wire.codes import ErrorCode
 
 from brokerd.limits import (
+    MARKS_COALESCE_MS,
     MARKS_PER_MESSAGE,
-    REPLICA_COALESCE_MS,
     REPLICATE_IDLE_MS,
     REPLICATE_SILENCE_MS,
     SUBSCRIBES_PER_MESSAGE,
@@ -65,7 +65,7 @@ def test_marks_of_all_routes_go_out_together() -> None:
     for route in (1, 2, 3):
         subscribe(session, route, partition=route)
     move(session, 2, 4, now_ms=100)
-    assert session.deadline_ms() == 100 + REPLICA_COALESCE_MS
+    assert session.deadline_ms() == 100 + MARKS_COALESCE_MS
     move(session, 1, 5, now_ms=101)
     move(session, 2, 6, log_start_offset=2, now_ms=101)
     assert not session.has_answers
@@ -81,9 +81,9 @@ def test_no_news_is_no_mark() -> None:
     move(session, 1, 7)
     move(session, 9, 7)
     assert session.deadline_ms() == REPLICATE_IDLE_MS
-    assert tick(session, REPLICA_COALESCE_MS) == []
+    assert tick(session, MARKS_COALESCE_MS) == []
     move(session, 1, 7, log_start_offset=1)
-    assert tick(session, REPLICA_COALESCE_MS) == [Marks(marks=(mark(1, 7, 1),))]
+    assert tick(session, MARKS_COALESCE_MS) == [Marks(marks=(mark(1, 7, 1),))]
 
 
 def test_batches_take_the_news_along() -> None:
@@ -98,11 +98,11 @@ def test_batches_take_the_news_along() -> None:
     assert wanted is not None
     assert (wanted.route, wanted.high_watermark, wanted.log_start_offset) == (1, 4, 2)
     session.step(ChunkRead(route=1, next_offset=9, size_bytes=100), 1)
-    assert tick(session, REPLICA_COALESCE_MS) == [Marks(marks=(mark(2, 3),))]
+    assert tick(session, MARKS_COALESCE_MS) == [Marks(marks=(mark(2, 3),))]
     move(session, 1, 9, log_start_offset=2, now_ms=10)
     session.step(LogGrown(route=1, log_end_offset=10), 11)
     read(session, 10, now_ms=11)
-    assert session.deadline_ms() > 10 + REPLICA_COALESCE_MS, "no mark waits any more"
+    assert session.deadline_ms() > 10 + MARKS_COALESCE_MS, "no mark waits any more"
 
 
 def test_a_route_without_credit_is_marked() -> None:
@@ -111,7 +111,7 @@ def test_a_route_without_credit_is_marked() -> None:
     subscribe(session, 1, log_end=9)
     move(session, 1, 4)
     assert session.next_read(0) is None
-    assert tick(session, REPLICA_COALESCE_MS) == [Marks(marks=(mark(1, 4),))]
+    assert tick(session, MARKS_COALESCE_MS) == [Marks(marks=(mark(1, 4),))]
 
 
 def test_a_route_that_ended_is_not_marked() -> None:
@@ -120,7 +120,7 @@ def test_a_route_that_ended_is_not_marked() -> None:
     subscribe(session, 1)
     move(session, 1, 4)
     session.step(RoutesUnwanted(routes=(1,)), 0)
-    assert tick(session, REPLICA_COALESCE_MS) == []
+    assert tick(session, MARKS_COALESCE_MS) == []
 
 
 def test_marks_have_a_most_a_message() -> None:
@@ -149,8 +149,8 @@ def test_marks_wait_while_the_writer_is_behind() -> None:
     subscribe(session, 1)
     for now_ms in range(0, 200, 10):
         move(session, 1, now_ms + 1, now_ms=now_ms)
-        session.step(PushTick(), now_ms + REPLICA_COALESCE_MS)
-    assert session.deadline_ms() > 190 + REPLICA_COALESCE_MS
+        session.step(PushTick(), now_ms + MARKS_COALESCE_MS)
+    assert session.deadline_ms() > 190 + MARKS_COALESCE_MS
     assert session.take_answers(200) == [Marks(marks=(mark(1, 1),))]
     assert tick(session, 202) == [Marks(marks=(mark(1, 191),))]
 

@@ -18,15 +18,17 @@ from brokerd.pushing import pulse, session
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_stream import ReplicateStream
 from brokerd.tests.leading_replica import LEADER_ID
-from brokerd.tests.replicate_support import TOPIC_ID, LeaderWorld, be_patient, leader_world
+from brokerd.tests.replicate_support import CARRIERS, TOPIC_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.support import WAIT_S
 
 
-@pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LeaderWorld]:
+@pytest.fixture(params=CARRIERS)
+async def world(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[LeaderWorld]:
     """A leader that listens, and waits for a slow machine."""
     be_patient(monkeypatch)
-    async with leader_world(tmp_path) as made:
+    async with leader_world(tmp_path, request.param) as made:
         yield made
 
 
@@ -36,7 +38,11 @@ async def test_the_opening_is_answered_with_the_times(world: LeaderWorld) -> Non
     await stream.open(formats=[2, 16])
     opened = (await stream.part("opened")).opened
     assert opened == pb.ReplicateOpened(
-        broker_epoch=10, idle_ms=REPLICATE_IDLE_MS, silence_ms=REPLICATE_SILENCE_MS, lag_max_ms=REPLICA_LAG_MAX_MS
+        broker_epoch=10,
+        idle_ms=REPLICATE_IDLE_MS,
+        silence_ms=REPLICATE_SILENCE_MS,
+        lag_max_ms=REPLICA_LAG_MAX_MS,
+        plain_port=world.listener.port,
     )
 
 

@@ -17,15 +17,17 @@ from brokerd.partition.leader_events import ProposalRefused
 from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.replication.follower_route import FollowerRead
 from brokerd.rpc.replicate_codec import ROUTE_ERRORS
-from brokerd.tests.replicate_support import LeaderWorld, be_patient, leader_world
+from brokerd.tests.replicate_support import CARRIERS, LeaderWorld, be_patient, leader_world
 from brokerd.tests.replication_support import image
 
 
-@pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LeaderWorld]:
+@pytest.fixture(params=CARRIERS)
+async def world(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[LeaderWorld]:
     """A leader that listens, and waits for a slow machine."""
     be_patient(monkeypatch)
-    async with leader_world(tmp_path) as made:
+    async with leader_world(tmp_path, request.param) as made:
         yield made
 
 

@@ -410,6 +410,7 @@ class BrokerMachine(Machine):
             quorum_addresses=self._quorum,
             insecure_plaintext=True,
             min_free_bytes=MIN_FREE_BYTES,
+            replication_port=None,
             rack=self._rack,
             more_data_directories=(Path(SECOND_PATH),) if self._has_two_disks else (),
         )

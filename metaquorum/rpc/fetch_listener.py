@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
@@ -24,6 +23,7 @@ from metaquorum.raft.messages import FetchRequest, FetchResponse
 from metaquorum.runtime import quorum_codec as codec
 from metaquorum.runtime.driver import Answer, StoppedError
 from metaquorum.runtime.frames import GREETING, BadFrameError, FrameReader, frame
+from metaquorum.runtime.plain_listener import listening_socket
 from metaquorum.runtime.wire_fields import InvalidMessageError
 
 logger = logging.getLogger(__name__)
@@ -62,10 +62,7 @@ class FetchListener:
             OSError: the address cannot be listened on.
         """
         loop = asyncio.get_running_loop()
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        takes_both = family is socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-        # One socket, of one port, where a name stands for several addresses.
-        listening = socket.create_server(address[:2], family=family, dualstack_ipv6=takes_both)
+        listening = listening_socket(host, port)
         self._server = await loop.create_server(lambda: _Link(self._target, self._links), sock=listening)
         self._sweep = loop.call_later(IDLE_S, self._close_idle)
         return listening.getsockname()[1]

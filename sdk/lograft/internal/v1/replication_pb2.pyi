@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from lograft.v1 import errors_pb2 as _errors_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -172,6 +173,7 @@ class ReplicateResponse(_message.Message):
     MARKS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     GO_AWAY_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___ReplicateOpened:
@@ -202,6 +204,10 @@ class ReplicateResponse(_message.Message):
         """The leader is about to stop: its partitions get other leaders."""
 
     @_builtins.property
+    def refused(self) -> Global___ReplicateRefused:
+        """On a plain connection, in the place of a gRPC status: the leader ends the stream."""
+
+    @_builtins.property
     def batches(self) -> Global___ReplicaBatches:
         """Whole batches of one route."""
 
@@ -215,13 +221,14 @@ class ReplicateResponse(_message.Message):
         marks: Global___LeaderMarks | None = ...,
         heartbeat: Global___LeaderHeartbeat | None = ...,
         go_away: Global___ReplicateGoAway | None = ...,
+        refused: Global___ReplicateRefused | None = ...,
         batches: Global___ReplicaBatches | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "batches", b"batches", "diverged", b"diverged", "ended", b"ended", "go_away", b"go_away", "heartbeat", b"heartbeat", "marks", b"marks", "opened", b"opened", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "batches", b"batches", "diverged", b"diverged", "ended", b"ended", "go_away", b"go_away", "heartbeat", b"heartbeat", "marks", b"marks", "opened", b"opened", "part", b"part", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "batches", b"batches", "diverged", b"diverged", "ended", b"ended", "go_away", b"go_away", "heartbeat", b"heartbeat", "marks", b"marks", "opened", b"opened", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "batches", b"batches", "diverged", b"diverged", "ended", b"ended", "go_away", b"go_away", "heartbeat", b"heartbeat", "marks", b"marks", "opened", b"opened", "part", b"part", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["opened", "accepted", "diverged", "ended", "marks", "heartbeat", "go_away", "batches"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["opened", "accepted", "diverged", "ended", "marks", "heartbeat", "go_away", "refused", "batches"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
@@ -283,6 +290,7 @@ class ReplicateOpened(_message.Message):
     IDLE_MS_FIELD_NUMBER: _builtins.int
     SILENCE_MS_FIELD_NUMBER: _builtins.int
     LAG_MAX_MS_FIELD_NUMBER: _builtins.int
+    PLAIN_PORT_FIELD_NUMBER: _builtins.int
     broker_epoch: _builtins.int
     """Epoch of the leader broker's registration."""
     idle_ms: _builtins.int
@@ -291,6 +299,8 @@ class ReplicateOpened(_message.Message):
     """Milliseconds without any message after which either side ends the stream."""
     lag_max_ms: _builtins.int
     """Most milliseconds that an in-sync follower may be behind."""
+    plain_port: _builtins.int
+    """Port at the host of the leader where followers may open the same stream over a plain connection; 0: there is none."""
     def __init__(
         self,
         *,
@@ -298,14 +308,45 @@ class ReplicateOpened(_message.Message):
         idle_ms: _builtins.int = ...,
         silence_ms: _builtins.int = ...,
         lag_max_ms: _builtins.int = ...,
+        plain_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "idle_ms", b"idle_ms", "lag_max_ms", b"lag_max_ms", "silence_ms", b"silence_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "idle_ms", b"idle_ms", "lag_max_ms", b"lag_max_ms", "plain_port", b"plain_port", "silence_ms", b"silence_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicateOpened: _TypeAlias = ReplicateOpened  # noqa: Y015
+
+@_typing.final
+class ReplicateRefused(_message.Message):
+    """Why a stream over a plain connection is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
+    code: _errors_pb2.ErrorCode.ValueType
+    """The reason, as a gRPC status would have it."""
+    message: _builtins.str
+    """Text for people."""
+    retry_after_ms: _builtins.int
+    """Milliseconds to wait before another attempt; 0: nothing is known."""
+    def __init__(
+        self,
+        *,
+        code: _errors_pb2.ErrorCode.ValueType = ...,
+        message: _builtins.str = ...,
+        retry_after_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicateRefused: _TypeAlias = ReplicateRefused  # noqa: Y015
 
 @_typing.final
 class ReplicaSubscriptions(_message.Message):
