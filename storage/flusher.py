@@ -34,7 +34,11 @@ OnDone = Callable[[FlushWork, BaseException | None], None]
 DEFAULT_THREAD_COUNT: Final = 4
 """fdatasync waits for the device without the interpreter lock, so that a few threads keep it busy."""
 
+FEW_GROUPS: Final = 4
+"""Up to so many groups of a round are reported by the thread that goes on with the next round; of more, another one."""
+
 _Item = tuple[FlushWork, OnDone]
+_Done = tuple[FlushWork, OnDone, BaseException | None]
 
 
 class GroupFlusher:
@@ -119,19 +123,21 @@ class _Lane:
     def _run(self) -> None:
         while True:
             with self._turn:
-                item = self.queue.get()
-                if item is None:
-                    return
-                is_shared = self._choice.is_shared(self.queue.qsize() + 1, now_s=time.monotonic())
-                done = self._sync([item, *self._take_waiting()]) if is_shared else []
-            for work, on_done, error in done or self._sync([item]):
-                try:
-                    on_done(work, error)
-                except Exception:
-                    # The owner is gone (its event loop is closed, say); the other logs still need this thread.
-                    logger.exception("thread=%s action=report-flush", threading.current_thread().name)
+                while True:
+                    item = self.queue.get()
+                    if item is None:
+                        return
+                    if not self._choice.is_shared(self.queue.qsize() + 1, now_s=time.monotonic()):
+                        done = None
+                        break
+                    done = self._sync([item, *self._take_waiting()])
+                    if len(done) > FEW_GROUPS:
+                        break
+                    # To pass the turn on costs the processor more than to report these.
+                    _report(done)
+            _report(self._sync([item]) if done is None else done)
 
-    def _sync(self, items: Sequence[_Item]) -> list[tuple[FlushWork, OnDone, BaseException | None]]:
+    def _sync(self, items: Sequence[_Item]) -> list[_Done]:
         started_s = time.monotonic()
         done, was_shared = run_groups(items)
         now_s = time.monotonic()
@@ -155,6 +161,15 @@ class _Lane:
                 self.queue.put(None)
                 return taken
             taken.append(item)
+
+
+def _report(done: Sequence[_Done]) -> None:
+    for work, on_done, error in done:
+        try:
+            on_done(work, error)
+        except Exception:
+            # The owner is gone (its event loop is closed, say); the other logs still need this thread.
+            logger.exception("thread=%s action=report-flush", threading.current_thread().name)
 
 
 class Round(NamedTuple):
