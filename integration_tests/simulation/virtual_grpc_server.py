@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
@@ -218,8 +219,10 @@ class VirtualContext:
         )
         result = method(request, self)
         if hasattr(result, "__aiter__"):
-            async for response in result:
-                await self.write(response)
+            # The real library lets go of the generator, and the event loop ends it then.
+            async with aclosing(result):
+                async for response in result:
+                    await self.write(response)
         else:
             response = await result
             if not gives_many:

@@ -12,7 +12,8 @@ Owns no decision. What no correct peer sends is answered with INVALID_REQUEST an
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Protocol
 
 import grpc
@@ -40,7 +41,7 @@ class QuorumTarget(Protocol):
         """Answer a peer's request; raises StoppedError when it cannot."""
         ...
 
-    def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
+    def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
         """Serve a snapshot; raises StoppedError when it cannot."""
         ...
 
@@ -188,8 +189,10 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
         try:
             if self._target is None:
                 raise StoppedError("no node is attached")
-            async for message in self._target.handle_snapshot(request):
-                yield message
+            # A stream that is given up ends here, not when it is collected: its place is for others.
+            async with aclosing(self._target.handle_snapshot(request)) as messages:
+                async for message in messages:
+                    yield message
         except InvalidMessageError:
             yield pb.FetchSnapshotResponse(error=pb.QUORUM_ERROR_INVALID_REQUEST)
         except StoppedError:

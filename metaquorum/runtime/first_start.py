@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -305,7 +305,7 @@ class FirstStart:
             accepts_initial_voter=response.accepts_initial_voter,
         )
 
-    def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
+    def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
         """Refuse: there is none yet."""
         raise StoppedError("this node is not formatted yet")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final
 
 from lograft.internal.v1 import quorum_pb2 as pb
@@ -360,7 +360,7 @@ class QuorumNode:
             raise StoppedError(f"node {self._key.node_id} is starting or stopping")
         return self._driver.operators
 
-    def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
+    def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
         """Serve a snapshot; for `rpc.quorum_service`.
 
         Raises:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from typing import Final
 
 from crc32c import crc32c
@@ -45,7 +46,7 @@ class SnapshotServer:
         self._submit = submit
         self._stream_count = 0
 
-    async def serve(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
+    async def serve(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
         """All messages of one stream.
 
         Raises:
@@ -59,8 +60,10 @@ class SnapshotServer:
             return
         self._stream_count += 1
         try:
-            async for message in self._stream(request):
-                yield message
+            # A stream that is given up ends here, not when it is collected.
+            async with aclosing(self._stream(request)) as messages:
+                async for message in messages:
+                    yield message
         finally:
             self._stream_count -= 1
 
@@ -74,7 +77,7 @@ class SnapshotServer:
         )
         return None if refusal is None else codec.refusal_error(refusal)
 
-    async def _stream(self, request: pb.FetchSnapshotRequest) -> AsyncIterator[pb.FetchSnapshotResponse]:
+    async def _stream(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
         loop = asyncio.get_running_loop()
         replica = to_replica_key(request.replica, "replica")
         snapshot = codec.decode_snapshot_id(request.snapshot)

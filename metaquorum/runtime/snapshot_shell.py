@@ -14,6 +14,7 @@ import logging
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,23 +196,26 @@ class SnapshotShell:
             max_bytes=PIECE_BYTES,
         )
         try:
-            async for message in self._transport.fetch_snapshot(
-                effect.address, request, timeout_ms=self._piece_timeout_ms
-            ):
-                kind = message.WhichOneof("part")
-                if kind == "error":
-                    raise PeerFailureError(Failure.TIMED_OUT, f"{effect.address} refuses: {message.error}")
-                if kind == "header" and writer is None:
-                    writer = await loop.run_in_executor(self._thread, self._new_writer, part, effect, message.header)
-                elif kind == "rows" and writer is not None:
-                    rows = message.rows
-                    await loop.run_in_executor(self._thread, writer.add, rows.keys_and_values, rows.crc)
-                elif kind == "end" and writer is not None:
-                    images = await loop.run_in_executor(self._thread, self._finish, part, writer, message.end)
-                    return _Ready(part=part, images=images)
-                else:
-                    raise InvalidSnapshotError(f"{kind} out of turn")
-                self._submit(SnapshotProgressed(download_id=effect.download_id))
+            messages = self._transport.fetch_snapshot(effect.address, request, timeout_ms=self._piece_timeout_ms)
+            # Ended here, whatever goes wrong: an open stream takes a place at the leader until it is collected.
+            async with aclosing(messages):
+                async for message in messages:
+                    kind = message.WhichOneof("part")
+                    if kind == "error":
+                        raise PeerFailureError(Failure.TIMED_OUT, f"{effect.address} refuses: {message.error}")
+                    if kind == "header" and writer is None:
+                        writer = await loop.run_in_executor(
+                            self._thread, self._new_writer, part, effect, message.header
+                        )
+                    elif kind == "rows" and writer is not None:
+                        rows = message.rows
+                        await loop.run_in_executor(self._thread, writer.add, rows.keys_and_values, rows.crc)
+                    elif kind == "end" and writer is not None:
+                        images = await loop.run_in_executor(self._thread, self._finish, part, writer, message.end)
+                        return _Ready(part=part, images=images)
+                    else:
+                        raise InvalidSnapshotError(f"{kind} out of turn")
+                    self._submit(SnapshotProgressed(download_id=effect.download_id))
             raise InvalidSnapshotError("the stream ended before the snapshot did")
         finally:
             if writer is not None:

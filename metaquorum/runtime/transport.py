@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -212,7 +212,7 @@ class GrpcTransport:
 
     async def fetch_snapshot(
         self, address: str, request: pb.FetchSnapshotRequest, *, timeout_ms: int
-    ) -> AsyncIterator[pb.FetchSnapshotResponse]:
+    ) -> AsyncGenerator[pb.FetchSnapshotResponse]:
         """Ask a peer for a snapshot; `timeout_ms` is for each message.
 
         Raises:
