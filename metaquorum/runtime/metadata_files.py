@@ -77,15 +77,18 @@ def _read_or_set_aside(
     """Put a snapshot in the place of the image; None: it is damaged, and counts for nothing in this process."""
     source = snapshots.path(snapshot)
     try:
-        if (loaded := _copy(source, part, snapshot)) is not None:
-            store.replace(part)
-            return loaded
-        shutil.rmtree(part, ignore_errors=True)
-        loaded, _ = read_only_image(source)
-        store.stand_for(source, _checked(loaded, snapshot, source))
-        return loaded
+        copied = _copy(source, part, snapshot)
+        loaded = copied or _checked(read_only_image(source)[0], snapshot, source)
     except ImageUnreadableError as error:
         reason = error
+    else:
+        # Not above: what fails here is no damage to the snapshot.
+        if copied is not None:
+            store.replace(part)
+        else:
+            shutil.rmtree(part, ignore_errors=True)
+            store.stand_for(source, loaded)
+        return loaded
     logger.warning(
         "event=snapshot_damaged snapshot=%d epoch=%d action=use_an_older_one reason=%r",
         snapshot.end_offset,
