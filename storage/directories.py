@@ -216,6 +216,12 @@ class LogDirectories:
             self._by_name = found
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the partition directories that lie in one of them."""
+        with self._lock:
+            return tuple(self._by_name)
+
+    @property
     def failed_ids(self) -> tuple[bytes, ...]:
         """Ids of those that have failed, ascending."""
         return tuple(sorted(each.directory_id for each in self._directories if each.failure is not None))

@@ -41,23 +41,25 @@ class DirectoryCare:
             directory: SetAside(directory.disk, directory.partitions_path, now_ms) for directory in directories
         }
 
-    async def take_unknown(self, known: set[str]) -> None:
-        """Set aside every partition directory that is not in `known`.
+    async def take(self, name: str, *, is_known: bool) -> None:
+        """Set the directory of a partition aside that has no replica here; nothing happens when there is none.
 
-        Raises:
-            StorageError: one could not be renamed.
+        One that cannot be renamed stays, and is found unknown at the next start.
+
+        Args:
+            name: the partition directory.
+            is_known: True if the replica was removed, False if the metadata never knew it here.
         """
-        for set_aside in self._set_asides.values():
-            for name in await asyncio.to_thread(set_aside.take_unknown, known):
-                self._directories.forget(name)
-
-    async def take(self, directory: LogDirectory, name: str) -> None:
-        """Set the directory of a removed partition aside.
-
-        Raises:
-            StorageError: it could not be renamed.
-        """
-        await asyncio.to_thread(self._set_asides[directory].take, name, is_known=True)
+        directory = self._directories.find(name)
+        if directory is None:
+            return
+        try:
+            await asyncio.to_thread(self._set_asides[directory].take, name, is_known=is_known)
+        except StorageError as error:
+            logger.error("partition directory not set aside: %s: %s", name, error)
+            if isinstance(error, DiskFailedError):
+                self._on_failure(directory, error)
+            return
         self._directories.forget(name)
 
     async def delete_due(self) -> int:

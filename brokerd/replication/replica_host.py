@@ -56,7 +56,7 @@ from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError, LogClosedError, StorageError
 from storage.flusher import GroupFlusher
 from storage.log import PartitionLog
-from storage.names import PartitionIdentity, partition_directory_name
+from storage.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
 
 DEFAULT_CLEANER: Final = CleanerSettings()
 DEFAULT_SCRUB: Final = ScrubSettings()
@@ -131,15 +131,20 @@ class ReplicaHost:
         await self._high_watermarks.start()
         self._own.look(self._observer.image)
         self._observer.on_change(self._on_change)
-        known: set[str] = set()
         for topic in self._observer.image.topics():
             self._reconcile(topic)
-            known.update(directory_name(topic.topic_id, partition) for partition in self._slots.get(topic.topic_id, {}))
-        await self._care.take_unknown(known)
+        self._take_unknown()
         await self.wait_idle()
         self.retention.start().add_done_callback(self._note_fault)
         self.cleaning.start()
         self.scrubbing.start()
+
+    def _take_unknown(self) -> None:
+        """Begin to set aside what lies here for partitions that have no replica here; one that comes meanwhile waits."""
+        for name in self._directories.names:
+            identity = parse_partition_directory_name(name)
+            if identity is not None and identity.partition not in self._slots.get(identity.topic_id, {}):
+                self._leaving.note(*identity, self._spawn(self._care.take(name, is_known=False)))
 
     async def wait_idle(self) -> None:
         """Wait until no log is being opened or removed."""
@@ -382,16 +387,7 @@ class ReplicaHost:
         await self.moves.end(slot)
         if slot.replica is not None:
             await slot.replica.close("the topic was deleted")
-        name = directory_name(topic_id, partition)
-        directory = self._directories.find(name)
-        if directory is None:
-            return
-        try:
-            await self._care.take(directory, name)
-        except StorageError as error:
-            # It will be found unknown at the next start and set aside then.
-            logger.error("directory of a removed partition not set aside: %s: %s", name, error)
-            self._note_failure_at(name, error)
+        await self._care.take(directory_name(topic_id, partition), is_known=True)
 
     def _note_failure_at(self, name: str, error: StorageError) -> None:
         """Take up an error of a partition's directory, if it is one that ends more than this partition."""

@@ -40,6 +40,10 @@ class SetAside:
     def take(self, name: str, *, is_known: bool) -> None:
         """Set a partition directory aside; nothing happens when it does not exist.
 
+        Args:
+            name: the partition directory.
+            is_known: True if the partition was removed, False if the metadata never knew it here: that may be a mistake.
+
         Raises:
             StorageError: it could not be renamed.
         """
@@ -49,30 +53,13 @@ class SetAside:
         target = f"{name}.{self._now_ms()}.{_REMOVED if is_known else _UNKNOWN}"
         self._disk.rename(source, f"{self._directory}/{target}")
         self._disk.sync_directory(self._directory)
-        logger.info("partition directory set aside: %s", target)
-
-    def take_unknown(self, known: set[str]) -> list[str]:
-        """Set aside every partition directory that is not in `known`, and report it.
-
-        Returns:
-            The names of those.
-
-        Raises:
-            StorageError: the directory could not be listed, or one not be renamed.
-        """
-        unknown = [
-            name
-            for name in self._disk.list_directory(self._directory)
-            if name not in known and parse_partition_directory_name(name) is not None
-        ]
-        for name in unknown:
-            logger.warning(
-                "partition directory %s is not in the cluster's metadata: set aside, deleted in %d s",
-                name,
-                UNKNOWN_PARTITION_KEEP_MS // 1000,
-            )
-            self.take(name, is_known=False)
-        return unknown
+        if is_known:
+            logger.info("partition directory set aside: %s", target)
+            return
+        keep_s = UNKNOWN_PARTITION_KEEP_MS // 1000
+        logger.warning(
+            "partition directory not in the cluster's metadata: set aside: %s, deleted in %d s", target, keep_s
+        )
 
     def delete_due(self) -> int:
         """Delete what was set aside long enough ago.

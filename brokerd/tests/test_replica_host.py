@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replica host over a simulated disk: opening by metadata, flushing, failing, setting aside."""
+"""The replica host over a simulated disk: opening by metadata, flushing, failing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from lograft.wire.batch import encode_batch, read_batches, read_header
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import Failure, RefusedError
-from brokerd.limits import DELETED_PARTITION_KEEP_MS, UNKNOWN_PARTITION_KEEP_MS
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
@@ -31,7 +30,6 @@ from metaquorum.controller.records import (
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
-    RemoveTopicRecord,
     TopicRecord,
 )
 from metaquorum.runtime import record_codec
@@ -352,64 +350,6 @@ async def test_lost_leadership_ends_the_routes_with_a_hint(host: Host) -> None:
     host.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=1)))
     assert replica.leader_epoch == 2
     assert append(replica, [b"a"]) == 1
-
-
-async def test_removed_topic_is_set_aside_and_deleted_later(host: Host) -> None:
-    """The directory of a removed topic keeps its files for the stated time and not longer."""
-    host.create_topic()
-    replica = await host.replica()
-    await acked(replica, append(replica, [b"a"]))
-    listener = Listener()
-    replica.listeners.add_service(listener)
-    host.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
-    with pytest.raises(RefusedError) as caught:
-        await host.replica()
-    assert caught.value.failure.code is ErrorCode.UNKNOWN_TOPIC
-    await host.host.wait_idle()
-    assert [failure.code for failure in listener.failures] == [ErrorCode.UNKNOWN_TOPIC]
-    (name,) = host.disk.list_directory(ROOT)
-    assert name.endswith(".removed")
-    host.now_ms += DELETED_PARTITION_KEEP_MS - 1
-    assert host.set_aside.delete_due() == 0
-    host.now_ms += 1
-    assert host.set_aside.delete_due() == 1
-    assert host.disk.list_directory(ROOT) == []
-
-
-async def test_replica_that_comes_back_while_it_is_removed_begins_anew(host: Host) -> None:
-    """Moved away and back faster than its directory is set aside, it must not open its log in that one: it would be deleted with it."""
-    host.create_topic()
-    replica = await host.replica()
-    await acked(replica, append(replica, [b"a"]))
-    for _ in range(2):
-        away = PartitionChangeRecord(
-            topic_id=TOPIC_ID, partition=0, replicas=(2,), isr=(2,), leader=LeaderChange(leader_id=2)
-        )
-        back = PartitionChangeRecord(
-            topic_id=TOPIC_ID, partition=0, replicas=(1,), isr=(1,), leader=LeaderChange(leader_id=1)
-        )
-        host.commit(away)
-        host.commit(back)
-    again = await host.replica()
-    await host.host.wait_idle()
-    assert again.log_end_offset == 0
-    await acked(again, append(again, [b"b"]))
-    kept, *removed = sorted(host.disk.list_directory(ROOT), key=len)
-    assert again.log.directory == f"{ROOT}/{kept}"
-    assert removed
-    assert all(name.endswith(".removed") for name in removed)
-
-
-async def test_unknown_directories_are_kept_longer(host: Host) -> None:
-    """What the metadata never knew may be a mistake: it is kept for days, other names are not touched at all."""
-    for name in (f"{'0a' * 16}-1", "notes", f"{'0a' * 16}-2.x.unknown"):
-        host.disk.make_directory(f"{ROOT}/{name}")
-    assert host.set_aside.take_unknown(set()) == [f"{'0a' * 16}-1"]
-    host.now_ms += UNKNOWN_PARTITION_KEEP_MS - 1
-    assert host.set_aside.delete_due() == 0
-    host.now_ms += 1
-    assert host.set_aside.delete_due() == 1
-    assert len(host.disk.list_directory(ROOT)) == 2
 
 
 async def test_stopping_ends_routes_with_shutting_down(host: Host) -> None:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of partitions that have no replica here: set aside, deleted later; one that comes back takes a new one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+from lograft.wire.codes import ErrorCode
+
+from brokerd.failure import RefusedError
+from brokerd.limits import DELETED_PARTITION_KEEP_MS, UNKNOWN_PARTITION_KEEP_MS
+from brokerd.tests.support import WAIT_S
+from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, Listener, acked, append, host
+from metaquorum.controller.records import LeaderChange, PartitionChangeRecord, RemoveTopicRecord
+from storage.testing.sim_disk import Refusal, SimDisk
+
+__all__ = ["host"]
+
+
+async def test_removed_topic_is_set_aside_and_deleted_later(host: Host) -> None:
+    """The directory of a removed topic keeps its files for the stated time and not longer."""
+    host.create_topic()
+    replica = await host.replica()
+    await acked(replica, append(replica, [b"a"]))
+    listener = Listener()
+    replica.listeners.add_service(listener)
+    host.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
+    with pytest.raises(RefusedError) as caught:
+        await host.replica()
+    assert caught.value.failure.code is ErrorCode.UNKNOWN_TOPIC
+    await host.host.wait_idle()
+    assert [failure.code for failure in listener.failures] == [ErrorCode.UNKNOWN_TOPIC]
+    (name,) = host.disk.list_directory(ROOT)
+    assert name.endswith(".removed")
+    host.now_ms += DELETED_PARTITION_KEEP_MS - 1
+    assert host.set_aside.delete_due() == 0
+    host.now_ms += 1
+    assert host.set_aside.delete_due() == 1
+    assert host.disk.list_directory(ROOT) == []
+
+
+async def test_replica_that_comes_back_while_it_is_removed_begins_anew(host: Host) -> None:
+    """Moved away and back faster than its directory is set aside, it must not open its log in that one: it would be deleted with it."""
+    host.create_topic()
+    replica = await host.replica()
+    await acked(replica, append(replica, [b"a"]))
+    for _ in range(2):
+        away = PartitionChangeRecord(
+            topic_id=TOPIC_ID, partition=0, replicas=(2,), isr=(2,), leader=LeaderChange(leader_id=2)
+        )
+        back = PartitionChangeRecord(
+            topic_id=TOPIC_ID, partition=0, replicas=(1,), isr=(1,), leader=LeaderChange(leader_id=1)
+        )
+        host.commit(away)
+        host.commit(back)
+    again = await host.replica()
+    await host.host.wait_idle()
+    assert again.log_end_offset == 0
+    await acked(again, append(again, [b"b"]))
+    kept, *removed = sorted(host.disk.list_directory(ROOT), key=len)
+    assert again.log.directory == f"{ROOT}/{kept}"
+    assert removed
+    assert all(name.endswith(".removed") for name in removed)
+
+
+async def test_unknown_directories_are_kept_longer() -> None:
+    """What the metadata never knew may be a mistake: it is kept for days, other names are not touched at all."""
+    disk = SimDisk()
+    host = Host(disk)
+    for path in ("/data", ROOT, f"{ROOT}/{'0a' * 16}-1", f"{ROOT}/notes", f"{ROOT}/{'0a' * 16}-2.x.unknown"):
+        disk.make_directory(path)
+    await host.host.start()
+    await host.host.wait_idle()
+    left = {"notes", f"{'0a' * 16}-2.x.unknown", f"{'0a' * 16}-1.{host.now_ms}.unknown"}
+    assert set(disk.list_directory(ROOT)) == left
+    host.now_ms += UNKNOWN_PARTITION_KEEP_MS - 1
+    assert host.set_aside.delete_due() == 0
+    host.now_ms += 1
+    assert host.set_aside.delete_due() == 1
+    assert len(disk.list_directory(ROOT)) == 2
+    await host.host.stop()
+
+
+class HeldRename(SimDisk):
+    """A disk on which something happens on the event loop before the first rename."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[], Coroutine[None, None, None]] | None = None
+        self.loop = asyncio.get_running_loop()
+
+    def rename(self, source: str, target: str) -> None:
+        """See `Disk.rename`."""
+        before, self.before = self.before, None
+        if before is not None:
+            asyncio.run_coroutine_threadsafe(before(), self.loop).result(WAIT_S)
+        super().rename(source, target)
+
+
+async def test_partition_that_comes_while_unknown_directories_are_set_aside_keeps_its_own() -> None:
+    """A start that finds an old directory must not take the one of a replica that the metadata gives it meanwhile."""
+    disk = HeldRename()
+    host = Host(disk)
+    name = f"{TOPIC_ID.hex()}-0"
+    for path in ("/data", ROOT, f"{ROOT}/{name}"):
+        disk.make_directory(path)
+    host.register()
+
+    async def give_partition() -> None:
+        host.create_topic()
+        for _ in range(1000):
+            if host.host.find(TOPIC_ID, 0) is not None:
+                break
+            await asyncio.sleep(0)
+
+    disk.before = give_partition
+    await host.host.start()
+    replica = await host.replica()
+    await acked(replica, append(replica, [b"a"]))
+    assert set(disk.list_directory(ROOT)) == {name, f"{name}.{host.now_ms}.unknown"}
+    assert disk.list_directory(f"{ROOT}/{name}")
+    await host.host.stop()
+
+
+async def test_unknown_directory_that_cannot_be_renamed_stays() -> None:
+    """It is found again at the next start; the broker starts, and its other partitions work."""
+    disk = SimDisk()
+    host = Host(disk)
+    name = f"{'0a' * 16}-1"
+    for path in ("/data", ROOT, f"{ROOT}/{name}"):
+        disk.make_directory(path)
+    disk.refuse("rename", name, Refusal.FULL)
+    host.register()
+    host.create_topic()
+    await host.host.start()
+    replica = await host.replica()
+    await acked(replica, append(replica, [b"a"]))
+    assert name in disk.list_directory(ROOT)
+    await host.host.stop()
