@@ -54,6 +54,24 @@ class DamagedRanges:
                 return damaged
         return None
 
+    def run_base(self, end_offset: int) -> int | None:
+        """Return where the damage begins that ends at an offset, with all ranges that touch; None: no damage ends there.
+
+        Where a leader epoch begins at that offset, its first records may have been in the damage, and others before it.
+        """
+        base_offset = None
+        for damaged in reversed(self._ranges):
+            if damaged.end_offset == end_offset:
+                base_offset = end_offset = damaged.base_offset
+        return base_offset
+
+    def run_end(self, end_offset: int) -> int:
+        """Return where the damage ends that goes on at an offset, with all ranges that touch; the offset itself if none does."""
+        for damaged in self._ranges:
+            if damaged.base_offset == end_offset:
+                end_offset = damaged.end_offset
+        return end_offset
+
     def add(self, damaged: DamagedRange) -> None:
         """Add a range in memory; `save` makes it durable."""
         assert damaged.base_offset < damaged.end_offset, f"{damaged}"

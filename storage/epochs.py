@@ -59,6 +59,20 @@ class LeaderEpochs:
         self._epochs = (*self._epochs[:kept], epoch)
         self._starts = (*self._starts[:kept], start_offset)
 
+    def begin_earlier(self, epoch: int, start_offset: int) -> None:
+        """Learn from a batch that came back that its epoch begins earlier than was known, or was not known at all.
+
+        Args:
+            epoch: above the one known at the offset so far, and not above the next one.
+            start_offset: base offset of the batch (inclusive).
+        """
+        kept = bisect_left(self._starts, start_offset)
+        later = bisect_right(self._epochs, epoch)
+        assert kept == 0 or self._epochs[kept - 1] < epoch, f"epoch {epoch} at {start_offset}"
+        assert later - kept <= 1, f"epoch {epoch} at {start_offset} passes another"
+        self._epochs = (*self._epochs[:kept], epoch, *self._epochs[later:])
+        self._starts = (*self._starts[:kept], start_offset, *self._starts[later:])
+
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd | None:
         """Return the largest known epoch at or below `epoch`, and where it ends.
 

@@ -224,10 +224,7 @@ class PartitionLog:
             return self._tail.append_as_follower(batches, now_ms=now_ms)
 
     def assign_epoch(self, leader_epoch: int) -> None:
-        """Note that a leader epoch begins at the log end, before it has any record (kept in memory only).
-
-        `end_offset_for_epoch` then knows it. Does nothing for the last epoch.
-        """
+        """Note, in memory only, that a leader epoch begins at the log end, before it has any record; nothing for the last epoch."""
         self._tail.assign_epoch(leader_epoch)
 
     def _refuse_write(self) -> None:
@@ -301,10 +298,13 @@ class PartitionLog:
     def end_offset_for_epoch(self, epoch: int) -> EpochEnd | None:
         """Return the largest known leader epoch at or below `epoch`, and where it ends (exclusive).
 
-        None if `epoch` is above all known ones. For an epoch below all known ones: (epoch, start of the first known one).
-        Source: KIP-279.
+        None if `epoch` is above all known ones. For an epoch below all known ones: (epoch, start of the first known one); KIP-279.
         """
         return self._parts.epochs.end_offset_for(epoch, self._tail.end_offset)
+
+    def hidden_from(self, epoch_end_offset: int) -> int | None:
+        """Return from where on damage hides the end that `end_offset_for_epoch` gave: the last possible one; None: it is known."""
+        return self._parts.damage.run_base(epoch_end_offset)
 
     def epoch_at(self, offset: int) -> int | None:
         """Return the leader epoch of the record at an offset; None below the first one."""
@@ -407,7 +407,8 @@ class PartitionLog:
 
     def new_repair(self) -> LogRepair:
         """Make the owner's side of repairs from other replicas."""
-        return LogRepair(self._directory, self._parts, self._tail, self._flush_state, self.compaction, self._writing)
+        parts, flush_state = self._parts, self._flush_state
+        return LogRepair(self._disk, self._directory, parts, self._tail, flush_state, self.compaction, self._writing)
 
     def new_move(self) -> MoveSource:
         """Make the owner's side of a move to another directory."""

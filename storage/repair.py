@@ -10,6 +10,9 @@ Theory
 Laws
     Nothing gets into the file but batches whose CRC matches, which continue the one before, and whose leader epoch is the one that
     this log knows for their offsets: a batch of the same offsets and epoch is the same batch on every replica (KIP-101).
+    Damage that ends where an epoch begins may hide its beginning, if the epochs were read from the headers of the batches that
+    are left. There an epoch above the one before the damage and not above the one behind it is taken, and tells where it begins
+    (`found_epochs`). Only committed batches are asked for and given, and those are the same on every replica whatever their epoch.
     What `put` refuses has changed nothing: batches of another replica can be tried.
 
 Source: docs/storage.md section 6a; Alagappan et al., "Protocol-aware recovery" (FAST 2018).
@@ -25,12 +28,12 @@ from .compaction.group_writer import CleanedGroup, GroupWriter
 from .compaction.plan import SegmentFacts
 from .compaction.source import Pace, log_path, read_span
 from .env import Buffer, Disk
-from .epochs import LeaderEpochs
+from .epochs import EpochStart, LeaderEpochs
 from .errors import OutOfOrderOffsetError
 from .file_budget import disk_under
 from .follower_append import check_follower_batches
 from .names import REPAIRED_SUFFIX
-from .segment_check import epoch_fits
+from .segment_check import epoch_fits, may_begin_earlier
 from .types import Boundary, DamagedRange
 
 
@@ -42,6 +45,7 @@ class RepairTask:
         directory: directory of the log.
         segment: the segment, which is sealed and flushed.
         damaged: all of its damaged ranges, ascending; at least one.
+        highest_epochs: for each of them the leader epoch behind it and the damage that touches it; None: not known.
         epochs: leader epochs of the log.
         interval_bytes: index interval.
     """
@@ -49,6 +53,7 @@ class RepairTask:
     directory: str
     segment: SegmentFacts
     damaged: tuple[DamagedRange, ...]
+    highest_epochs: tuple[int | None, ...]
     epochs: LeaderEpochs
     interval_bytes: int
 
@@ -66,6 +71,9 @@ class SegmentRepair:
         self._disk = disk
         self._pace = pace
         self._left = list(task.damaged)
+        self._highest = list(task.highest_epochs)
+        self._epochs = LeaderEpochs(task.epochs.entries())
+        self._found: tuple[EpochStart, ...] = ()
         # Where what was written ends in the damaged file, and the offset there.
         self._copied = Boundary(task.segment.base_offset, 0)
         self._offset = task.segment.base_offset
@@ -83,6 +91,11 @@ class SegmentRepair:
     def wanted(self) -> range | None:
         """The offsets that must come next; None: all are there."""
         return range(self._offset, self._left[0].end_offset) if self._left else None
+
+    @property
+    def found_epochs(self) -> tuple[EpochStart, ...]:
+        """Leader epochs that the batches show to begin earlier than was known, ascending."""
+        return self._found
 
     def start(self) -> None:
         """Copy what stands before the first damaged range.
@@ -107,21 +120,29 @@ class SegmentRepair:
         placed = check_follower_batches(batches, log_end_offset=wanted.start, last_epoch=None)
         if not placed:
             raise InvalidBatchError("no batch came")
+        epochs = LeaderEpochs(self._epochs.entries())
+        found: list[EpochStart] = []
         for _, header in placed:
             if header.next_offset > wanted.stop:
                 raise InvalidBatchError(f"a batch ends at {header.next_offset}, the damage at {wanted.stop}")
-            if not epoch_fits(self.task.epochs, header):
+            if epoch_fits(epochs, header):
+                continue
+            if not may_begin_earlier(epochs, header.leader_epoch, header.base_offset, highest=self._highest[0]):
                 raise OutOfOrderOffsetError(
                     f"leader epoch {header.leader_epoch} is of another history",
                     expected_offset=wanted.start,
                     base_offset=header.base_offset,
                 )
+            epochs.begin_earlier(header.leader_epoch, header.base_offset)
+            found.append(EpochStart(header.leader_epoch, header.base_offset))
+        self._epochs, self._found = epochs, (*self._found, *found)
         view = memoryview(batches)
         for position, header in placed:
             self._writer.put(view[position : position + header.size_bytes], is_unchanged=False)
             self._offset = header.next_offset
         if self._offset == wanted.stop:
             self._copied = Boundary(self._offset, self._left.pop(0).end_position)
+            self._highest.pop(0)
             self._copy()
 
     def finish(self) -> CleanedGroup:

@@ -12,17 +12,21 @@ Source: docs/storage.md section 6a.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 
+from .checkpoints import encode_lines, replace_file
 from .compaction.group_writer import CleanedGroup
 from .compaction.owner import LogCompaction
 from .compaction.plan import SegmentFacts
-from .epochs import LeaderEpochs
+from .env import Disk
+from .epochs import EpochStart, LeaderEpochs
 from .flush_state import FlushState
+from .names import EPOCH_FILE
 from .recovery import LogParts
 from .repair import RepairTask
 from .segment import Segment
+from .segment_check import may_begin_earlier
 from .tail import LogTail
 from .types import DamagedRange
 
@@ -31,6 +35,7 @@ class LogRepair:
     """See the module docstring.
 
     Args:
+        disk: the disk of the log.
         directory: directory of the log.
         parts: what it consists of.
         tail: its append side, which rolls.
@@ -39,10 +44,11 @@ class LogRepair:
         writing: refuses a log that cannot be written, and notes a failure of the disk.
     """
 
-    __slots__ = ("_compaction", "_directory", "_flush_state", "_parts", "_tail", "_writing")
+    __slots__ = ("_compaction", "_directory", "_disk", "_flush_state", "_parts", "_tail", "_writing")
 
     def __init__(
         self,
+        disk: Disk,
         directory: str,
         parts: LogParts,
         tail: LogTail,
@@ -50,6 +56,7 @@ class LogRepair:
         compaction: LogCompaction,
         writing: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        self._disk = disk
         self._directory = directory
         self._parts = parts
         self._tail = tail
@@ -103,23 +110,54 @@ class LogRepair:
                 is_damaged=True,
             ),
             damaged=damaged,
+            highest_epochs=tuple(self._epoch_behind(each) for each in damaged),
             # A copy: the owner's one goes on.
             epochs=LeaderEpochs(self._parts.epochs.entries()),
             interval_bytes=self._tail.settings.index_interval_bytes,
         )
 
-    def end(self, repaired: CleanedGroup, *, now_ms: int) -> bool:
+    def _epoch_behind(self, damaged: DamagedRange) -> int | None:
+        """Return the leader epoch of what follows a range and the damage that touches it."""
+        return self._parts.epochs.epoch_at(self._parts.damage.run_end(damaged.end_offset))
+
+    def end(self, repaired: CleanedGroup, *, found_epochs: Sequence[EpochStart] = (), now_ms: int) -> bool:
         """Put a repaired segment in the place of the damaged one; waits for the device.
 
         Args:
             repaired: what `SegmentRepair.finish` gave.
+            found_epochs: `SegmentRepair.found_epochs`.
             now_ms: the owner's clock in milliseconds.
 
         Returns:
-            False if the segment changed meanwhile: nothing was done, and what was written is gone.
+            False if the segment changed meanwhile, or a flush is in flight that could save older epochs than those found: nothing
+            was done.
 
         Raises:
-            DiskFullError, DiskAccessError: nothing changed.
+            DiskFullError, DiskAccessError: the damaged segment stays.
             DiskFailedError, LogClosedError: the log can no longer be written.
         """
+        if found_epochs:
+            with self._writing():
+                if not self._learn_epochs(repaired, found_epochs):
+                    return False
         return self._compaction.swap_repaired(repaired, now_ms=now_ms)
+
+    def _learn_epochs(self, repaired: CleanedGroup, found_epochs: Sequence[EpochStart]) -> bool:
+        """Take up where epochs begin, on stable storage before the damage goes that says how little is known of it."""
+        parts = self._parts
+        known = set(parts.damage.all())
+        if self._flush_state.is_in_flight or not known.issuperset(repaired.repaired):
+            return False
+        epochs = LeaderEpochs(parts.epochs.entries())
+        for epoch, start_offset in found_epochs:
+            damaged = parts.damage.covering(start_offset)
+            highest = None if damaged is None else self._epoch_behind(damaged)
+            if epochs.epoch_at(start_offset) == epoch:
+                # Taken up before, by an end that found no room for the segment.
+                continue
+            if not may_begin_earlier(epochs, epoch, start_offset, highest=highest):
+                return False
+            epochs.begin_earlier(epoch, start_offset)
+        replace_file(self._disk, f"{self._directory}/{EPOCH_FILE}", encode_lines(epochs.encode_entries()))
+        parts.epochs, parts.epochs_saved = epochs, True
+        return True

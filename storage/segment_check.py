@@ -135,3 +135,16 @@ def epoch_fits(epochs: LeaderEpochs, header: BatchHeader) -> bool:
     if highest is None:
         return True
     return (lowest is None or lowest <= header.leader_epoch) and header.leader_epoch <= highest
+
+
+def may_begin_earlier(epochs: LeaderEpochs, epoch: int, offset: int, *, highest: int | None) -> bool:
+    """Tell whether a leader epoch may begin at an offset that lies in damage, although another one is known there.
+
+    Args:
+        epochs: leader epochs of the log.
+        epoch: the epoch.
+        offset: where it would begin.
+        highest: the epoch behind the damage; None: not known.
+    """
+    lowest = epochs.epoch_at(offset)
+    return highest is not None and lowest is not None and lowest < epoch <= highest

@@ -130,6 +130,7 @@ class Leadership:
             last_epoch=event.last_epoch,
             follower_end_offset=event.log_end_offset,
             epoch_end=event.epoch_end,
+            hidden_from=event.hidden_from,
             log_start_offset=event.log_start_offset,
             log_end_offset=self._log.log_end_offset,
         )

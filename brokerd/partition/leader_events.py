@@ -29,6 +29,8 @@ class FollowerSubscribed:
         last_epoch: leader epoch of its last record; None for a log that never had one.
         epoch_end: what the leader's log knows of that epoch (`PartitionLog.end_offset_for_epoch`); None: it is above all
             known ones, or there is no `last_epoch`.
+        hidden_from: from where on damage of the leader's log hides where that epoch ends (`PartitionLog.hidden_from`); None: it
+            is known.
         log_start_offset: start of the leader's log (inclusive).
     """
 
@@ -40,6 +42,7 @@ class FollowerSubscribed:
     flushed_offset: int
     last_epoch: int | None
     epoch_end: EpochEnd | None
+    hidden_from: int | None = None
     log_start_offset: int
 
 

@@ -3,7 +3,7 @@
 
 Law: a follower whose subscription is accepted has a log that is a prefix of its leader's. It gets there by cuts that
 drop no record which the leader has, save where a round brings it only to an epoch that both know. High watermarks
-decide nothing here.
+decide nothing here. What the leader does not know for sure it does not say.
 Source: KIP-101; KIP-279; KIP-595 section "Fetch"; Kafka, Partition.readRecords and AbstractFetcherThread.
 """
 
@@ -44,6 +44,7 @@ def compared(
     last_epoch: int | None,
     follower_end_offset: int,
     epoch_end: EpochEnd | None,
+    hidden_from: int | None,
     log_start_offset: int,
     log_end_offset: int,
 ) -> EpochEnd | SubscriptionError | None:
@@ -53,6 +54,7 @@ def compared(
         last_epoch: leader epoch of the follower's last record; None without one.
         follower_end_offset: end of the follower's log (exclusive).
         epoch_end: the leader's largest epoch at or below `last_epoch` with its end; None: the leader knows only lower ones.
+        hidden_from: from where on damage of the leader's log hides where that epoch ends; None: it is known.
         log_start_offset: of the leader (inclusive).
         log_end_offset: of the leader (exclusive).
 
@@ -66,6 +68,9 @@ def compared(
         return EpochEnd(None, log_end_offset) if follower_end_offset > log_end_offset else None
     if epoch_end is None:
         return SubscriptionError.LOG_AHEAD
+    if hidden_from is not None and (epoch_end.epoch != last_epoch or hidden_from < follower_end_offset):
+        # What is damaged may have been of a later epoch: a cut could leave the follower a record of another history there.
+        return SubscriptionError.STORAGE_FAILED
     if epoch_end.epoch != last_epoch or epoch_end.end_offset < follower_end_offset:
         return epoch_end
     return None

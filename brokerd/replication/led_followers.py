@@ -94,6 +94,7 @@ class LedFollowers:
                 flushed_offset=request.flushed_offset,
                 last_epoch=request.last_epoch,
                 epoch_end=None if known is None else EpochEnd(known.epoch, known.end_offset),
+                hidden_from=None if known is None else log.hidden_from(known.end_offset),
                 log_start_offset=log.log_start_offset,
             )
         )

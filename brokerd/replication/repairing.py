@@ -195,10 +195,16 @@ class DamageRepairs:
     ) -> bool:
         def end(log: PartitionLog, _high_watermark: int) -> bool:
             # Moved to another log directory meanwhile: it has the damage there too.
-            return log.directory == task.directory and log.new_repair().end(repaired, now_ms=wall_ms())
+            if log.directory != task.directory:
+                return False
+            return log.new_repair().end(repaired, found_epochs=work.found_epochs, now_ms=wall_ms())
 
         try:
             await replica.wait_released()
+            if work.found_epochs:
+                # Then no flush is under way, which could save the epochs of before.
+                async with replica.held():
+                    pass
             is_done = replica.run_step(end)
         except StorageError:
             work.discard()

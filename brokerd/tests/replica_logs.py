@@ -31,6 +31,7 @@ def answer(leader: PartitionLog, *, last_epoch: int | None, end: int) -> EpochEn
         last_epoch=last_epoch,
         follower_end_offset=end,
         epoch_end=None if found is None else EpochEnd(found.epoch, found.end_offset),
+        hidden_from=None if found is None else leader.hidden_from(found.end_offset),
         log_start_offset=leader.log_start_offset,
         log_end_offset=leader.log_end_offset,
     )

@@ -23,12 +23,15 @@ def leader_log() -> SimLog:
     return log
 
 
-def ask(log: SimLog, last_epoch: int | None, end: int, *, start: int = 0) -> EpochEnd | SubscriptionError | None:
+def ask(
+    log: SimLog, last_epoch: int | None, end: int, *, start: int = 0, hidden_from: int | None = None
+) -> EpochEnd | SubscriptionError | None:
     """Compare a follower's end with a log."""
     return compared(
         last_epoch=last_epoch,
         follower_end_offset=end,
         epoch_end=log.epoch_end(last_epoch),
+        hidden_from=hidden_from,
         log_start_offset=start,
         log_end_offset=log.end,
     )
@@ -59,6 +62,16 @@ def test_leader_answers_with_its_largest_epoch_not_above_the_followers(
 def test_follower_below_the_log_start_is_told_so() -> None:
     """Its end cannot be continued, whatever its epoch."""
     assert ask(leader_log(), 3, 4, start=5) is SubscriptionError.BELOW_LOG_START
+
+
+@pytest.mark.parametrize(
+    ("last_epoch", "end", "is_said"),
+    [(3, 5, True), (3, 6, True), (3, 7, False), (3, 8, False), (3, 9, False), (1, 2, False), (2, 8, False)],
+)
+def test_end_that_damage_hides_is_not_said(last_epoch: int, end: int, is_said: bool) -> None:
+    """Damage up to offset 8 may have held the first records of epoch 4: only what ends before it is known to be a prefix."""
+    log = leader_log()
+    assert ask(log, last_epoch, end, hidden_from=6) is (None if is_said else SubscriptionError.STORAGE_FAILED)
 
 
 def test_follower_without_records_is_a_prefix_up_to_the_leaders_end() -> None:

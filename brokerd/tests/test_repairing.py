@@ -19,14 +19,16 @@ from brokerd.following.repair_calls import RESIGN_METHOD, RepairCalls
 from brokerd.limits import REPAIR_CALL_MS, REPAIR_RETRY_MS
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replication.damage_news import DamageNews
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.repair_peers import RepairCallError
 from brokerd.replication.repairing import DamageRepairs
-from brokerd.tests.hosted_support import TOPIC_ID, Hosted, stamped
+from brokerd.tests.hosted_support import TOPIC_ID, Hosted, Route, stamped
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_hosted_follower import followed, follower, send
 from metaquorum.tests.quorum_cluster import HOST, free_ports, until
+from storage.epochs import EpochStart, LeaderEpochs
 from storage.repair import SegmentRepair
 from storage.testing.sim_disk import Refusal
 
@@ -205,6 +207,45 @@ async def leader_with_damage(hosted: Hosted) -> HostedReplica:
     hosted.lead(1)
     assert replica.is_leader
     return replica
+
+
+async def test_leader_does_not_say_where_an_epoch_ends_that_damage_hides(hosted: Hosted, peers: Peers) -> None:
+    """The last batch before its own epoch is damaged: a follower that has records there waits until it came back."""
+    replica = await followed(hosted)
+    send(hosted, stamped(0, 0, COUNT), base_offset=0, high_watermark=COUNT)
+    replica.log.flush()
+    hurt(hosted, replica, COUNT - 1)
+    read_fails(replica, COUNT - 1)
+    hosted.lead(1)
+    parted, behind, again = Route(2, session=1), Route(3, session=1), Route(2, session=2)
+    hosted.subscribe(replica, parted, leader_epoch=1, end=COUNT + 1, last_epoch=0)
+    assert parted.heard == [("ended", SubscriptionError.STORAGE_FAILED, 0)]
+    hosted.subscribe(replica, behind, leader_epoch=1, end=COUNT - 1, last_epoch=0)
+    assert behind.heard[0][0] == "accepted"
+    peers.answers = {2: right}
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
+    hosted.subscribe(replica, again, leader_epoch=1, end=COUNT + 1, last_epoch=0)
+    assert again.heard == [("diverged", EpochEnd(0, COUNT))]
+
+
+async def test_epoch_whose_beginning_was_damaged_begins_there_again(hosted: Hosted, peers: Peers) -> None:
+    """Its checkpoint was lost too, so that the log had it begin behind the damage."""
+    replica = await followed(hosted)
+    hosted.lead(2)
+    follower(hosted).on_subscription_accepted(hosted.said.session, high_watermark=0, log_start_offset=0)
+    sent = stamped(0, 0, DAMAGED) + stamped(DAMAGED, 1, COUNT - DAMAGED)
+    send(hosted, stamped(0, 0, DAMAGED), base_offset=0)
+    send(hosted, stamped(DAMAGED, 1, COUNT - DAMAGED), base_offset=DAMAGED, leader_epoch=1, high_watermark=COUNT)
+    replica.log.flush()
+    replica.log._parts.epochs = LeaderEpochs([EpochStart(0, 0), EpochStart(1, DAMAGED + 1)])
+    hurt(hosted, replica)
+    read_fails(replica)
+    peers.answers = {2: lambda wanted: stamped(wanted.start, 1, len(wanted))}
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
+    assert bytes(replica.read(0, 1 << 20, end_offset=COUNT).data) == sent
+    end = replica.log.end_offset_for_epoch(0)
+    assert end is not None
+    assert end.end_offset == DAMAGED
 
 
 async def test_leader_gives_up_the_leadership_before_it_repairs(hosted: Hosted, peers: Peers) -> None:

@@ -92,3 +92,20 @@ def test_end_of_the_run_at_an_offset(offset: int, end: int) -> None:
     """The records of an epoch end where the next one begins, those of the last epoch at the log end."""
     assert filled().end_at(offset, 42) == end
     assert LeaderEpochs().end_at(offset, 42) == 42
+
+
+@pytest.mark.parametrize(
+    ("epoch", "start", "expected"),
+    [
+        (5, 15, [(2, 10), (5, 15), (6, 30)]),
+        (3, 15, [(2, 10), (3, 15), (5, 20), (6, 30)]),
+        (6, 29, [(2, 10), (5, 20), (6, 29)]),
+        (1, 5, [(1, 5), (2, 10), (5, 20), (6, 30)]),
+        (2, 5, [(2, 5), (5, 20), (6, 30)]),
+    ],
+)
+def test_epoch_that_begins_earlier_than_was_known(epoch: int, start: int, expected: list[tuple[int, int]]) -> None:
+    """It is moved back, or takes its place between two others."""
+    epochs = filled()
+    epochs.begin_earlier(epoch, start)
+    assert epochs.entries() == expected

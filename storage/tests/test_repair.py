@@ -77,7 +77,7 @@ class World:
         return self.other.read(first, 10**6, end_offset=end).data
 
     def end(self, work: SegmentRepair) -> bool:
-        return self.log.new_repair().end(work.finish(), now_ms=0)
+        return self.log.new_repair().end(work.finish(), found_epochs=work.found_epochs, now_ms=0)
 
     def repair(self) -> None:
         work = self.begun()
