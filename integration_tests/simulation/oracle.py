@@ -16,7 +16,7 @@ Source: Raft's safety properties, section 5.4; docs/replication.md "Invariants";
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from unittest import mock
@@ -37,6 +37,7 @@ from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
 from storage.compaction.group_writer import CleanedGroup
+from storage.epochs import EpochStart
 from storage.errors import DataLossError
 from storage.repair_owner import LogRepair
 
@@ -114,9 +115,12 @@ class Oracle:
             self._on_partition((replica.topic_id, replica.partition), event.partition)
             take_partition(replica, event)
 
-        def watched_end(owner: LogRepair, repaired: CleanedGroup, *, now_ms: int) -> bool:
-            is_done = end_repair(owner, repaired, now_ms=now_ms)
+        def watched_end(
+            owner: LogRepair, repaired: CleanedGroup, *, found_epochs: Sequence[EpochStart] = (), now_ms: int
+        ) -> bool:
+            is_done = end_repair(owner, repaired, found_epochs=found_epochs, now_ms=now_ms)
             self._counts["segment repaired"] += is_done
+            self._counts["beginning of an epoch repaired"] += is_done and bool(found_epochs)
             return is_done
 
         def watched_find(locator: Locator, topic: str, partition: int) -> ServingReplica | None:
