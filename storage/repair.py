@@ -45,7 +45,7 @@ class RepairTask:
         directory: directory of the log.
         segment: the segment, which is sealed and flushed.
         damaged: all of its damaged ranges, ascending; at least one.
-        highest_epochs: for each of them the leader epoch behind it and the damage that touches it; None: not known.
+        damage_ends: for each of them where it ends with all damage that touches it, also in the next segments (exclusive).
         epochs: leader epochs of the log.
         interval_bytes: index interval.
     """
@@ -53,7 +53,7 @@ class RepairTask:
     directory: str
     segment: SegmentFacts
     damaged: tuple[DamagedRange, ...]
-    highest_epochs: tuple[int | None, ...]
+    damage_ends: tuple[int, ...]
     epochs: LeaderEpochs
     interval_bytes: int
 
@@ -71,7 +71,7 @@ class SegmentRepair:
         self._disk = disk
         self._pace = pace
         self._left = list(task.damaged)
-        self._highest = list(task.highest_epochs)
+        self._damage_ends = list(task.damage_ends)
         self._epochs = LeaderEpochs(task.epochs.entries())
         self._found: tuple[EpochStart, ...] = ()
         # Where what was written ends in the damaged file, and the offset there.
@@ -127,7 +127,7 @@ class SegmentRepair:
                 raise InvalidBatchError(f"a batch ends at {header.next_offset}, the damage at {wanted.stop}")
             if epoch_fits(epochs, header):
                 continue
-            if not may_begin_earlier(epochs, header.leader_epoch, header.base_offset, highest=self._highest[0]):
+            if not may_begin_earlier(epochs, header.leader_epoch, header.base_offset, damage_end=self._damage_ends[0]):
                 raise OutOfOrderOffsetError(
                     f"leader epoch {header.leader_epoch} is of another history",
                     expected_offset=wanted.start,
@@ -142,7 +142,7 @@ class SegmentRepair:
             self._offset = header.next_offset
         if self._offset == wanted.stop:
             self._copied = Boundary(self._offset, self._left.pop(0).end_position)
-            self._highest.pop(0)
+            self._damage_ends.pop(0)
             self._copy()
 
     def finish(self) -> CleanedGroup:

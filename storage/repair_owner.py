@@ -110,15 +110,11 @@ class LogRepair:
                 is_damaged=True,
             ),
             damaged=damaged,
-            highest_epochs=tuple(self._epoch_behind(each) for each in damaged),
+            damage_ends=tuple(self._parts.damage.run_end(each.end_offset) for each in damaged),
             # A copy: the owner's one goes on.
             epochs=LeaderEpochs(self._parts.epochs.entries()),
             interval_bytes=self._tail.settings.index_interval_bytes,
         )
-
-    def _epoch_behind(self, damaged: DamagedRange) -> int | None:
-        """Return the leader epoch of what follows a range and the damage that touches it."""
-        return self._parts.epochs.epoch_at(self._parts.damage.run_end(damaged.end_offset))
 
     def end(self, repaired: CleanedGroup, *, found_epochs: Sequence[EpochStart] = (), now_ms: int) -> bool:
         """Put a repaired segment in the place of the damaged one; waits for the device.
@@ -150,12 +146,14 @@ class LogRepair:
             return False
         epochs = LeaderEpochs(parts.epochs.entries())
         for epoch, start_offset in found_epochs:
-            damaged = parts.damage.covering(start_offset)
-            highest = None if damaged is None else self._epoch_behind(damaged)
             if epochs.epoch_at(start_offset) == epoch:
                 # Taken up before, by an end that found no room for the segment.
                 continue
-            if not may_begin_earlier(epochs, epoch, start_offset, highest=highest):
+            damaged = parts.damage.covering(start_offset)
+            if damaged is None:
+                return False
+            damage_end = parts.damage.run_end(damaged.end_offset)
+            if not may_begin_earlier(epochs, epoch, start_offset, damage_end=damage_end):
                 return False
             epochs.begin_earlier(epoch, start_offset)
         replace_file(self._disk, f"{self._directory}/{EPOCH_FILE}", encode_lines(epochs.encode_entries()))

@@ -137,14 +137,17 @@ def epoch_fits(epochs: LeaderEpochs, header: BatchHeader) -> bool:
     return (lowest is None or lowest <= header.leader_epoch) and header.leader_epoch <= highest
 
 
-def may_begin_earlier(epochs: LeaderEpochs, epoch: int, offset: int, *, highest: int | None) -> bool:
-    """Tell whether a leader epoch may begin at an offset that lies in damage, although another one is known there.
+def may_begin_earlier(epochs: LeaderEpochs, epoch: int, offset: int, *, damage_end: int) -> bool:
+    """Tell whether a leader epoch may begin at an offset that lies in damage, although a lower one is known there.
+
+    The next epoch that is known to begin, in the damage or right behind it, is the highest one that may.
 
     Args:
         epochs: leader epochs of the log.
         epoch: the epoch.
         offset: where it would begin.
-        highest: the epoch behind the damage; None: not known.
+        damage_end: end of the damage (exclusive), with all that touches it.
     """
     lowest = epochs.epoch_at(offset)
-    return highest is not None and lowest is not None and lowest < epoch <= highest
+    highest = epochs.epoch_at(min(epochs.end_at(offset, damage_end), damage_end))
+    return lowest is not None and highest is not None and lowest < epoch <= highest

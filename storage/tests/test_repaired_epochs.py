@@ -9,6 +9,7 @@ import pytest
 
 from storage.damage import DamagedRanges
 from storage.env_posix import PosixDisk
+from storage.epochs import EpochStart, LeaderEpochs
 from storage.errors import DiskFullError, OutOfOrderOffsetError
 from storage.log import PartitionLog
 from storage.names import EPOCH_FILE
@@ -85,6 +86,21 @@ def test_epochs_that_cannot_have_been_there_are_refused(world: World) -> None:
     work.put(right[3 * BATCH_BYTES :])
     assert work.found_epochs == ((2, 20),)
     assert end(world.log, work)
+    assert ends(world.log) == [10, 20, 30]
+
+
+def test_epoch_that_is_known_between_two_ranges_bounds_the_first(world: World) -> None:
+    """The ranges touch in the middle of epoch 1, and epoch 2 begins behind both: it cannot have begun before epoch 1 went on."""
+    hurt(world, *range(9, 20))
+    world.log._parts.epochs = LeaderEpochs([EpochStart(0, 0), EpochStart(1, 11), EpochStart(2, 20)])
+    work = world.begun()
+    right = world.bytes_of(9, 11)
+    with pytest.raises(OutOfOrderOffsetError):
+        work.put(of_epoch(right[:BATCH_BYTES], 2))
+    work.put(right)
+    assert work.found_epochs == ((1, 10),)
+    assert end(world.log, work)
+    world.repair()
     assert ends(world.log) == [10, 20, 30]
 
 
