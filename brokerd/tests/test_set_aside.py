@@ -65,12 +65,19 @@ async def test_replica_that_comes_back_while_it_is_removed_begins_anew(host: Hos
     assert all(name.endswith(".removed") for name in removed)
 
 
+def host_that_finds(disk: SimDisk, *names: str) -> Host:
+    """A host that is not started, of a registered broker, over a disk with some names among the partition directories."""
+    for path in ("/data", ROOT, *(f"{ROOT}/{name}" for name in names)):
+        disk.make_directory(path)
+    made = Host(disk)
+    made.register()
+    return made
+
+
 async def test_unknown_directories_are_kept_longer() -> None:
     """What the metadata never knew may be a mistake: it is kept for days, other names are not touched at all."""
     disk = SimDisk()
-    host = Host(disk)
-    for path in ("/data", ROOT, f"{ROOT}/{'0a' * 16}-1", f"{ROOT}/notes", f"{ROOT}/{'0a' * 16}-2.x.unknown"):
-        disk.make_directory(path)
+    host = host_that_finds(disk, f"{'0a' * 16}-1", "notes", f"{'0a' * 16}-2.x.unknown")
     await host.host.start()
     await host.host.wait_idle()
     left = {"notes", f"{'0a' * 16}-2.x.unknown", f"{'0a' * 16}-1.{host.now_ms}.unknown"}
@@ -102,11 +109,8 @@ class HeldRename(SimDisk):
 async def test_partition_that_comes_while_unknown_directories_are_set_aside_keeps_its_own() -> None:
     """A start that finds an old directory must not take the one of a replica that the metadata gives it meanwhile."""
     disk = HeldRename()
-    host = Host(disk)
     name = f"{TOPIC_ID.hex()}-0"
-    for path in ("/data", ROOT, f"{ROOT}/{name}"):
-        disk.make_directory(path)
-    host.register()
+    host = host_that_finds(disk, name)
 
     async def give_partition() -> None:
         host.create_topic()
@@ -127,12 +131,9 @@ async def test_partition_that_comes_while_unknown_directories_are_set_aside_keep
 async def test_unknown_directory_that_cannot_be_renamed_stays() -> None:
     """It is found again at the next start; the broker starts, and its other partitions work."""
     disk = SimDisk()
-    host = Host(disk)
     name = f"{'0a' * 16}-1"
-    for path in ("/data", ROOT, f"{ROOT}/{name}"):
-        disk.make_directory(path)
+    host = host_that_finds(disk, name)
     disk.refuse("rename", name, Refusal.FULL)
-    host.register()
     host.create_topic()
     await host.host.start()
     replica = await host.replica()
