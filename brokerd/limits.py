@@ -179,6 +179,19 @@ ISR_RETRY_MIN_MS: Final = 100
 ISR_RETRY_MAX_MS: Final = 5_000
 """Most milliseconds between two proposals of in-sync replicas."""
 
+GIVE_WAY_MS: Final = 1_500
+"""Milliseconds that a leader is cut off from followers that live before it asks that another replica leads; more than followers
+pause between two attempts."""
+
+GIVE_WAY_RETRY_MS: Final = 1_000
+"""Milliseconds before it asks again, if it still leads then."""
+
+GIVE_WAY_CALL_MS: Final = 10_000
+"""Milliseconds after which a call that gives leaderships up is given up itself."""
+
+MAX_CALL_RESIGNATIONS: Final = 2_000
+"""Leaderships that are given up in one call of the controller; more wait for the next."""
+
 WITHDRAWAL_RETRY_MIN_MS: Final = 100
 """Milliseconds before a lost replica is withdrawn again after a refusal or no answer; doubles each time."""
 

@@ -13,6 +13,7 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import peer_address
 from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.replication.replica_peers import ReplicaPeers
+from brokerd.replication.resignations import Resignations
 from brokerd.replication.withdrawals import Withdrawals
 
 
@@ -49,8 +50,13 @@ class Replication:
         self._withdrawals = Withdrawals(
             calls, observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch
         )
+        self._resignations = Resignations(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
         self.peers = ReplicaPeers(
-            links=self._links, proposals=self._proposals, repairs=self.repairs, withdrawals=self._withdrawals
+            links=self._links,
+            proposals=self._proposals,
+            repairs=self.repairs,
+            withdrawals=self._withdrawals,
+            resignations=self._resignations,
         )
 
     def note_registration(self) -> None:
@@ -60,6 +66,7 @@ class Replication:
     async def close(self) -> None:
         """End the streams, and propose nothing more. Idempotent."""
         await self._proposals.close()
+        await self._resignations.close()
         await self._withdrawals.close()
         await self._links.close()
 

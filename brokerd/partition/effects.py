@@ -132,6 +132,13 @@ class ProposeIsr:
     members: tuple[ProposedMember, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveWay:
+    """Ask the controller to let another replica lead; the metadata tells whether it did, and nothing else answers."""
+
+    leader_epoch: int
+
+
 # Of a follower.
 
 
@@ -226,6 +233,7 @@ Effect = (
     | DivergeSubscription
     | EndSubscription
     | ProposeIsr
+    | GiveWay
     | ForgetEmptyEpoch
     | Subscribe
     | Unsubscribe

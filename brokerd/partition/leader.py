@@ -11,6 +11,8 @@ Laws
     epoch begins, for what an earlier leader committed may reach up to there.
     An acknowledgement counts in the session that it belongs to, and only while the process that subscribed is the one
     that is registered. A refused subscription changes nothing.
+    A leader asks for another one only where it can commit nothing, and nothing that it acknowledged can be lost by that
+    (`cut_off.py`).
 Source: architecture section 8; KIP-497; KIP-841; KIP-903; KIP-966 "Strict min ISR"; Kafka, Partition.scala.
 """
 
@@ -18,11 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from brokerd.partition.cut_off import CutOff
 from brokerd.partition.effects import (
     AcceptSubscription,
     DivergeSubscription,
     Effect,
     EndSubscription,
+    GiveWay,
     ProposedMember,
 )
 from brokerd.partition.events import BrokerState
@@ -53,7 +57,16 @@ class Leadership:
         epoch_start_offset: end of the log when the leadership began; what an earlier leader committed lies below.
     """
 
-    __slots__ = ("_brokers", "_lag_max_ms", "_log", "_node_id", "epoch_start_offset", "followers", "isr")
+    __slots__ = (
+        "_brokers",
+        "_cut_off",
+        "_lag_max_ms",
+        "_log",
+        "_node_id",
+        "epoch_start_offset",
+        "followers",
+        "isr",
+    )
 
     def __init__(
         self,
@@ -75,6 +88,8 @@ class Leadership:
         self._brokers = {broker.node_id: broker for broker in brokers}
         self.followers: dict[int, FollowerProgress] = {}
         self._follow_replicas(now_ms)
+        self._cut_off = CutOff()
+        self._note_company(now_ms)
 
     def take_state(
         self, partition: PartitionImage, *, min_isr: int, brokers: Iterable[BrokerState], now_ms: int
@@ -92,6 +107,7 @@ class Leadership:
                 follower.grace_ms = now_ms  # who joined at the high watermark has the whole time from here on
         for broker in brokers:
             effects += self.note_broker(broker, now_ms)
+        self._note_company(now_ms)
         return effects
 
     def note_broker(self, broker: BrokerState, now_ms: int) -> list[Effect]:
@@ -102,11 +118,12 @@ class Leadership:
         self._brokers[broker.node_id] = broker
         self.isr.note_broker_epoch(broker.node_id, broker.broker_epoch)
         follower = self.followers.get(broker.node_id)
-        if follower is None or follower.broker_epoch is None or follower.broker_epoch >= broker.broker_epoch:
-            return []
-        effects = self._end(follower, SubscriptionError.STALE_BROKER_EPOCH)
-        follower.forget()
-        follower.grace_ms = now_ms  # the new process has the whole time to subscribe
+        effects: list[Effect] = []
+        if follower is not None and follower.broker_epoch is not None and follower.broker_epoch < broker.broker_epoch:
+            effects = self._end(follower, SubscriptionError.STALE_BROKER_EPOCH)
+            follower.forget()
+            follower.grace_ms = now_ms  # the new process has the whole time to subscribe
+        self._note_company(now_ms)
         return effects
 
     def note_log_growth(self, *, old_end_offset: int, now_ms: int) -> None:
@@ -135,6 +152,7 @@ class Leadership:
             log_end_offset=self._log.log_end_offset,
         )
         follower.begin(event, is_accepted=parting is None)
+        self._note_company(now_ms)
         if isinstance(parting, SubscriptionError):
             return [_refused(event, parting)]
         node_id, broker_epoch, session = event.node_id, event.broker_epoch, event.session
@@ -157,16 +175,18 @@ class Leadership:
         if not event.flushed_offset <= event.appended_offset <= self._log.log_end_offset:
             effects = self._end(follower, SubscriptionError.INVALID_ACK)
             follower.forget()
+            self._note_company(now_ms)
             return effects
         follower.acknowledge(event)
         self._note_counted(follower, now_ms)
         return []
 
-    def lose(self, event: FollowerLost) -> None:
+    def lose(self, event: FollowerLost, now_ms: int) -> None:
         """Learn that a subscription is over; what the follower holds, it holds."""
         follower = self.followers.get(event.node_id)
         if follower is not None and follower.is_of(event):
             follower.is_subscribed = False
+            self._note_company(now_ms)
 
     def committed_end(self) -> int | None:
         """Return up to where (exclusive) everything is committed; None: nothing more is."""
@@ -195,15 +215,15 @@ class Leadership:
         """Return when time alone may change who should be in sync."""
         if self.isr.is_proposing or self.isr.is_waiting:
             return None
-        due_ms = self.isr.deadline_ms()
-        if due_ms is not None:
-            return due_ms
-        lags = [
-            follower.behind_since_ms + self._lag_max_ms + 1
-            for follower in self.followers.values()
-            if follower.node_id in self.isr.partition.isr and self._counted(follower) != self._log.log_end_offset
-        ]
-        return min(lags, default=None)
+        due_ms, give_way_ms = self.isr.deadline_ms(), self._give_way_ms()
+        if due_ms is None:
+            lags = [
+                follower.behind_since_ms + self._lag_max_ms + 1
+                for follower in self.followers.values()
+                if follower.node_id in self.isr.partition.isr and self._counted(follower) != self._log.log_end_offset
+            ]
+            due_ms = min(lags, default=None)
+        return min((at_ms for at_ms in (due_ms, give_way_ms) if at_ms is not None), default=None)
 
     def propose(self, now_ms: int) -> list[Effect]:
         """Propose other in-sync replicas if some lag, or others have caught up, and no proposal is under way."""
@@ -224,9 +244,40 @@ class Leadership:
         )
         return [self.isr.propose(members)]
 
+    def give_way(self, now_ms: int) -> list[Effect]:
+        """Ask for another leader if this one is cut off, can commit nothing, and nothing is lost by that."""
+        due_ms = self._give_way_ms()
+        if due_ms is None or now_ms < due_ms:
+            return []
+        self._cut_off.note_asked(now_ms)
+        return [GiveWay(leader_epoch=self.isr.partition.leader_epoch)]
+
     def end(self, error: SubscriptionError) -> list[Effect]:
         """End all subscriptions: the leadership is over."""
         return [effect for follower in self.followers.values() for effect in self._end(follower, error)]
+
+    def _give_way_ms(self) -> int | None:
+        """Return when another leader is to be asked for; None: not as things are."""
+        log, isr = self._log, self.isr
+        if self._cut_off.since_ms is None or not isr.is_below_min or isr.is_proposing or isr.is_waiting:
+            return None
+        if log.high_watermark < max(self.epoch_start_offset, log.acknowledged_end):
+            return None  # acknowledged by this leader, or for all it knows by an earlier one, and not known to be anywhere else
+        return self._cut_off.due_ms()
+
+    def _note_company(self, now_ms: int) -> None:
+        """Note whether enough are in sync, and whether too few have a subscription while one without could lead."""
+        partition, company = self.isr.partition, 1
+        is_heir_away = False
+        for follower in self.followers.values():
+            if follower.is_subscribed:
+                company += 1
+            elif follower.node_id in partition.isr or follower.node_id in partition.elr:
+                is_heir_away = is_heir_away or self._is_fit(follower.node_id)
+        is_short = company < self.isr.needed
+        if not is_short:
+            self._cut_off.had_company = True
+        self._cut_off.note(is_deserted=is_short and is_heir_away, now_ms=now_ms)
 
     def _follow_replicas(self, now_ms: int) -> None:
         """Begin to follow the progress of replicas that are new; those in sync have the whole time to show that they are."""

@@ -18,10 +18,18 @@ class LogState:
         flushed_offset: end (exclusive) of what is on stable storage.
         last_epoch: leader epoch of the last record; None without one.
         high_watermark: end (exclusive) of what is committed, as far as this replica knows.
+        acknowledged_end: end (exclusive) of what this replica acknowledged as a leader before it was committed (acks=1).
         flush_policy: when records count.
     """
 
-    __slots__ = ("flush_policy", "flushed_offset", "high_watermark", "last_epoch", "log_end_offset")
+    __slots__ = (
+        "acknowledged_end",
+        "flush_policy",
+        "flushed_offset",
+        "high_watermark",
+        "last_epoch",
+        "log_end_offset",
+    )
 
     def __init__(
         self, *, log_end_offset: int, flushed_offset: int, last_epoch: int | None, flush_policy: FlushPolicy
@@ -32,6 +40,7 @@ class LogState:
         self.last_epoch = last_epoch
         self.flush_policy = flush_policy
         self.high_watermark = self.counted_offset
+        self.acknowledged_end = 0
 
     @property
     def is_flush_counted(self) -> bool:
@@ -49,3 +58,4 @@ class LogState:
         self.log_end_offset, self.flushed_offset = event.log_end_offset, event.flushed_offset
         self.last_epoch = event.last_epoch
         self.high_watermark = min(self.high_watermark, event.log_end_offset)
+        self.acknowledged_end = min(self.acknowledged_end, event.log_end_offset)

@@ -290,6 +290,7 @@ class PartitionReplica:
             reason = LossReason.STORAGE_FAILED if self._is_failed else LossReason.REMOVED
             return [FailAck(token=event.token, reason=reason)]
         if event.level is AckLevel.LEADER or self._is_stored(event.next_offset):
+            log.acknowledged_end = max(log.acknowledged_end, event.next_offset)
             return [CompleteAck(token=event.token, durability=self._durability(event.next_offset))]
         if not self.roles.is_alone and self.roles.leadership is None:
             is_following = self.roles.following is not None

@@ -168,7 +168,7 @@ class Roles:
             case FollowerAcked():
                 return leadership.acknowledge(event, now_ms)
             case FollowerLost():
-                leadership.lose(event)
+                leadership.lose(event, now_ms)
             case ProposalRefused() if event.code is ErrorCode.FENCED_EPOCH:
                 leadership.isr.note_fenced(event.proposal)
             case ProposalRefused():
@@ -234,7 +234,8 @@ class Roles:
     def conclude(self, now_ms: int) -> list[Effect]:
         """Draw the conclusions of an event, once the high watermark has moved: who should be in sync, what to report."""
         if self.leadership is not None:
-            return self.leadership.propose(now_ms)
+            effects = self.leadership.propose(now_ms)
+            return effects or self.leadership.give_way(now_ms)
         return [] if self.following is None else self.following.report()
 
     def _note(self, partition: PartitionImage, min_isr: int) -> None:

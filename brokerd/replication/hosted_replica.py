@@ -34,6 +34,7 @@ from brokerd.partition.effects import (
     FailAck,
     FlushLog,
     ForgetEmptyEpoch,
+    GiveWay,
     ProposeIsr,
     PublishHighWatermark,
 )
@@ -400,9 +401,9 @@ class HostedReplica(ReplicaReading):
                 self.followers.answer(effect)
             case BeginLeaderEpoch():
                 self._log.assign_epoch(effect.leader_epoch)
-            case ProposeIsr():
+            case ProposeIsr() | GiveWay():
                 assert self._peers is not None, f"{self} has peers"
-                self._peers.proposals.propose(self, effect)
+                self._peers.ask_controller(self, effect)
             case ForgetEmptyEpoch():
                 self._log.truncate_suffix(self._log.log_end_offset)
             case AdvanceLogStart():

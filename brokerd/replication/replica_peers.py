@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from brokerd.partition.effects import ProposeIsr
+from brokerd.partition.effects import GiveWay, ProposeIsr
 from brokerd.partition.events import Event
 from brokerd.replication.leader_link import LeaderLinks
 from brokerd.replication.repair_peers import RepairPeers
@@ -31,6 +31,14 @@ class IsrProposer(Protocol):
         ...
 
 
+class LeadershipResigner(Protocol):
+    """The way of leaderships that are given up to the controller."""
+
+    def give_way(self, topic_id: bytes, partition: int, leader_epoch: int) -> None:
+        """Ask that another replica leads a partition. Must not block."""
+        ...
+
+
 class LostReplicas(Protocol):
     """What hands over the partitions whose log does not work here any more."""
 
@@ -47,10 +55,18 @@ class LostReplicas(Protocol):
 class ReplicaPeers:
     """Streams to the leaders of other brokers, the way to the controller, and what repairs ask; None: nothing is repaired.
 
-    `withdrawals` None: a replica whose log fails stays where the metadata has it.
+    `withdrawals` None: a replica whose log fails stays where the metadata has it. `resignations` None: leaders never give way.
     """
 
     links: LeaderLinks
     proposals: IsrProposer
     repairs: RepairPeers | None = None
     withdrawals: LostReplicas | None = None
+    resignations: LeadershipResigner | None = None
+
+    def ask_controller(self, replica: ProposingReplica, effect: ProposeIsr | GiveWay) -> None:
+        """Send what a leader asks of the controller. Does not block."""
+        if isinstance(effect, ProposeIsr):
+            self.proposals.propose(replica, effect)
+        elif self.resignations is not None:
+            self.resignations.give_way(replica.topic_id, replica.partition, effect.leader_epoch)

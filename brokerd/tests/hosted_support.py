@@ -48,6 +48,7 @@ class Said:
         self.ended: list[tuple[int, int]] = []
         self.proposals: list[ProposeIsr] = []
         self.proposer: ProposingReplica | None = None
+        self.given_up: list[tuple[bytes, int, int]] = []
         self.follower: FollowingReplica | None = None
         self._news = asyncio.Event()
 
@@ -74,6 +75,10 @@ class Said:
     def propose(self, replica: ProposingReplica, proposal: ProposeIsr) -> None:
         self.proposer = replica
         self.proposals.append(proposal)
+        self._news.set()
+
+    def give_way(self, topic_id: bytes, partition: int, leader_epoch: int) -> None:
+        self.given_up.append((topic_id, partition, leader_epoch))
         self._news.set()
 
     @property
@@ -119,6 +124,7 @@ class Hosted:
         *,
         repairs: RepairPeers | None = None,
         withdrawals: LostReplicas | None = None,
+        can_resign: bool = True,
     ) -> None:
         self.disk = disk or SimDisk()
         if disk is None:
@@ -130,7 +136,13 @@ class Hosted:
             directories=LogDirectories([LogDirectory(self.disk, "/data")]),
             own=OwnBroker(1, bytes(15) + bytes([1])),
             observer=self.observer,
-            peers=ReplicaPeers(links=self.said, proposals=self.said, repairs=repairs, withdrawals=withdrawals),
+            peers=ReplicaPeers(
+                links=self.said,
+                proposals=self.said,
+                repairs=repairs,
+                withdrawals=withdrawals,
+                resignations=self.said if can_resign else None,
+            ),
         )
 
     async def start(self, *, leader_id: int, policy: str = "ack", min_isr: int = 1) -> HostedReplica:

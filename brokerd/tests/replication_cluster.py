@@ -21,6 +21,7 @@ from brokerd.partition.effects import (
     FailAck,
     FlushLog,
     ForgetEmptyEpoch,
+    GiveWay,
     ProposeIsr,
     PublishHighWatermark,
     SendAck,
@@ -28,13 +29,7 @@ from brokerd.partition.effects import (
     TruncateLog,
     Unsubscribe,
 )
-from brokerd.partition.events import (
-    BatchAppended,
-    BrokerState,
-    Event,
-    LogFlushed,
-    PartitionChanged,
-)
+from brokerd.partition.events import BatchAppended, BrokerState, Event, LogFlushed, PartitionChanged
 from brokerd.partition.follower_events import (
     BatchesReceived,
     LeaderAdvanced,
@@ -68,8 +63,11 @@ from metaquorum.controller.commands import (
     AlterPartition,
     FenceBroker,
     IsrProposal,
+    LeadershipResigned,
+    LedPartition,
     PartitionsAltered,
     Refusal,
+    ResignLeadership,
 )
 from metaquorum.controller.state import PartitionImage
 from metaquorum.controller.topic_configs import FlushPolicy
@@ -79,10 +77,15 @@ LAG_MS: Final = 100
 
 
 class Cluster(Watched):
-    """Brokers that run, hear of the metadata, and speak with each other."""
+    """Brokers that run, hear of the metadata, and speak with each other.
+
+    Attributes:
+        cut_off_id: a broker that no follower reaches; it reaches the controller.
+    """
 
     def __init__(self, seed: int, policy: FlushPolicy) -> None:
         super().__init__(seed, policy)
+        self.cut_off_id: int | None = None
         for node in self.nodes.values():
             self._name_process(node)
             node.broker_epoch = self.quorum.start_broker(node.node_id, process=node.process)
@@ -199,6 +202,8 @@ class Cluster(Watched):
                 self.counts["leadership"] += 1
             case ForgetEmptyEpoch():
                 node.log.truncate(node.log.end)
+            case GiveWay():
+                self._give_way(node, effect)
             case ProposeIsr():
                 self.proposals.append(InFlight(node.node_id, node.process, node.broker_epoch, effect))
             case AcceptSubscription() | DivergeSubscription() | EndSubscription():
@@ -223,6 +228,14 @@ class Cluster(Watched):
                 self._truncate(node, effect)
             case _:
                 pass
+
+    def _give_way(self, node: Node, effect: GiveWay) -> None:
+        led = LedPartition(topic_id=topic_id("t"), partition=0, leader_epoch=effect.leader_epoch)
+        command = ResignLeadership(broker_id=node.node_id, broker_epoch=node.broker_epoch, partitions=(led,))
+        response = self.quorum.run(command).response
+        is_given_up = isinstance(response, LeadershipResigned) and isinstance(response.results[0], PartitionImage)
+        self.counts["leader gives way" if is_given_up else "leader asks in vain"] += 1
+        self.note_version()
 
     def _truncate(self, node: Node, effect: TruncateLog) -> None:
         assert not effect.loses_committed, f"committed: {node.node_id} is cut to {effect.to_offset}"
@@ -299,7 +312,7 @@ class Cluster(Watched):
     def _stream(self, node: Node, leader_id: int) -> Stream | None:
         """Return the open stream to a leader, or a new one; None if nobody is there."""
         leader = self.nodes[leader_id]
-        if leader.core is None:
+        if leader.core is None or leader_id == self.cut_off_id:
             return None
         for stream in self.streams:
             ends = (stream.follower_id, stream.follower_process, stream.leader_id, stream.leader_process)

@@ -30,9 +30,10 @@ def image(
     partition_epoch: int = 7,
     replicas: tuple[int, ...] = (1, 2, 3),
     adding: tuple[int, ...] = (),
+    elr: tuple[int, ...] = (),
 ) -> PartitionImage:
     """Return a state of the partition."""
-    return PartitionImage(0, replicas, isr, leader_id, leader_epoch, partition_epoch, adding=adding)
+    return PartitionImage(0, replicas, isr, leader_id, leader_epoch, partition_epoch, elr=elr, adding=adding)
 
 
 def changed(

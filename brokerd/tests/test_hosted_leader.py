@@ -11,8 +11,9 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.header import read_header
 
 from brokerd.failure import RefusedError
+from brokerd.partition import cut_off
 from brokerd.partition.effects import LossReason
-from brokerd.partition.events import AckLevel, Durability
+from brokerd.partition.events import AckLevel, Durability, Tick
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replication.hosted_replica import HostedReplica
@@ -184,6 +185,25 @@ async def test_too_few_in_sync_refuse_before_and_fail_after_the_append(hosted: H
     assert caught.value.failure.retry_after_ms
     assert replica.log_end_offset == 1
     assert append(replica) == 2, "level LEADER asks for nobody else"
+
+
+@pytest.mark.parametrize("can_resign", [True, False])
+async def test_leader_that_followers_do_not_reach_gives_way(can_resign: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller is asked in time, by the timer, where there is a way to it; else the leader goes on."""
+    monkeypatch.setattr(cut_off, "GIVE_WAY_MS", 1)
+    hosted = Hosted(can_resign=can_resign)
+    replica, *routes = await led(hosted, min_isr=2)
+    for route in routes:
+        replica.followers.lose_follower(route)
+    hosted.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, isr=(1,), elr=(2, 3)))
+    if can_resign:
+        await hosted.said.wait(lambda: bool(hosted.said.given_up))
+        assert hosted.said.given_up[0] == (TOPIC_ID, 0, replica.leader_epoch)
+    else:
+        replica.take_event(Tick())
+        assert append(replica) == 1
+    assert replica.is_leader
+    await hosted.host.stop()
 
 
 async def test_new_registration_of_a_follower_voids_the_old_process(hosted: Hosted) -> None:

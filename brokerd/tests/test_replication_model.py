@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from brokerd.partition import cut_off
 from brokerd.tests.replication_model import Model
 from brokerd.tests.replication_mutants import MUTANTS, ReplicationMutant
 from metaquorum.controller.topic_configs import FlushPolicy
@@ -14,6 +15,7 @@ from metaquorum.testing.mutants import apply
 
 SEEDS = 24
 STEPS = 600
+CUTS = 5
 
 
 def run(seed: int, policy: FlushPolicy) -> Counter[str]:
@@ -37,6 +39,31 @@ def test_no_acknowledged_record_is_lost_and_all_replicas_agree(policy: FlushPoli
     for name in ("unanswered proposal", "refused proposal", "late message", "failed ack: NOT_ENOUGH_REPLICAS"):
         assert counts[name] >= 10, counts
     assert counts["ack: FLUSHED" if policy is FlushPolicy.ACK else "ack: REPLICATED"] >= 30, counts
+
+
+def run_cut_off(seed: int, policy: FlushPolicy) -> Counter[str]:
+    """Run a seed in which leaders are cut off from their followers now and then; return what occurred."""
+    model = Model(seed, policy)
+    for _ in range(CUTS):
+        model.run(STEPS // CUTS, faults=1)
+        model.cut_off_id = model.partition.leader_id
+        for stream in [each for each in model.streams if each.is_open and each.leader_id == model.cut_off_id]:
+            model.break_stream(stream)
+        model.run(STEPS // CUTS, faults=1)
+        model.cut_off_id = None
+    model.heal()
+    return model.counts
+
+
+@pytest.mark.parametrize("policy", [FlushPolicy.ACK, FlushPolicy.NONE])
+def test_laws_hold_where_leaders_give_way(policy: FlushPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaders that are cut off give way: what is committed stays, acknowledged records too, and all heals."""
+    monkeypatch.setattr(cut_off, "GIVE_WAY_MS", 50)
+    monkeypatch.setattr(cut_off, "GIVE_WAY_RETRY_MS", 20)
+    counts = Counter[str]()
+    for seed in range(3 * SEEDS):
+        counts.update(run_cut_off(seed, policy))
+    assert counts["leader gives way"] >= 10, counts
 
 
 def test_same_seed_gives_the_same_run() -> None:

@@ -38,8 +38,8 @@ OUTCOME_FILE = "outcome.json"
 class Case:
     """Whom a leader is cut off from, and which way.
 
-    With voters alone cut off it is fenced like one that is dead. From other brokers alone it goes on leading for the
-    controller, and has too few in sync to acknowledge anything: until the cut heals nobody can write, as in Kafka.
+    With voters alone cut off it is fenced like one that is dead. From other brokers alone it is alive for the controller, and
+    has too few in sync to acknowledge anything: it gives way.
     """
 
     text: str
@@ -47,11 +47,6 @@ class Case:
     brokers: bool = True
     sent: bool = True
     received: bool = True
-
-    @property
-    def must_serve(self) -> bool:
-        """Whether others must take over during the cut."""
-        return self.voters
 
 
 CASES = (
@@ -86,7 +81,7 @@ class IsolatingRounds:
         scene.hurt.add(broker_id)
         late: list[str] = []
         try:
-            if case.must_serve and scene.shape.is_redundant:
+            if scene.shape.is_redundant:
                 late = scene.served_despite(f"broker {broker_id} cut off {case.text}")
             served_s = time.monotonic()
             # The others may have taken over long before: the guest goes on for the whole cut.
@@ -99,9 +94,10 @@ class IsolatingRounds:
         scene.load.wait_acknowledged(scene.partitions, time.monotonic())
         ended_s = time.monotonic()
         guest.join()
-        times_s = {"after_healing": scene.load.longest_gaps_s(scene.partitions, healed_s, ended_s)}
-        if case.must_serve:
-            times_s["unavailable"] = scene.load.longest_gaps_s(led, started_s, served_s)
+        times_s = {
+            "after_healing": scene.load.longest_gaps_s(scene.partitions, healed_s, ended_s),
+            "unavailable": scene.load.longest_gaps_s(led, started_s, served_s),
+        }
         return Round(
             text=f"broker {broker_id} cut off {case.text}, leader of {len(led)}, guest got {guest.acknowledged_count}",
             started_s=started_s,

@@ -24,6 +24,9 @@ from storage.testing.sim_disk import Crash
 LOSSES: Final = (Crash.LOSE_ALL, Crash.TEAR, Crash.PREFIX)
 """What a loss of power does to what is not on the device."""
 
+STRANDED_MS: Final = (6_000, 15_000)
+"""Shortest and longest milliseconds that a broker is cut off from the others: more than followers may lag."""
+
 TIGHT_BYTES: Final = MIN_FREE_BYTES * 3 // 4
 """Room on a disk that is tight: below the soft limit, and far above the hard one."""
 FULL_BYTES: Final = MIN_FREE_BYTES // 5
@@ -58,6 +61,7 @@ class Faults:
     def __init__(self, world: StruckWorld) -> None:
         self._world = world
         self._rng: random.Random = world.scheduler.rng("faults")
+        self._stranded: set[tuple[str, str]] = set()
 
     def schedule(self) -> None:
         """Begin."""
@@ -69,6 +73,7 @@ class Faults:
             (options.blackout_every_ms, self._black_out),
             (options.pause_every_ms, self._pause),
             (options.cut_every_ms, self._cut),
+            (options.strand_every_ms, self._strand),
             (options.stop_every_ms, self._stop),
             (options.client_kill_every_ms, self._world.restart_client),
             (options.damage_every_ms, self._damage),
@@ -228,7 +233,25 @@ class Faults:
                 if way != "to":
                     world.network.cut(other, one)
         world.counts["cut"] += 1
-        self._later(world.network.heal)
+        self._later(lambda: world.network.heal(self._stranded))
+
+    def _strand(self) -> None:
+        """Cut one broker off from the other brokers alone, for longer than followers may lag: it reaches voters and clients."""
+        world, rng = self._world, self._rng
+        if self._stranded:
+            return
+        one = rng.choice(world.brokers)
+        others = [broker.name for broker in world.brokers if broker is not one]
+        self._stranded.update(pair for other in others for pair in ((one.name, other), (other, one.name)))
+        for sender, receiver in sorted(self._stranded):
+            world.network.cut(sender, receiver)
+        world.counts["stranded broker"] += 1
+
+        def heal() -> None:
+            self._stranded.clear()
+            world.network.heal()
+
+        world.scheduler.after(rng.randint(*STRANDED_MS), heal)
 
     def _count(self, machine: Machine, what: str) -> None:
         self._world.counts[f"{what} of a {machine.name.partition('-')[0]}"] += 1

@@ -56,6 +56,7 @@ class WorldOptions:
         clock_drift: clocks of servers go too fast or too slow by at most this share, and the wall clocks are wrong; 0.0: all are right.
         full_every_ms: little room is left on a disk of a broker, or next to none, for a while.
         end_every_ms: mean time between two questions of a client for the ends of the partitions.
+        strand_every_ms: one broker is cut off from the other brokers alone, for longer than followers may lag.
     """
 
     voter_count: int
@@ -92,6 +93,7 @@ class WorldOptions:
     clock_drift: float = 0.0
     full_every_ms: int | None = None
     end_every_ms: int | None = None
+    strand_every_ms: int | None = None
 
 
 def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
@@ -155,6 +157,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         clock_drift=rng.choice([0.0, 0.01, 0.1]),
         full_every_ms=sometimes(1_000, 8_000, 0.4),
         end_every_ms=sometimes(100, 1_000, 0.6),
+        strand_every_ms=sometimes(1_000, 6_000, 0.5) if min_isr == 2 else None,
     )
 
 

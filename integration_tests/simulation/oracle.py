@@ -23,7 +23,7 @@ from unittest import mock
 
 from lograft.wire.header import read_header
 
-from brokerd.partition.effects import BeginLeaderEpoch, Effect, PublishHighWatermark, RestartLog, TruncateLog
+from brokerd.partition.effects import BeginLeaderEpoch, Effect, GiveWay, PublishHighWatermark, RestartLog, TruncateLog
 from brokerd.partition.events import Event, PartitionChanged
 from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
 from brokerd.replication.hosted_replica import HostedReplica
@@ -97,6 +97,8 @@ class Oracle:
                     self._on_leader(replica, effect.leader_epoch)
                 elif isinstance(effect, TruncateLog | RestartLog):
                     self._on_cut(replica, effect)
+                elif isinstance(effect, GiveWay):
+                    self._counts["leader gives way"] += 1
             carry_out(replica, effect)
             if isinstance(effect, PublishHighWatermark):
                 with self._noting():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, Protocol
 
 from integration_tests.simulation.virtual_loop import VirtualLoop
@@ -291,9 +291,9 @@ class Network:
         """Let nothing through from one machine to another."""
         self._cuts.add((sender, receiver))
 
-    def heal(self) -> None:
-        """Let everything through."""
-        self._cuts.clear()
+    def heal(self, lasting: Collection[tuple[str, str]] = ()) -> None:
+        """Let everything through, but for cuts that last on."""
+        self._cuts.intersection_update(lasting)
         for connection in list(self._connections):
             connection.release()
 

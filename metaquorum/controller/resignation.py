@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ResignLeadership: a broker gives up partitions that it should not serve for now, because its copy is damaged.
+"""ResignLeadership: a broker gives up partitions that it should not serve for now.
 
-Owns the fences and who leads next. Each partition of a request is given up or refused alone. Law: only the leadership moves,
-from the broker that has it in the epoch that it names, to a replica that is in sync; who is in sync or eligible stays. The broker
-stays in sync too: it has counted and acknowledged everything, and what it cannot read it gets back from the others.
+Owns the fences and who leads next. Each partition of a request is given up or refused alone. Law: the leadership moves from the
+broker that has it in the epoch that it names to a replica that is in sync, and nothing else moves; only where no such one may
+lead, to one that is eligible, and by the rules of its election. The broker stays in sync, or becomes eligible: it has counted and
+acknowledged everything, and what it cannot read it gets back from the others.
 Source: `docs/controller.md` section "ResignLeadership".
 """
 
@@ -13,7 +14,8 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import Decision, LeadershipResigned, LedPartition, Refusal, ResignLeadership
-from metaquorum.controller.elections import CanLead, after_election, elect, not_available
+from metaquorum.controller.elections import CanLead, after_election, elect, not_available, rules_of
+from metaquorum.controller.isr import change_record, changed_isr
 from metaquorum.controller.led_partitions import call_problem, find, not_leading
 from metaquorum.controller.records import LeaderChange, MetadataRecord, PartitionChangeRecord
 from metaquorum.controller.state import PartitionImage, TopicImage
@@ -33,7 +35,7 @@ def resign_leadership(image: AppendedImage, command: ResignLeadership) -> Decisi
             results.append(found)
             continue
         topic, partition = found
-        change = _fence(partition, command.broker_id, led) or _move(topic, partition, fit.__contains__)
+        change = _fence(partition, command.broker_id, led) or _move(image, topic, partition, fit.__contains__)
         if isinstance(change, Refusal):
             results.append(change)
             continue
@@ -64,18 +66,27 @@ def _fence(partition: PartitionImage, broker_id: int, led: LedPartition) -> Refu
     return None
 
 
-def _move(topic: TopicImage, partition: PartitionImage, can_lead: CanLead) -> PartitionChangeRecord | Refusal:
+def _move(
+    image: AppendedImage, topic: TopicImage, partition: PartitionImage, can_lead: CanLead
+) -> PartitionChangeRecord | Refusal:
     """Return the change that makes another replica the leader, or the refusal."""
     others = tuple(node_id for node_id in partition.isr if node_id != partition.leader_id)
     # In replica order, as in every election: those that a reassignment removes come last.
     heir = elect(partition.replicas, others, None, can_lead)
+    if heir is not None:
+        return PartitionChangeRecord(
+            topic_id=topic.topic_id, partition=partition.partition, leader=LeaderChange(leader_id=heir)
+        )
+    heir = elect(partition.replicas, partition.elr, None, can_lead)
     if heir is None:
         return not_available(
             topic,
             partition,
-            f"of its replicas {list(partition.replicas)}, in sync {list(partition.isr)}, no other one may lead: "
-            f"broker {partition.leader_id} goes on; ask again when another one is in sync and active",
+            f"of its replicas {list(partition.replicas)}, in sync {list(partition.isr)}, eligible {list(partition.elr)}, no "
+            f"other one may lead: broker {partition.leader_id} goes on; ask again when another one is in sync and active",
         )
-    return PartitionChangeRecord(
-        topic_id=topic.topic_id, partition=partition.partition, leader=LeaderChange(leader_id=heir)
-    )
+    # It leads alone, as after every election from the eligible ones; who was in sync is eligible with the others.
+    state = changed_isr(partition, (heir,), min_isr=rules_of(image, topic).min_isr)
+    change = change_record(topic.topic_id, partition, state, heir)
+    assert change is not None, f"broker {heir} led already: {partition}"
+    return change

@@ -67,6 +67,7 @@ class Model:
         self.moves = 0
         self.returns = 0
         self.resigned = 0
+        self.resigned_to_elr = 0
 
     @property
     def partition(self) -> PartitionImage:
@@ -183,7 +184,7 @@ class Model:
         self.commands += 1
 
     def resign(self) -> None:
-        """The leader gives way to another in-sync replica and stays in sync, or is told that there is none."""
+        """The leader gives way to another in-sync replica and stays in sync, or to an eligible one; or is told that there is none."""
         before = self.partition
         if before.leader_id is None:
             return
@@ -198,11 +199,19 @@ class Model:
         after = self.partition
         if isinstance(result, Refusal):
             assert (result.code, before.isr) == (ErrorCode.LEADER_NOT_AVAILABLE, (before.leader_id,))
+            assert not any(self.world.image.brokers[node_id].can_lead for node_id in before.elr)
             assert after == before
             return
         assert result == after
         assert after.leader_id != before.leader_id
-        assert (after.isr, after.elr, after.last_known_elr) == (before.isr, before.elr, before.last_known_elr)
+        if after.leader_id in before.elr:
+            assert before.isr == (before.leader_id,)
+            assert after.isr == (after.leader_id,)
+            assert {*after.isr, *after.elr} == {*before.isr, *before.elr}
+            self.resigned_to_elr += 1
+        else:
+            assert (after.isr, after.elr) == (before.isr, before.elr)
+        assert after.last_known_elr == before.last_known_elr
         self.resigned += 1
 
     def fence(self) -> None:
@@ -291,7 +300,7 @@ class Model:
 @pytest.mark.parametrize("policy", ["ack", "none"])
 def test_lists_are_valid_and_candidates_complete(policy: str) -> None:
     """Both invariants hold after every command of many random sequences, with stops of every kind."""
-    commands = elected_from_elr = moves = returns = resigned = 0
+    commands = elected_from_elr = moves = returns = resigned = resigned_to_elr = 0
     for seed in range(150):
         model = Model(seed, policy)
         for _ in range(STEPS):
@@ -304,12 +313,14 @@ def test_lists_are_valid_and_candidates_complete(policy: str) -> None:
         moves += model.moves
         returns += model.returns
         resigned += model.resigned
+        resigned_to_elr += model.resigned_to_elr
     # The sequences reach what they are about.
     assert commands > 1_000
     assert elected_from_elr > 20
     assert moves > 100
     assert returns > 10
     assert resigned > 100
+    assert resigned_to_elr > 20
 
 
 def test_model_finds_an_eligible_replica_that_is_kept_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

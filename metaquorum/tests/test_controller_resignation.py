@@ -111,13 +111,51 @@ def test_replica_that_may_not_lead_is_passed_over(world: World, state: dict[str,
     assert (result.leader_id, result.isr) == (2, (0, 1, 2))
 
 
+@pytest.fixture
+def careful() -> World:
+    """As above; one partition, of which two replicas must be in sync."""
+    made = World()
+    for broker_id in range(3):
+        made.start_broker(broker_id)
+    made.write_topic("t", (0, 1, 2), configs={"min.insync.replicas": "2"})
+    return made
+
+
+def test_eligible_replica_leads_where_no_other_one_is_in_sync(careful: World) -> None:
+    """It has what is committed, as nothing was since it left; alone in sync, and the others are eligible, the broker too."""
+    change(careful, isr=(0,), elr=(1, 2))
+    expected = PartitionImage(0, (0, 1, 2), (1,), 1, 1, 2, (0, 2))
+    assert results(careful, led()) == [expected]
+    # The leader of before leads again where the new one is of no more use.
+    (back,) = results(careful, led(leader_epoch=1), broker_id=1)
+    assert isinstance(back, PartitionImage)
+    assert (back.leader_id, back.isr, back.elr) == (0, (0,), (1, 2))
+
+
+def test_replica_in_sync_leads_rather_than_an_eligible_one(careful: World) -> None:
+    """Whatever their order; the lists stay as they are."""
+    careful.write(BrokerChangeRecord(broker_id=1, broker_epoch=careful.epoch(1), fenced=True))
+    change(careful, isr=(0,), elr=(1, 2), last_known_elr=())
+    assert results(careful, led()) == [PartitionImage(0, (0, 1, 2), (2,), 2, 1, 2, (0, 1))]
+    change(careful, isr=(0, 2), leader=LeaderChange(leader_id=2), elr=())
+    assert results(careful, led(leader_epoch=2), broker_id=2) == [PartitionImage(0, (0, 1, 2), (0, 2), 0, 3, 4)]
+
+
+def test_last_known_eligible_replica_does_not_lead(careful: World) -> None:
+    """It may have lost what was committed; who left by an unclean stop stays known where an eligible one takes over."""
+    change(careful, isr=(0,), last_known_elr=(1,))
+    assert refusal(careful, led()).code is ErrorCode.LEADER_NOT_AVAILABLE
+    change(careful, elr=(2,))
+    assert results(careful, led()) == [PartitionImage(0, (0, 1, 2), (2,), 2, 1, 3, (0,), (1,))]
+
+
 def test_nobody_else_leads_means_that_the_broker_goes_on(world: World) -> None:
     """It is told so, with what it waits for: alone in sync, or beside those that may not lead."""
-    change(world, isr=(0,), elr=(1, 2))
+    change(world, isr=(0,))
     alone = refusal(world, led())
     assert alone.code is ErrorCode.LEADER_NOT_AVAILABLE
     assert alone.message == (
-        "t partition 0: of its replicas [0, 1, 2], in sync [0], no other one may lead: "
+        "t partition 0: of its replicas [0, 1, 2], in sync [0], eligible [], no other one may lead: "
         "broker 0 goes on; ask again when another one is in sync and active"
     )
     for broker_id in (1, 2):

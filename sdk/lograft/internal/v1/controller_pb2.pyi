@@ -527,7 +527,9 @@ class ResignLeadershipResponse(_message.Message):
     """Metadata offset at which what was accepted is visible, exclusive."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterPartitionResult]:
-        """One result for each partition, in their order; LEADER_NOT_AVAILABLE where no other replica that is in sync can lead."""
+        """One result for each partition, in their order; LEADER_NOT_AVAILABLE where no other replica that is in sync or
+        eligible can lead.
+        """
 
     def __init__(
         self,
