@@ -6,6 +6,7 @@ from __future__ import annotations
 from lograft.v1 import metadata_pb2
 
 from metaquorum.controller.image import BrokerImage, TopicImage
+from metaquorum.rpc.codec import to_partition
 
 
 def broker_message(broker: BrokerImage) -> metadata_pb2.Broker:
@@ -26,16 +27,5 @@ def topic_message(topic: TopicImage) -> metadata_pb2.Topic:
     return metadata_pb2.Topic(
         topic=topic.topic,
         topic_id=topic.topic_id,
-        partitions=[
-            metadata_pb2.Partition(
-                partition=partition.partition,
-                leader_id=partition.leader_id,
-                leader_epoch=partition.leader_epoch,
-                replicas=partition.replicas,
-                isr=partition.isr,
-                eligible_leader_replicas=partition.elr,
-                last_known_eligible_leader_replicas=partition.last_known_elr,
-            )
-            for partition in topic.partitions
-        ],
+        partitions=[to_partition(partition) for partition in topic.partitions],
     )

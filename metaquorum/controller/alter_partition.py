@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AlterPartition: the leader of a partition proposes other in-sync replicas, or a replica withdraws because its log is lost.
+"""AlterPartition: the leader of a partition proposes other in-sync replicas, or a replica says that its log is lost, or found.
 
-Owns the fences; `lost_replicas.py` has what a withdrawal comes to. Each partition of a request is accepted or refused alone.
+Owns the fences; `lost_replicas.py` has what the two last ones come to. Each partition of a request is accepted or refused alone.
 Law: a proposal changes only the state that it was made for (leader epoch and partition epoch), by the process that leads it
-(broker epoch), to replicas that live as the same processes as the leader saw (their broker epochs). A replica withdraws itself
+(broker epoch), to replicas that live as the same processes as the leader saw (their broker epochs). A replica speaks of itself
 only.
 Source: KIP-497, KIP-841, KIP-903, KIP-966; `docs/controller.md` section "AlterPartition".
 """
@@ -18,7 +18,7 @@ from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import AlterPartition, Decision, IsrProposal, PartitionsAltered, Refusal
 from metaquorum.controller.isr import changed_isr, min_insync_replicas
 from metaquorum.controller.led_partitions import call_problem, find, not_leading
-from metaquorum.controller.lost_replicas import without_lost
+from metaquorum.controller.lost_replicas import with_found, without_lost
 from metaquorum.controller.reassignment import completed, record_of
 from metaquorum.controller.records import MetadataRecord
 from metaquorum.controller.state import PartitionImage, TopicImage
@@ -38,11 +38,13 @@ def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:
             results.append(found)
             continue
         topic, before = found
-        result = _epoch_problem(before, proposal) or (
-            without_lost(image, topic, before, command.broker_id, proposal, fit.__contains__)
-            if proposal.is_lost
-            else _alter(image, topic, before, command.broker_id, proposal)
-        )
+        result = _epoch_problem(before, proposal)
+        if result is None and proposal.found_directory_id is not None:
+            result = with_found(image, topic, before, command.broker_id, proposal, fit.__contains__)
+        elif result is None and proposal.is_lost:
+            result = without_lost(image, topic, before, command.broker_id, proposal, fit.__contains__)
+        elif result is None:
+            result = _alter(image, topic, before, command.broker_id, proposal)
         if isinstance(result, PartitionImage) and result != before:
             done = completed(topic, result, fit.__contains__)
             # A lost leader and a completed reassignment together are one change of the leader.

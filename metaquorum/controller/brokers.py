@@ -73,7 +73,16 @@ def register(
         )
     lost = present is not None and _has_lost_directories(present, command)
     unclean = lost or (present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch))
-    record = replace(_broker_record(command, broker_epoch=None, fenced=True), unclean=unclean, lost_directories=lost)
+    replaced: tuple[bytes, ...] = ()
+    if present is not None and lost:
+        # While a sweep is not over, replicas are still in sync by the directories of before the first loss.
+        replaced = present.replaced_log_directory_ids or tuple(sorted(present.log_directory_ids))
+    record = replace(
+        _broker_record(command, broker_epoch=None, fenced=True),
+        unclean=unclean,
+        lost_directories=lost,
+        replaced_log_directory_ids=replaced,
+    )
     return Decision(
         response=BrokerRegistered(broker_epoch=None),
         records=(record,),
@@ -93,6 +102,7 @@ def _register_again(present: BrokerImage, command: RegisterBroker) -> Decision:
         _broker_record(command, broker_epoch=present.broker_epoch, fenced=present.fenced),
         unclean=present.unclean,
         lost_directories=present.lost_directories,
+        replaced_log_directory_ids=present.replaced_log_directory_ids,
         offline_log_directory_ids=present.offline_log_directory_ids,
     )
     same = (record.host, record.port, record.rack) == (present.host, present.port, present.rack)

@@ -121,7 +121,7 @@ class ElectLeaders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsrProposal:
-    """In-sync replicas that a leader proposes; or, from any replica, that its own log is lost.
+    """In-sync replicas that a leader proposes; or, from any replica, that its own log is lost, or is there again.
 
     Attributes:
         topic_id: id of the topic, 16 bytes.
@@ -130,6 +130,8 @@ class IsrProposal:
         partition_epoch: partition epoch that the leader knows.
         isr: (node id, broker epoch that the leader saw) of each; None: the leader does not know it.
         is_lost: True: the log of the proposer's replica does not work any more; then `isr` is empty.
+        found_directory_id: the log of the proposer's replica lies in this log directory, which the partition awaits; then `isr`
+            is empty. None: it says nothing of that.
     """
 
     topic_id: bytes
@@ -138,6 +140,7 @@ class IsrProposal:
     partition_epoch: int
     isr: tuple[tuple[int, int | None], ...]
     is_lost: bool = False
+    found_directory_id: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

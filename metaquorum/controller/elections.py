@@ -5,7 +5,8 @@ Owns the election rules for one partition and the slices in which they are appli
 and has everything committed is elected (it is in the in-sync or in the eligible leader replicas, `isr.py`), unless the topic
 allows otherwise (`unclean.leader.election.enable`). A broker that stopped uncleanly may have lost what it had not flushed:
 before it may lead again it leaves them, except where records are acknowledged only when flushed, or where it is the last one.
-One that comes back without a log directory may have lost those too: it leaves everywhere.
+One that comes back without a log directory may have lost those too: it leaves everywhere, and where it is the last one it leads
+nothing until the directory is back (`awaited.py`).
 Source: Kafka's PartitionChangeBuilder; KIP-966; `docs/controller.md` section "Elections".
 """
 
@@ -19,6 +20,7 @@ from typing import Final
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.awaited import AwaitedReplica, Packed, awaited_brokers, pack, unpack
 from metaquorum.controller.commands import Decision, Done, Refusal
 from metaquorum.controller.configs import settings_of
 from metaquorum.controller.isr import IsrState, change_record, changed_isr, min_insync_replicas
@@ -62,6 +64,14 @@ def rules_of(image: AppendedImage, topic: TopicImage) -> ElectionRules:
     return ElectionRules(min_isr=min_insync_replicas(topic), unclean=unclean == TRUE)
 
 
+@dataclass(frozen=True, slots=True)
+class Lossy:
+    """A broker that may have lost records, and, if it lacks a log directory, the directories that it had before; else none."""
+
+    broker_id: int
+    replaced_directory_ids: tuple[bytes, ...] = ()
+
+
 def elect(replicas: tuple[int, ...], isr: tuple[int, ...], leader_id: int | None, can_lead: CanLead) -> int | None:
     """Return the leader: the present one while it is fit, else the first fit in-sync replica, or None."""
     if leader_id is not None and leader_id in isr and can_lead(leader_id):
@@ -73,32 +83,45 @@ def partition_change(
     topic_id: bytes,
     partition: PartitionImage,
     can_lead: CanLead,
-    lossy: Sequence[int] = (),
+    lossy: Sequence[Lossy] = (),
     rules: ElectionRules = DEFAULT_RULES,
 ) -> PartitionChangeRecord | None:
     """Return the change that a partition needs now, or None.
 
     Brokers that may have lost records (`lossy`, those that lack a log directory first, then in the order in which
-    they came back) leave the in-sync and the eligible leader replicas; the last one stays. Brokers that may not lead
+    they came back) leave the in-sync and the eligible leader replicas; the last one stays, and leads nothing if it lacks a log
+    directory: the partition awaits that one. Brokers that may not lead
     leave the in-sync replicas as long as one stays that may; else an eligible leader replica takes over. When none of
     them can lead, all stay: nothing is appended without a leader, so each keeps having everything acknowledged. Only
     then, and only where it is allowed, another replica leads.
     """
     if not lossy and partition.leader_id is not None and all(map(can_lead, partition.isr)):
         return None
-    isr, elr, lost = _without_lossy(partition, lossy) if lossy else (partition.isr, partition.elr, ())
-    fit = tuple(node_id for node_id in isr if can_lead(node_id))
+    isr, elr, lost = partition.isr, partition.elr, ()
+    if lossy:
+        isr, elr, lost = _without_lossy(partition, tuple(each.broker_id for each in lossy))
+    awaited = _awaited(partition, isr, lossy)
+    gone = awaited_brokers(awaited)
+
+    def can_lead_whole(node_id: int) -> bool:
+        return node_id not in gone and can_lead(node_id)
+
+    fit = tuple(node_id for node_id in isr if can_lead_whole(node_id))
     if not fit:
         heir = _first(partition.replicas, lambda node_id: node_id in elr and can_lead(node_id))
         fit = isr if heir is None else (heir,)
-    leader_id = elect(partition.replicas, fit, partition.leader_id, can_lead)
+    leader_id = elect(partition.replicas, fit, partition.leader_id, can_lead_whole)
     if leader_id is None and rules.unclean:
-        # Those that were eligible until an unclean stop are the most likely to have the most, those being added the least.
+        # Those that were eligible until an unclean stop are the most likely to have the most, those being added the least. A
+        # replica whose directory is gone has nothing.
         settled = tuple(node_id for node_id in partition.replicas if node_id not in partition.adding)
-        heir = _first((*partition.last_known_elr, *settled, *partition.adding), can_lead)
+        heir = _first((*partition.last_known_elr, *settled, *partition.adding), can_lead_whole)
+        heir = _first(gone, can_lead) if heir is None else heir
         if heir is not None:
             return change_record(topic_id, partition, IsrState((heir,)), heir)
-    state = changed_isr(partition, fit, min_isr=rules.min_isr, lost=lost)
+    # With a leader there is another replica that has everything: what was awaited is no longer.
+    awaited = () if leader_id is not None else awaited
+    state = changed_isr(partition, fit, min_isr=rules.min_isr, lost=lost, awaited=awaited)
     return change_record(topic_id, partition, state, leader_id)
 
 
@@ -116,6 +139,18 @@ def _without_lossy(
         return elr, (), lost
     last = next(node_id for node_id in reversed(lost) if node_id in partition.isr)
     return (last,), (), tuple(node_id for node_id in lost if node_id != last)
+
+
+def _awaited(partition: PartitionImage, isr: tuple[int, ...], lossy: Sequence[Lossy]) -> Packed:
+    """Return the replicas of the next in-sync ones whose log directory is gone.
+
+    One that is awaited already stays so, for the same directories: a later loss does not change where its records are.
+    """
+    known = {each.broker_id: each for each in unpack(partition.awaited) if each.broker_id in isr}
+    for each in lossy:
+        if each.replaced_directory_ids and each.broker_id in isr and each.broker_id not in known:
+            known[each.broker_id] = AwaitedReplica(each.broker_id, each.replaced_directory_ids)
+    return pack(known[node_id] for node_id in isr if node_id in known)
 
 
 def preferred_change(topic_id: bytes, partition: PartitionImage, can_lead: CanLead) -> PartitionChangeRecord | None:
@@ -139,6 +174,7 @@ def after_election(partition: PartitionImage, change: PartitionChangeRecord) -> 
         isr=partition.isr if change.isr is None else change.isr,
         elr=partition.elr if change.elr is None else change.elr,
         last_known_elr=partition.last_known_elr if change.last_known_elr is None else change.last_known_elr,
+        awaited=partition.awaited if change.awaited is None else change.awaited,
     )
 
 
@@ -207,7 +243,7 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
     lossy = sorted(unclean, key=lambda broker: not broker.lost_directories)
 
     @cache
-    def needed(rules: ElectionRules, lacking: tuple[int, ...]) -> Choose:
+    def needed(rules: ElectionRules, lacking: tuple[Lossy, ...]) -> Choose:
         @cache
         def choose(members: bytes) -> PartitionChangeRecord | None:
             return partition_change(b"", example(members), fit.__contains__, lacking, rules)
@@ -229,10 +265,10 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
     return Decision(response=Done(), records=tuple(records))
 
 
-def _lossy_for(image: AppendedImage, topic: TopicImage, lossy: Sequence[BrokerImage]) -> tuple[int, ...]:
+def _lossy_for(image: AppendedImage, topic: TopicImage, lossy: Sequence[BrokerImage]) -> tuple[Lossy, ...]:
     """Return those brokers that may lack records of a topic: what one acknowledges under `ack` was flushed, to its directories."""
     return tuple(
-        broker.broker_id
+        Lossy(broker.broker_id, broker.replaced_log_directory_ids)
         for broker in lossy
         if broker.lost_directories
         or settings_of(image, topic.configs, broker.broker_id).flush_policy is not FlushPolicy.ACK

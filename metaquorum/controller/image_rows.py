@@ -234,6 +234,7 @@ def _broker_row(broker: BrokerImage, *, second: bool) -> MetadataRecord | None:
         log_directory_ids=broker.log_directory_ids,
         unclean=broker.unclean,
         lost_directories=broker.lost_directories,
+        replaced_log_directory_ids=broker.replaced_log_directory_ids,
         offline_log_directory_ids=broker.offline_log_directory_ids,
         min_feature_level=broker.min_feature_level,
         max_feature_level=broker.max_feature_level,

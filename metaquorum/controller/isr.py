@@ -6,7 +6,8 @@ are fewer in-sync replicas than `min.insync.replicas`. So a replica that leaves 
 as that lasts, and may lead, which it may not once enough others went on without it.
 
 Law: whoever is in the in-sync replicas or in the ELR has every committed record. The in-sync replicas are never empty: those
-that are left when nobody can lead stay in them, where Kafka moves them to the ELR; who may lead is the same.
+that are left when nobody can lead stay in them, where Kafka moves them to the ELR; who may lead is the same. Of the last ones, those
+whose log directory is gone are *awaited* (`awaited.py`): they had everything, and lead nothing.
 Source: KIP-966; `docs/controller.md` section "Elections".
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from metaquorum.controller.awaited import Packed
 from metaquorum.controller.records import LeaderChange, PartitionChangeRecord
 from metaquorum.controller.state import PartitionImage, TopicImage
 from metaquorum.controller.topic_configs import MIN_INSYNC_REPLICAS, TOPIC_CONFIGS
@@ -22,11 +24,19 @@ from metaquorum.controller.topic_configs import MIN_INSYNC_REPLICAS, TOPIC_CONFI
 
 @dataclass(frozen=True, slots=True)
 class IsrState:
-    """In-sync replicas, eligible leader replicas, and those that left the latter or the former by an unclean stop."""
+    """Which replicas have what is committed.
+
+    Attributes:
+        isr: the in-sync replicas.
+        elr: the eligible leader replicas.
+        last_known_elr: those that left the latter or the former by an unclean stop.
+        awaited: those of `isr` whose log directory is gone, packed.
+    """
 
     isr: tuple[int, ...]
     elr: tuple[int, ...] = ()
     last_known_elr: tuple[int, ...] = ()
+    awaited: Packed = ()
 
 
 def min_insync_replicas(topic: TopicImage) -> int:
@@ -44,7 +54,12 @@ def needed_in_sync(partition: PartitionImage, min_isr: int) -> int:
 
 
 def changed_isr(
-    partition: PartitionImage, isr: tuple[int, ...], *, min_isr: int, lost: Collection[int] = ()
+    partition: PartitionImage,
+    isr: tuple[int, ...],
+    *,
+    min_isr: int,
+    lost: Collection[int] = (),
+    awaited: Packed | None = None,
 ) -> IsrState:
     """Return the state of a partition whose in-sync replicas become `isr`, which all have what is committed.
 
@@ -53,14 +68,16 @@ def changed_isr(
         isr: its next in-sync replicas.
         min_isr: the topic's `min.insync.replicas`.
         lost: replicas that may have lost records: they become no eligible leader replicas.
+        awaited: those of `isr` whose log directory is gone, packed; None: as before.
     """
+    awaited = partition.awaited if awaited is None else awaited
     if len(isr) >= needed_in_sync(partition, min_isr):
-        return IsrState(isr)
+        return IsrState(isr, awaited=awaited)
     held = {*partition.isr, *partition.elr}
     elr = tuple(node_id for node_id in partition.replicas if node_id in held and node_id not in {*isr, *lost})
     known = {*partition.last_known_elr, *held.intersection(lost)}
     last_known = tuple(node_id for node_id in partition.replicas if node_id in known and node_id not in {*isr, *elr})
-    return IsrState(isr, elr, last_known)
+    return IsrState(isr, elr, last_known, awaited)
 
 
 def change_record(
@@ -75,8 +92,9 @@ def change_record(
         isr=state.isr if state.isr != partition.isr else None,
         elr=state.elr if state.elr != partition.elr else None,
         last_known_elr=state.last_known_elr if state.last_known_elr != partition.last_known_elr else None,
+        awaited=state.awaited if state.awaited != partition.awaited else None,
     )
-    changes = (record.leader, record.isr, record.elr, record.last_known_elr)
+    changes = (record.leader, record.isr, record.elr, record.last_known_elr, record.awaited)
     return None if all(each is None for each in changes) else record
 
 

@@ -16,7 +16,7 @@ format, all integers big-endian:
     | ends              | 4 per members    | end (exclusive) of each, from the begin of the first                   |
     | members           | up to the end    | leader id or -1 (4), list count (1), length of each list (2), ids (4)  |
 
-Lists in order: replicas, isr, elr, last known elr, adding, removing; empty ones at the end are left out.
+Lists in order: replicas, isr, elr, last known elr, adding, removing, awaited; empty ones at the end are left out.
 Source: `docs/image.md`.
 """
 
@@ -30,6 +30,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
+from metaquorum.controller.awaited import awaited_brokers
+
 BLOCK_PARTITIONS: Final = 128
 """Partitions in a full block; a row of the image of about 2 KiB. Only the last block of a topic has fewer."""
 
@@ -39,7 +41,7 @@ CACHED_MEMBERS: Final = 16_384
 CACHED_CHANGES: Final = 4_096
 """Changes of members kept: some 500 bytes each. Those of a lost broker's partitions are few; others are worked out again."""
 
-_LISTS: Final = 6
+_LISTS: Final = 7
 _NO_LEADER: Final = -1
 _COUNTS: Final = struct.Struct(">HH")
 _MEMBERS: Final = struct.Struct(">iB")
@@ -59,17 +61,25 @@ class Members:
     last_known_elr: NodeIds = ()
     adding: NodeIds = ()
     removing: NodeIds = ()
+    awaited: NodeIds = ()
 
 
 def is_possible(
-    leader_id: int | None, replicas: NodeIds, isr: NodeIds, elr: NodeIds, adding: NodeIds, removing: NodeIds
+    leader_id: int | None,
+    replicas: NodeIds,
+    isr: NodeIds,
+    elr: NodeIds,
+    adding: NodeIds,
+    removing: NodeIds,
+    awaited: NodeIds = (),
 ) -> bool:
-    """False for what no record may say: no in-sync replica, lists beyond the replicas, a leader out of sync."""
+    """False for what no record may say: no in-sync replica, lists beyond the replicas, a leader out of sync or beside awaited ones."""
     in_sync = isr is replicas or all(node_id in replicas for node_id in isr)
     led = leader_id is None or leader_id in isr
     eligible = all(node_id in replicas and node_id not in isr for node_id in elr)
     moving = all(node_id in replicas for node_id in (*adding, *removing))
-    return bool(isr) and in_sync and led and eligible and moving
+    awaiting = not awaited or (leader_id is None and all(node_id in isr for node_id in awaited_brokers(awaited)))
+    return bool(isr) and in_sync and led and eligible and moving and awaiting
 
 
 @lru_cache(maxsize=CACHED_MEMBERS)
@@ -81,9 +91,10 @@ def encode_members(
     last_known_elr: NodeIds,
     adding: NodeIds,
     removing: NodeIds,
+    awaited: NodeIds = (),
 ) -> bytes:
     """Return the bytes of members."""
-    lists = [replicas, isr, elr, last_known_elr, adding, removing]
+    lists = [replicas, isr, elr, last_known_elr, adding, removing, awaited]
     while not lists[-1]:
         lists.pop()
     ids = [node_id for each in lists for node_id in each]
@@ -105,11 +116,14 @@ def decode_members(data: bytes) -> Members:
     ids: NodeIds = struct.unpack_from(f">{sum(lengths)}i", data, _MEMBERS.size + 2 * list_count)
     lists = [ids[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
     lists.extend(() for _ in range(_LISTS - len(lists)))
-    replicas, isr, elr, last_known_elr, adding, removing = lists
+    replicas, isr, elr, last_known_elr, adding, removing, awaited = lists
     leader_id = None if leader == _NO_LEADER else leader
-    assert is_possible(leader_id, replicas, isr, elr, adding, removing), f"impossible members {leader_id}, {lists}"
+    assert is_possible(leader_id, replicas, isr, elr, adding, removing, awaited), (
+        f"impossible members {leader_id}, {lists}"
+    )
     assert encode_members(leader_id, *lists) == data, f"members {leader_id}, {lists} in other bytes than theirs"
-    return Members(leader_id, replicas, replicas if isr == replicas else isr, elr, last_known_elr, adding, removing)
+    in_sync = replicas if isr == replicas else isr
+    return Members(leader_id, replicas, in_sync, elr, last_known_elr, adding, removing, awaited)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,6 +152,7 @@ def change_members(
     last_known_elr: NodeIds | None,
     adding: NodeIds | None,
     removing: NodeIds | None,
+    awaited: NodeIds | None = None,
 ) -> MembersChange:
     """Change the members behind the bytes; a list that is None stays, and so does the leader unless told otherwise.
 
@@ -153,9 +168,10 @@ def change_members(
         before.last_known_elr if last_known_elr is None else last_known_elr,
         before.adding if adding is None else adding,
         before.removing if removing is None else removing,
+        before.awaited if awaited is None else awaited,
     )
-    new_replicas, new_isr, new_elr, _, new_adding, new_removing = lists
-    possible = is_possible(leader, new_replicas, new_isr, new_elr, new_adding, new_removing)
+    new_replicas, new_isr, new_elr, _, new_adding, new_removing, new_awaited = lists
+    possible = is_possible(leader, new_replicas, new_isr, new_elr, new_adding, new_removing, new_awaited)
     assert possible, f"impossible members {leader}, {lists}"
     changed = encode_members(leader, *lists)
     return MembersChange(before, decode_members(changed), changed)

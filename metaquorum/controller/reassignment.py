@@ -18,6 +18,7 @@ from dataclasses import replace
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
+from metaquorum.controller.awaited import awaited_brokers
 from metaquorum.controller.commands import (
     Decision,
     PartitionsAltered,
@@ -79,6 +80,7 @@ def record_of(topic_id: bytes, before: PartitionImage, after: PartitionImage) ->
         last_known_elr=after.last_known_elr if after.last_known_elr != before.last_known_elr else None,
         adding=after.adding if after.adding != before.adding else None,
         removing=after.removing if after.removing != before.removing else None,
+        awaited=after.awaited if after.awaited != before.awaited else None,
     )
 
 
@@ -188,12 +190,13 @@ def _without(
         )
     smaller = replace(partition, replicas=replicas, elr=_kept(partition.elr, replicas))
     state = changed_isr(smaller, isr, min_isr=min_insync_replicas(topic))
+    gone = awaited_brokers(partition.awaited)
     return replace(
         smaller,
         isr=state.isr,
         elr=state.elr,
         last_known_elr=_kept(state.last_known_elr, replicas),
-        leader_id=elect(replicas, isr, partition.leader_id, can_lead),
+        leader_id=elect(replicas, isr, partition.leader_id, lambda node_id: node_id not in gone and can_lead(node_id)),
         leader_epoch=partition.leader_epoch + 1,
     )
 

@@ -30,6 +30,7 @@ class BrokerRecord:
             records; it stays fenced so long.
         lost_directories: True while it is unclean and lacks a log directory of the registration before it: then it may lack
             flushed records too.
+        replaced_log_directory_ids: with `lost_directories`: the log directories of the last registration that lacked none, ascending.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
         min_feature_level: lowest feature level that it can run at, inclusive.
         max_feature_level: highest feature level that it can run at, inclusive.
@@ -45,6 +46,7 @@ class BrokerRecord:
     log_directory_ids: tuple[bytes, ...] = ()
     unclean: bool = False
     lost_directories: bool = False
+    replaced_log_directory_ids: tuple[bytes, ...] = ()
     offline_log_directory_ids: tuple[bytes, ...] = ()
     min_feature_level: int = 1
     max_feature_level: int = 1
@@ -101,6 +103,7 @@ class PartitionRecord:
         last_known_elr: node ids of those that left `isr` or `elr` by an unclean stop while there were too few in sync.
         adding: those of `replicas` that a reassignment adds.
         removing: those of `replicas` that it removes.
+        awaited: those of `isr` whose log directory is gone, packed (`awaited.py`).
     """
 
     topic_id: bytes
@@ -114,6 +117,7 @@ class PartitionRecord:
     last_known_elr: tuple[int, ...] = ()
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    awaited: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,7 @@ class PartitionChangeRecord:
     last_known_elr: tuple[int, ...] | None = None
     adding: tuple[int, ...] | None = None
     removing: tuple[int, ...] | None = None
+    awaited: tuple[int, ...] | None = None
 
     def addressed(self, topic_id: bytes, partition: int) -> PartitionChangeRecord:
         """Return the same change of another partition."""
@@ -150,6 +155,7 @@ class PartitionChangeRecord:
             last_known_elr=self.last_known_elr,
             adding=self.adding,
             removing=self.removing,
+            awaited=self.awaited,
         )
 
 

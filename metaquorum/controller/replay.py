@@ -134,6 +134,7 @@ def _create_partition(tables: ImageTables, record: PartitionRecord) -> None:
         record.last_known_elr,
         record.adding,
         record.removing,
+        record.awaited,
     )
     _check_partition(topic, partition)
     topic.partitions.append(partition)
@@ -171,6 +172,7 @@ def _change_partition(topic: TopicImage, record: PartitionChangeRecord) -> Membe
         record.last_known_elr,
         record.adding,
         record.removing,
+        record.awaited,
     )
     block.members[place] = change.data
     block.leader_epochs[place] += leader is not None
@@ -180,7 +182,13 @@ def _change_partition(topic: TopicImage, record: PartitionChangeRecord) -> Membe
 
 def _check_partition(topic: TopicImage, partition: PartitionImage) -> None:
     possible = is_possible(
-        partition.leader_id, partition.replicas, partition.isr, partition.elr, partition.adding, partition.removing
+        partition.leader_id,
+        partition.replicas,
+        partition.isr,
+        partition.elr,
+        partition.adding,
+        partition.removing,
+        partition.awaited,
     )
     assert possible, f"{topic.topic}: impossible {partition}"
 
@@ -211,6 +219,7 @@ def _register_broker(tables: ImageTables, record: BrokerRecord, offset: int) -> 
             log_directory_ids=record.log_directory_ids,
             unclean=record.unclean,
             lost_directories=record.lost_directories,
+            replaced_log_directory_ids=record.replaced_log_directory_ids,
             offline_log_directory_ids=record.offline_log_directory_ids,
             min_feature_level=record.min_feature_level,
             max_feature_level=record.max_feature_level,
@@ -229,6 +238,7 @@ def _change_broker(tables: ImageTables, record: BrokerChangeRecord) -> None:
             in_controlled_shutdown=broker.in_controlled_shutdown if shutdown is None else shutdown,
             unclean=unclean,
             lost_directories=broker.lost_directories and unclean,
+            replaced_log_directory_ids=broker.replaced_log_directory_ids if unclean else (),
             offline_log_directory_ids=broker.offline_log_directory_ids if offline is None else offline,
         )
     )

@@ -33,6 +33,7 @@ class BrokerImage:
         log_directory_ids: ids of its log directories, 16 bytes each.
         unclean: see `BrokerRecord`.
         lost_directories: see `BrokerRecord`.
+        replaced_log_directory_ids: see `BrokerRecord`.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
         min_feature_level: lowest feature level that it can run at, inclusive.
         max_feature_level: highest feature level that it can run at, inclusive.
@@ -49,6 +50,7 @@ class BrokerImage:
     log_directory_ids: tuple[bytes, ...]
     unclean: bool
     lost_directories: bool = False
+    replaced_log_directory_ids: tuple[bytes, ...] = ()
     offline_log_directory_ids: tuple[bytes, ...] = ()
     min_feature_level: int = 1
     max_feature_level: int = 1
@@ -74,6 +76,7 @@ class PartitionImage:
         last_known_elr: node ids of those that were, or were in sync, until an unclean stop.
         adding: those of `replicas` that a reassignment under way adds.
         removing: those of `replicas` that it removes.
+        awaited: those of `isr` whose log directory is gone, packed (`awaited.py`); there is no leader while there are such.
     """
 
     partition: int
@@ -86,6 +89,7 @@ class PartitionImage:
     last_known_elr: tuple[int, ...] = ()
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    awaited: tuple[int, ...] = ()
 
 
 def _members(partition: PartitionImage) -> bytes:
@@ -97,6 +101,7 @@ def _members(partition: PartitionImage) -> bytes:
         partition.last_known_elr,
         partition.adding,
         partition.removing,
+        partition.awaited,
     )
 
 
@@ -114,6 +119,7 @@ def _image(number: int, entry: tuple[bytes, int, int]) -> PartitionImage:
         members.last_known_elr,
         members.adding,
         members.removing,
+        members.awaited,
     )
 
 

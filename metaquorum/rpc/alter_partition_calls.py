@@ -29,6 +29,7 @@ def command(request: controller_pb2.AlterPartitionRequest) -> AlterPartition:
                     for member in each.isr
                 ),
                 is_lost=each.is_lost,
+                found_directory_id=each.found_directory_id if each.HasField("found_directory_id") else None,
             )
             for each in request.proposals
         ),

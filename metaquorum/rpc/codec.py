@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from lograft.v1 import admin_pb2, metadata_pb2
 
+from metaquorum.controller.awaited import unpack
 from metaquorum.controller.commands import Refusal
 from metaquorum.controller.configs import ConfigSource, describe
 from metaquorum.controller.image import MetadataImage
@@ -46,6 +47,10 @@ def to_partition(partition: PartitionImage) -> metadata_pb2.Partition:
         isr=partition.isr,
         eligible_leader_replicas=partition.elr,
         last_known_eligible_leader_replicas=partition.last_known_elr,
+        awaited_replicas=[
+            metadata_pb2.AwaitedReplica(broker_id=each.broker_id, log_directory_ids=each.directory_ids)
+            for each in unpack(partition.awaited)
+        ],
     )
 
 

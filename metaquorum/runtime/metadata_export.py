@@ -20,6 +20,7 @@ from typing import Final, assert_never
 
 from lograft.wire.codes import ErrorCode
 
+from metaquorum.controller.awaited import unpack
 from metaquorum.controller.image_rows import PartitionBlock
 from metaquorum.controller.records import (
     BrokerChangeRecord,
@@ -198,6 +199,10 @@ def _partition(record: PartitionImage, topic: str) -> dict[str, object]:
         "last_known_elr": record.last_known_elr,
         "adding": record.adding,
         "removing": record.removing,
+        "awaited": [
+            {"broker_id": each.broker_id, "log_directory_ids": [one.hex() for one in each.directory_ids]}
+            for each in unpack(record.awaited)
+        ],
     }
 
 
@@ -213,6 +218,7 @@ def _broker(record: BrokerRecord) -> dict[str, object]:
         "fenced": record.fenced,
         "unclean": record.unclean,
         "lost_directories": record.lost_directories,
+        "replaced_log_directory_ids": [each.hex() for each in record.replaced_log_directory_ids],
         "log_directory_ids": [each.hex() for each in record.log_directory_ids],
         "offline_log_directory_ids": [each.hex() for each in record.offline_log_directory_ids],
         "min_feature_level": record.min_feature_level,

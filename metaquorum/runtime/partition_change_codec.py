@@ -18,12 +18,14 @@ Source: `proto/lograft/internal/v1/metadata_record.proto`; the encoding of proto
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
 from google.protobuf.message import DecodeError
 from lograft.internal.v1 import metadata_record_pb2 as pb
 
+from metaquorum.controller.awaited import AwaitedReplica, pack, unpack
 from metaquorum.controller.records import LeaderChange, PartitionChangeRecord
 
 CACHED_RESTS: Final = 4_096
@@ -56,6 +58,7 @@ def encode(record: PartitionChangeRecord) -> bytes:
         record.last_known_elr,
         record.adding,
         record.removing,
+        record.awaited,
     )
     number = b"\x10" + _varint(partition) if partition else b""
     length = _varint(len(_TOPIC_ID) + _TOPIC_ID_BYTES + len(number) + len(rest))
@@ -96,6 +99,7 @@ def read(message: pb.PartitionChangeRecord) -> PartitionChangeRecord:
         last_known_elr=tuple(message.last_known_elr.node_ids) if message.HasField("last_known_elr") else None,
         adding=tuple(message.adding.node_ids) if message.HasField("adding") else None,
         removing=tuple(message.removing.node_ids) if message.HasField("removing") else None,
+        awaited=packed_awaited(message.awaited.replicas) if message.HasField("awaited") else None,
     )
 
 
@@ -110,7 +114,26 @@ def _to_message(record: PartitionChangeRecord) -> pb.PartitionChangeRecord:
         last_known_elr=None if record.last_known_elr is None else pb.ReplicaList(node_ids=record.last_known_elr),
         adding=None if record.adding is None else pb.ReplicaList(node_ids=record.adding),
         removing=None if record.removing is None else pb.ReplicaList(node_ids=record.removing),
+        awaited=None if record.awaited is None else pb.AwaitedReplicaList(replicas=awaited_messages(record.awaited)),
     )
+
+
+def awaited_messages(packed: NodeIds) -> list[pb.AwaitedReplica]:
+    """Translate in-sync replicas whose log directory is gone."""
+    return [pb.AwaitedReplica(broker_id=each.broker_id, directory_ids=each.directory_ids) for each in unpack(packed)]
+
+
+def packed_awaited(messages: Iterable[pb.AwaitedReplica]) -> NodeIds:
+    """Translate such replicas back.
+
+    Raises:
+        ValueError: a directory id has not 16 bytes, or a replica has none.
+    """
+    found = [AwaitedReplica(each.broker_id, tuple(each.directory_ids)) for each in messages]
+    for each in found:
+        if not each.directory_ids or any(len(directory_id) != 16 for directory_id in each.directory_ids):
+            raise ValueError(f"the awaited replica of broker {each.broker_id} has no directory ids of 16 bytes")
+    return pack(found)
 
 
 @lru_cache(maxsize=CACHED_RESTS)
@@ -123,6 +146,7 @@ def _written(
     last_known_elr: NodeIds | None,
     adding: NodeIds | None,
     removing: NodeIds | None,
+    awaited: NodeIds | None,
 ) -> bytes:
     """Return the rest of a record. Topic id and partition are left out as defaults, and so come first where they are not."""
     change = PartitionChangeRecord(
@@ -135,6 +159,7 @@ def _written(
         last_known_elr=last_known_elr,
         adding=adding,
         removing=removing,
+        awaited=awaited,
     )
     return _to_message(change).SerializeToString()
 

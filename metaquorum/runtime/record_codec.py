@@ -97,6 +97,7 @@ def _to_message(record: OtherRecord) -> pb.MetadataRecord:
                     last_known_elr=record.last_known_elr,
                     adding=record.adding,
                     removing=record.removing,
+                    awaited=partition_change_codec.awaited_messages(record.awaited),
                 )
             )
         case TopicRecord():
@@ -149,6 +150,7 @@ def _broker_message(record: BrokerRecord) -> pb.BrokerRecord:
         log_directory_ids=record.log_directory_ids,
         unclean=record.unclean,
         lost_directories=record.lost_directories,
+        replaced_log_directory_ids=record.replaced_log_directory_ids,
         offline_log_directory_ids=record.offline_log_directory_ids,
         min_feature_level=record.min_feature_level,
         max_feature_level=record.max_feature_level,
@@ -179,6 +181,7 @@ def _read_broker(message: pb.BrokerRecord) -> BrokerRecord:
         log_directory_ids=tuple(message.log_directory_ids),
         unclean=message.unclean,
         lost_directories=message.lost_directories,
+        replaced_log_directory_ids=tuple(message.replaced_log_directory_ids),
         offline_log_directory_ids=tuple(message.offline_log_directory_ids),
         # Absent in records of before there were several levels.
         min_feature_level=message.min_feature_level or 1,
@@ -224,6 +227,7 @@ def _read_partition(message: pb.PartitionRecord) -> PartitionRecord:
         last_known_elr=tuple(message.last_known_elr),
         adding=tuple(message.adding),
         removing=tuple(message.removing),
+        awaited=partition_change_codec.packed_awaited(message.awaited),
     )
 
 

@@ -15,7 +15,7 @@ from metaquorum.controller.commands import (
     ResourceChanges,
     SweepPartitions,
 )
-from metaquorum.controller.elections import ElectionRules, partition_change, preferred_change
+from metaquorum.controller.elections import ElectionRules, Lossy, partition_change, preferred_change
 from metaquorum.controller.records import ConfigResource, LeaderChange
 from metaquorum.controller.state import PartitionImage
 from metaquorum.tests.controller_world import World, register, topic_id, view
@@ -139,7 +139,7 @@ def test_unclean_stop_under_ack_ends_nothing(world: World) -> None:
 def test_last_known_ones_are_forgotten_when_enough_are_in_sync() -> None:
     """From there on commits go on without them."""
     partition = PartitionImage(0, (0, 1, 2), (0, 2), 0, 4, 6, (1,), ())
-    change = partition_change(b"t" * 16, partition, lambda node_id: node_id != 2, (2,), ElectionRules(min_isr=2))
+    change = partition_change(b"t" * 16, partition, lambda node_id: node_id != 2, (Lossy(2),), ElectionRules(min_isr=2))
     assert change is not None
     assert (change.isr, change.elr, change.last_known_elr) == ((0,), None, (2,))
     change = partition_change(b"t" * 16, partition, lambda node_id: node_id == 0, (), ElectionRules(min_isr=1))

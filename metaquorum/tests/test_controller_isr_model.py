@@ -327,9 +327,9 @@ def test_model_finds_an_eligible_replica_that_is_kept_too_long(monkeypatch: pyte
     """The invariants can fail: replicas that stay eligible although enough are in sync are found."""
 
     def careless(
-        partition: PartitionImage, isr: tuple[int, ...], *, min_isr: int, lost: tuple[int, ...] = ()
+        partition: PartitionImage, isr: tuple[int, ...], *, min_isr: int, lost: tuple[int, ...] = (), **others: object
     ) -> object:
-        return changed_isr(partition, isr, min_isr=max(min_isr, len(isr) + 1), lost=lost)
+        return changed_isr(partition, isr, min_isr=max(min_isr, len(isr) + 1), lost=lost, **others)
 
     monkeypatch.setattr("metaquorum.controller.alter_partition.changed_isr", careless)
     monkeypatch.setattr("metaquorum.controller.elections.changed_isr", careless)
@@ -341,10 +341,10 @@ def test_model_finds_a_lossy_replica_that_stays(monkeypatch: pytest.MonkeyPatch)
     """The invariants can fail: a replica that lost records and stays eligible is found."""
 
     def trusting(
-        partition: PartitionImage, isr: tuple[int, ...], *, min_isr: int, lost: tuple[int, ...] = ()
+        partition: PartitionImage, isr: tuple[int, ...], *, min_isr: int, lost: tuple[int, ...] = (), **others: object
     ) -> object:
         del lost
-        return changed_isr(partition, isr, min_isr=min_isr)
+        return changed_isr(partition, isr, min_isr=min_isr, **others)
 
     monkeypatch.setattr("metaquorum.controller.elections.changed_isr", trusting)
     with pytest.raises(AssertionError, match=r"lacks|stays beside"):

@@ -122,7 +122,7 @@ def test_sweep_decides_for_each_partition_what_it_needs(
     preferred: list[MetadataRecord] = []
     for topic in image.topics():
         lossy = [
-            broker.broker_id
+            elections.Lossy(broker.broker_id)
             for broker in unclean
             if settings_of(image, topic.configs, broker.broker_id).flush_policy is not FlushPolicy.ACK
         ]

@@ -21,7 +21,7 @@ from metaquorum.controller.commands import (
     ResourceChanges,
     SweepPartitions,
 )
-from metaquorum.controller.elections import ElectionRules, partition_change
+from metaquorum.controller.elections import ElectionRules, Lossy, partition_change
 from metaquorum.controller.isr import changed_isr, needed_in_sync
 from metaquorum.controller.records import ConfigResource, LeaderChange, PartitionChangeRecord
 from metaquorum.controller.state import PartitionImage
@@ -90,7 +90,7 @@ def change(
     """Return what becomes of a partition of replicas 0, 1 and 2 that nobody leads."""
     partition = PartitionImage(0, (0, 1, 2), isr, None, 4, 6, elr, ())
     rules = ElectionRules(min_isr=min_isr, unclean=unclean)
-    return partition_change(TOPIC_ID, partition, alive.__contains__, lossy, rules)
+    return partition_change(TOPIC_ID, partition, alive.__contains__, tuple(map(Lossy, lossy)), rules)
 
 
 def test_eligible_and_in_sync_replicas_never_overlap_and_are_replicas() -> None:

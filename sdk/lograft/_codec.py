@@ -10,6 +10,7 @@ from lograft._core.metadata import BrokerNode, ClusterState, PartitionState, Top
 from lograft.errors import LograftError, OffsetOutOfRangeError, error_for
 from lograft.types import (
     Acks,
+    AwaitedReplica,
     BrokerDescription,
     DeletedRecords,
     Durability,
@@ -71,6 +72,7 @@ def decode_topic(topic: metadata_pb2.Topic) -> TopicState:
                 isr=tuple(part.isr),
                 elr=tuple(part.eligible_leader_replicas),
                 last_known_elr=tuple(part.last_known_eligible_leader_replicas),
+                awaited=tuple((each.broker_id, tuple(each.log_directory_ids)) for each in part.awaited_replicas),
             )
             for part in topic.partitions
         ),
@@ -141,6 +143,10 @@ def describe_topic(state: TopicState, configs: dict[str, str], overridden: froze
                 isr=part.isr,
                 eligible_leader_replicas=part.elr,
                 last_known_eligible_leader_replicas=part.last_known_elr,
+                awaited_replicas=tuple(
+                    AwaitedReplica(broker_id=broker_id, log_directory_ids=directory_ids)
+                    for broker_id, directory_ids in part.awaited
+                ),
             )
             for part in state.partitions
         ),

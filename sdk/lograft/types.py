@@ -287,11 +287,25 @@ class BrokerDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionDescription:
-    """A partition, as clients see it. `leader_id` is None while nobody leads.
+class AwaitedReplica:
+    """An in-sync replica whose log directory is gone.
 
-    Eligible leader replicas are out of sync, but have everything committed (KIP-966); the last known ones were so before nobody
-    was any more: an unclean election would take one of them first.
+    Attributes:
+        broker_id: node id of its broker.
+        log_directory_ids: ids of the log directories that the broker had when the replica was last in sync, 16 bytes each.
+    """
+
+    broker_id: int
+    log_directory_ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDescription:
+    """A partition, as clients see it. `leader_id` is None without a leader.
+
+    Eligible leader replicas are out of sync, but have everything committed (KIP-966); the last known ones were so before that
+    ended: an unclean election would take one of them first. While a partition has awaited replicas it has no leader: no other
+    replica has everything that was acknowledged. One of their directories, or an unclean election, brings it back.
     """
 
     partition: int
@@ -301,6 +315,7 @@ class PartitionDescription:
     isr: tuple[int, ...]
     eligible_leader_replicas: tuple[int, ...] = ()
     last_known_eligible_leader_replicas: tuple[int, ...] = ()
+    awaited_replicas: tuple[AwaitedReplica, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class BrokerNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """A partition; `leader_id` is None while nobody leads."""
+    """A partition; `leader_id` is None without a leader. `awaited`: (broker id, directory ids) of replicas whose directory is gone."""
 
     partition: int
     leader_id: int | None
@@ -40,6 +40,7 @@ class PartitionState:
     isr: tuple[int, ...] = ()
     elr: tuple[int, ...] = ()
     last_known_elr: tuple[int, ...] = ()
+    awaited: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lograft.v1 import errors_pb2 as lograft_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19lograft/v1/metadata.proto\x12\nlograft.v1\x1a\x17lograft/v1/errors.proto\"\x8e\x01\n\x06\x42roker\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x14\n\x0c\x62roker_epoch\x18\x06 \x01(\x03\x12!\n\x19offline_log_directory_ids\x18\x07 \x03(\x0c\"\xc8\x01\n\tPartition\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x16\n\tleader_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08replicas\x18\x04 \x03(\x05\x12\x0b\n\x03isr\x18\x05 \x03(\x05\x12 \n\x18\x65ligible_leader_replicas\x18\x06 \x03(\x05\x12+\n#last_known_eligible_leader_replicas\x18\x07 \x03(\x05\x42\x0c\n\n_leader_id\"S\n\x05Topic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12)\n\npartitions\x18\x03 \x03(\x0b\x32\x15.lograft.v1.Partition\"q\n\x11GetClusterRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0e\n\x06topics\x18\x02 \x03(\t\x12 \n\x13min_metadata_offset\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x16\n\x14_min_metadata_offset\"\xb7\x01\n\x12GetClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x1a\n\rcontroller_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12#\n\x07\x62rokers\x18\x03 \x03(\x0b\x32\x12.lograft.v1.Broker\x12!\n\x06topics\x18\x04 \x03(\x0b\x32\x11.lograft.v1.Topic\x12\x17\n\x0fmetadata_offset\x18\x05 \x01(\x03\x42\x10\n\x0e_controller_id\"e\n\x13WatchClusterRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0e\n\x06topics\x18\x02 \x03(\t\x12\x19\n\x0c\x61\x66ter_offset\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_after_offset\"\xaa\x02\n\x14WatchClusterResponse\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12#\n\x07\x62rokers\x18\x04 \x03(\x0b\x32\x12.lograft.v1.Broker\x12\x1a\n\x12removed_broker_ids\x18\x05 \x03(\x05\x12!\n\x06topics\x18\x06 \x03(\x0b\x32\x11.lograft.v1.Topic\x12\x16\n\x0eremoved_topics\x18\x07 \x03(\t\x12\x1a\n\rcontroller_id\x18\x08 \x01(\x05H\x00\x88\x01\x01\x12)\n\x05\x65rror\x18\t \x01(\x0b\x32\x1a.lograft.v1.PartitionErrorB\x10\n\x0e_controller_id2\xb3\x01\n\x0fMetadataService\x12K\n\nGetCluster\x12\x1d.lograft.v1.GetClusterRequest\x1a\x1e.lograft.v1.GetClusterResponse\x12S\n\x0cWatchCluster\x12\x1f.lograft.v1.WatchClusterRequest\x1a .lograft.v1.WatchClusterResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19lograft/v1/metadata.proto\x12\nlograft.v1\x1a\x17lograft/v1/errors.proto\"\x8e\x01\n\x06\x42roker\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\x12\x14\n\x0c\x62roker_epoch\x18\x06 \x01(\x03\x12!\n\x19offline_log_directory_ids\x18\x07 \x03(\x0c\"\xfe\x01\n\tPartition\x12\x11\n\tpartition\x18\x01 \x01(\x05\x12\x16\n\tleader_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x10\n\x08replicas\x18\x04 \x03(\x05\x12\x0b\n\x03isr\x18\x05 \x03(\x05\x12 \n\x18\x65ligible_leader_replicas\x18\x06 \x03(\x05\x12+\n#last_known_eligible_leader_replicas\x18\x07 \x03(\x05\x12\x34\n\x10\x61waited_replicas\x18\x08 \x03(\x0b\x32\x1a.lograft.v1.AwaitedReplicaB\x0c\n\n_leader_id\">\n\x0e\x41waitedReplica\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x19\n\x11log_directory_ids\x18\x02 \x03(\x0c\"S\n\x05Topic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12)\n\npartitions\x18\x03 \x03(\x0b\x32\x15.lograft.v1.Partition\"q\n\x11GetClusterRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0e\n\x06topics\x18\x02 \x03(\t\x12 \n\x13min_metadata_offset\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x16\n\x14_min_metadata_offset\"\xb7\x01\n\x12GetClusterResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x1a\n\rcontroller_id\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12#\n\x07\x62rokers\x18\x03 \x03(\x0b\x32\x12.lograft.v1.Broker\x12!\n\x06topics\x18\x04 \x03(\x0b\x32\x11.lograft.v1.Topic\x12\x17\n\x0fmetadata_offset\x18\x05 \x01(\x03\x42\x10\n\x0e_controller_id\"e\n\x13WatchClusterRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x0e\n\x06topics\x18\x02 \x03(\t\x12\x19\n\x0c\x61\x66ter_offset\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_after_offset\"\xaa\x02\n\x14WatchClusterResponse\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\x12\x12\n\ncluster_id\x18\x03 \x01(\t\x12#\n\x07\x62rokers\x18\x04 \x03(\x0b\x32\x12.lograft.v1.Broker\x12\x1a\n\x12removed_broker_ids\x18\x05 \x03(\x05\x12!\n\x06topics\x18\x06 \x03(\x0b\x32\x11.lograft.v1.Topic\x12\x16\n\x0eremoved_topics\x18\x07 \x03(\t\x12\x1a\n\rcontroller_id\x18\x08 \x01(\x05H\x00\x88\x01\x01\x12)\n\x05\x65rror\x18\t \x01(\x0b\x32\x1a.lograft.v1.PartitionErrorB\x10\n\x0e_controller_id2\xb3\x01\n\x0fMetadataService\x12K\n\nGetCluster\x12\x1d.lograft.v1.GetClusterRequest\x1a\x1e.lograft.v1.GetClusterResponse\x12S\n\x0cWatchCluster\x12\x1f.lograft.v1.WatchClusterRequest\x1a .lograft.v1.WatchClusterResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,17 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BROKER']._serialized_start=67
   _globals['_BROKER']._serialized_end=209
   _globals['_PARTITION']._serialized_start=212
-  _globals['_PARTITION']._serialized_end=412
-  _globals['_TOPIC']._serialized_start=414
-  _globals['_TOPIC']._serialized_end=497
-  _globals['_GETCLUSTERREQUEST']._serialized_start=499
-  _globals['_GETCLUSTERREQUEST']._serialized_end=612
-  _globals['_GETCLUSTERRESPONSE']._serialized_start=615
-  _globals['_GETCLUSTERRESPONSE']._serialized_end=798
-  _globals['_WATCHCLUSTERREQUEST']._serialized_start=800
-  _globals['_WATCHCLUSTERREQUEST']._serialized_end=901
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=904
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=1202
-  _globals['_METADATASERVICE']._serialized_start=1205
-  _globals['_METADATASERVICE']._serialized_end=1384
+  _globals['_PARTITION']._serialized_end=466
+  _globals['_AWAITEDREPLICA']._serialized_start=468
+  _globals['_AWAITEDREPLICA']._serialized_end=530
+  _globals['_TOPIC']._serialized_start=532
+  _globals['_TOPIC']._serialized_end=615
+  _globals['_GETCLUSTERREQUEST']._serialized_start=617
+  _globals['_GETCLUSTERREQUEST']._serialized_end=730
+  _globals['_GETCLUSTERRESPONSE']._serialized_start=733
+  _globals['_GETCLUSTERRESPONSE']._serialized_end=916
+  _globals['_WATCHCLUSTERREQUEST']._serialized_start=918
+  _globals['_WATCHCLUSTERREQUEST']._serialized_end=1019
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=1022
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=1320
+  _globals['_METADATASERVICE']._serialized_start=1323
+  _globals['_METADATASERVICE']._serialized_end=1502
 # @@protoc_insertion_point(module_scope)

@@ -80,6 +80,7 @@ class Partition(_message.Message):
     ISR_FIELD_NUMBER: _builtins.int
     ELIGIBLE_LEADER_REPLICAS_FIELD_NUMBER: _builtins.int
     LAST_KNOWN_ELIGIBLE_LEADER_REPLICAS_FIELD_NUMBER: _builtins.int
+    AWAITED_REPLICAS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     """Number, from 0."""
     leader_id: _builtins.int
@@ -102,6 +103,12 @@ class Partition(_message.Message):
     def last_known_eligible_leader_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Node ids of those that were the last to be eligible, while nobody is."""
 
+    @_builtins.property
+    def awaited_replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwaitedReplica]:
+        """In-sync replicas whose log directory is gone. The partition has no leader while there are such: nobody else has everything that
+        was acknowledged. It ends when a directory is back, or by an unclean election.
+        """
+
     def __init__(
         self,
         *,
@@ -112,16 +119,45 @@ class Partition(_message.Message):
         isr: _abc.Iterable[_builtins.int] | None = ...,
         eligible_leader_replicas: _abc.Iterable[_builtins.int] | None = ...,
         last_known_eligible_leader_replicas: _abc.Iterable[_builtins.int] | None = ...,
+        awaited_replicas: _abc.Iterable[Global___AwaitedReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "last_known_eligible_leader_replicas", b"last_known_eligible_leader_replicas", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "awaited_replicas", b"awaited_replicas", "eligible_leader_replicas", b"eligible_leader_replicas", "isr", b"isr", "last_known_eligible_leader_replicas", b"last_known_eligible_leader_replicas", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
     _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___Partition: _TypeAlias = Partition  # noqa: Y015
+
+@_typing.final
+class AwaitedReplica(_message.Message):
+    """An in-sync replica whose log directory is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """Node id of its broker."""
+    @_builtins.property
+    def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Ids of the log directories that the broker had when the replica was last in sync, 16 bytes each: its log was in one of them."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "log_directory_ids", b"log_directory_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitedReplica: _TypeAlias = AwaitedReplica  # noqa: Y015
 
 @_typing.final
 class Topic(_message.Message):

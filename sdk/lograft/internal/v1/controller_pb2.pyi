@@ -319,6 +319,7 @@ class IsrProposal(_message.Message):
     PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
     ISR_FIELD_NUMBER: _builtins.int
     IS_LOST_FIELD_NUMBER: _builtins.int
+    FOUND_DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of the topic, 16 bytes."""
     partition: _builtins.int
@@ -331,9 +332,13 @@ class IsrProposal(_message.Message):
     """True: the log of the broker's own replica does not work any more in this process. The replica leaves the in-sync and the
     eligible leader replicas, and another one leads; LEADER_NOT_AVAILABLE where no other one has what is committed.
     """
+    found_directory_id: _builtins.bytes
+    """The log of the broker's own replica lies in this log directory, 16 bytes, which the partition awaits. The replica may lead again;
+    INVALID_REQUEST where the partition awaits other directories.
+    """
     @_builtins.property
     def isr(self) -> _containers.RepeatedCompositeFieldContainer[Global___IsrMember]:
-        """The in-sync replicas, the leader among them; none with `is_lost`."""
+        """The in-sync replicas, the leader among them; none with `is_lost` or `found_directory_id`."""
 
     def __init__(
         self,
@@ -344,12 +349,15 @@ class IsrProposal(_message.Message):
         partition_epoch: _builtins.int = ...,
         isr: _abc.Iterable[Global___IsrMember] | None = ...,
         is_lost: _builtins.bool = ...,
+        found_directory_id: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_found_directory_id", b"_found_directory_id", "found_directory_id", b"found_directory_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_lost", b"is_lost", "isr", b"isr", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_found_directory_id", b"_found_directory_id", "found_directory_id", b"found_directory_id", "is_lost", b"is_lost", "isr", b"isr", "leader_epoch", b"leader_epoch", "partition", b"partition", "partition_epoch", b"partition_epoch", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__found_directory_id: _TypeAlias = _typing.Literal["found_directory_id"]  # noqa: Y015
+    _WhichOneofArgType__found_directory_id: _TypeAlias = _typing.Literal["_found_directory_id", b"_found_directory_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__found_directory_id) -> _WhichOneofReturnType__found_directory_id | None: ...
 
 Global___IsrProposal: _TypeAlias = IsrProposal  # noqa: Y015
 

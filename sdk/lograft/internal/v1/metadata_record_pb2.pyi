@@ -266,6 +266,7 @@ class BrokerRecord(_message.Message):
     MIN_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     MAX_FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     LOST_DIRECTORIES_FIELD_NUMBER: _builtins.int
+    REPLACED_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """Node id."""
     incarnation_id: _builtins.bytes
@@ -296,6 +297,10 @@ class BrokerRecord(_message.Message):
     def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories that have failed, 16 bytes each, ascending."""
 
+    @_builtins.property
+    def replaced_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Ids of the log directories of the last registration that lacked none, 16 bytes each, ascending; kept while `lost_directories`."""
+
     def __init__(
         self,
         *,
@@ -312,10 +317,11 @@ class BrokerRecord(_message.Message):
         min_feature_level: _builtins.int = ...,
         max_feature_level: _builtins.int = ...,
         lost_directories: _builtins.bool = ...,
+        replaced_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "lost_directories", b"lost_directories", "max_feature_level", b"max_feature_level", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "unclean", b"unclean"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "lost_directories", b"lost_directories", "max_feature_level", b"max_feature_level", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "replaced_log_directory_ids", b"replaced_log_directory_ids", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -491,6 +497,7 @@ class PartitionRecord(_message.Message):
     LAST_KNOWN_ELR_FIELD_NUMBER: _builtins.int
     ADDING_FIELD_NUMBER: _builtins.int
     REMOVING_FIELD_NUMBER: _builtins.int
+    AWAITED_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of its topic, 16 bytes."""
     partition: _builtins.int
@@ -525,6 +532,10 @@ class PartitionRecord(_message.Message):
     def removing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Those of the replicas that it removes."""
 
+    @_builtins.property
+    def awaited(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwaitedReplica]:
+        """In-sync replicas whose log directory is gone."""
+
     def __init__(
         self,
         *,
@@ -539,16 +550,69 @@ class PartitionRecord(_message.Message):
         last_known_elr: _abc.Iterable[_builtins.int] | None = ...,
         adding: _abc.Iterable[_builtins.int] | None = ...,
         removing: _abc.Iterable[_builtins.int] | None = ...,
+        awaited: _abc.Iterable[Global___AwaitedReplica] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "leader_id", b"leader_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "adding", b"adding", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing", b"removing", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id", "adding", b"adding", "awaited", b"awaited", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader_epoch", b"leader_epoch", "leader_id", b"leader_id", "partition", b"partition", "partition_epoch", b"partition_epoch", "removing", b"removing", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__leader_id: _TypeAlias = _typing.Literal["leader_id"]  # noqa: Y015
     _WhichOneofArgType__leader_id: _TypeAlias = _typing.Literal["_leader_id", b"_leader_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader_id) -> _WhichOneofReturnType__leader_id | None: ...
 
 Global___PartitionRecord: _TypeAlias = PartitionRecord  # noqa: Y015
+
+@_typing.final
+class AwaitedReplica(_message.Message):
+    """An in-sync replica whose log directory is gone: it leads nothing until the directory is back or a leader is elected uncleanly."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """Node id of its broker."""
+    @_builtins.property
+    def directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Ids of the log directories that the broker had when the replica was last in sync, 16 bytes each, ascending."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "directory_ids", b"directory_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitedReplica: _TypeAlias = AwaitedReplica  # noqa: Y015
+
+@_typing.final
+class AwaitedReplicaList(_message.Message):
+    """A list of such replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwaitedReplica]:
+        """The replicas."""
+
+    def __init__(
+        self,
+        *,
+        replicas: _abc.Iterable[Global___AwaitedReplica] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicas", b"replicas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitedReplicaList: _TypeAlias = AwaitedReplicaList  # noqa: Y015
 
 @_typing.final
 class PartitionChangeRecord(_message.Message):
@@ -565,6 +629,7 @@ class PartitionChangeRecord(_message.Message):
     LAST_KNOWN_ELR_FIELD_NUMBER: _builtins.int
     ADDING_FIELD_NUMBER: _builtins.int
     REMOVING_FIELD_NUMBER: _builtins.int
+    AWAITED_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of its topic, 16 bytes."""
     partition: _builtins.int
@@ -597,6 +662,10 @@ class PartitionChangeRecord(_message.Message):
     def removing(self) -> Global___ReplicaList:
         """New list of replicas that are being removed; absent: unchanged."""
 
+    @_builtins.property
+    def awaited(self) -> Global___AwaitedReplicaList:
+        """New list of in-sync replicas whose log directory is gone; absent: unchanged."""
+
     def __init__(
         self,
         *,
@@ -609,10 +678,11 @@ class PartitionChangeRecord(_message.Message):
         last_known_elr: Global___ReplicaList | None = ...,
         adding: Global___ReplicaList | None = ...,
         removing: Global___ReplicaList | None = ...,
+        awaited: Global___AwaitedReplicaList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adding", b"adding", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "removing", b"removing", "replicas", b"replicas"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adding", b"adding", "awaited", b"awaited", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "removing", b"removing", "replicas", b"replicas"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adding", b"adding", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "partition", b"partition", "removing", b"removing", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adding", b"adding", "awaited", b"awaited", "elr", b"elr", "isr", b"isr", "last_known_elr", b"last_known_elr", "leader", b"leader", "partition", b"partition", "removing", b"removing", "replicas", b"replicas", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
