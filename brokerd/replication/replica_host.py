@@ -48,6 +48,7 @@ from brokerd.replication.replica_peers import ReplicaPeers
 from brokerd.replication.replica_slot import LeavingReplicas, ReplicaSlot, directory_name
 from brokerd.replication.retention_task import RetentionTask
 from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
+from metaquorum.controller.awaited import awaited_directories
 from metaquorum.controller.configs import settings_of
 from metaquorum.controller.image import PartitionImage, TopicImage
 from metaquorum.controller.topic_configs import TopicSettings
@@ -117,6 +118,8 @@ class ReplicaHost:
         self._open_limit = asyncio.Semaphore(LOG_OPEN_TASKS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: set[LogDirectory] = set()
+        # Awaited replicas whose log lies nowhere here, as far as they were reported.
+        self._missing: set[tuple[bytes, int]] = set()
         self.on_offline: Callable[[tuple[bytes, ...]], None] | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
@@ -260,19 +263,52 @@ class ReplicaHost:
     def _reconcile(self, topic: TopicImage) -> None:
         settings = self._settings(topic)
         slots = self._slots.setdefault(topic.topic_id, {})
+        are_waiting = False
         for image in topic.partitions:
             slot = slots.get(image.partition)
             if self._node_id not in image.replicas:
                 if slot is not None:
                     self._remove(topic.topic_id, image.partition, slots.pop(image.partition))
                 continue
-            if slot is None:
+            if image.awaited:
+                self._look_at_awaited(topic, image)
+            if slot is None and not self._may_begin(topic, image):
+                are_waiting = True
+            elif slot is None:
                 slot = slots[image.partition] = ReplicaSlot(self._leaving.of(topic.topic_id, image.partition))
                 self._spawn(self._open(topic.topic, topic.topic_id, image.partition, slot, settings))
             elif slot.replica is not None:
                 self._update(slot.replica, topic, image, settings)
-        if not slots:
+        if not slots and not are_waiting:
             del self._slots[topic.topic_id]
+
+    def _may_begin(self, topic: TopicImage, image: PartitionImage) -> bool:
+        """Tell whether the log of a replica may be opened now, or made.
+
+        Where it lies in no directory, it is made only after the controller has let this process in: until then it may be one that
+        the partition is about to await, and an empty log would be taken for what was lost.
+        """
+        is_here = self._directories.find(directory_name(topic.topic_id, image.partition)) is not None
+        return is_here or (self._own.may_lead and not awaited_directories(image.awaited, self._node_id))
+
+    def _look_at_awaited(self, topic: TopicImage, image: PartitionImage) -> None:
+        """Claim the replica here if its log lies in a directory that the partition awaits, else say what is missing, once."""
+        awaited = awaited_directories(image.awaited, self._node_id)
+        if not awaited:
+            return
+        directory = self._directories.find(directory_name(topic.topic_id, image.partition))
+        if directory is not None and directory.directory_id in awaited:
+            if self._peers is not None and self._peers.withdrawals is not None:
+                self._peers.withdrawals.note_found(topic.topic_id, image.partition, directory.directory_id)
+        elif (topic.topic_id, image.partition) not in self._missing:
+            self._missing.add((topic.topic_id, image.partition))
+            logger.error(
+                "replica without its log directory: partition=%s-%d: it was the last in-sync one; no leader before log directory "
+                "%s is back, or an unclean election",
+                topic.topic,
+                image.partition,
+                " or ".join(each.hex() for each in awaited),
+            )
 
     def _settings(self, topic: TopicImage) -> TopicSettings:
         return settings_of(self._observer.image, topic.configs, self._node_id)

@@ -40,10 +40,14 @@ class LeadershipResigner(Protocol):
 
 
 class LostReplicas(Protocol):
-    """What hands over the partitions whose log does not work here any more."""
+    """What tells the controller of replicas whose log does not work here any more, or was found where it is awaited."""
 
     def note_lost(self, topic_id: bytes, partition: int) -> None:
         """Learn that the log of a replica does not work in this process any more. Must not block."""
+        ...
+
+    def note_found(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
+        """Learn that the log of a replica lies in a directory that its partition awaits. Must not block."""
         ...
 
     def note_removed(self, topic_id: bytes, partition: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Withdrawals of lost replicas on their way to the controller: gathered, sent in one call, sent again until they hold.
+"""What the controller has to hear of lost and found replicas: gathered, sent in one call, sent again until it holds.
 
 Owns the one call under way and the timer. Must not decide what is withdrawn, or when: `failed_replicas.py` does.
 
@@ -69,10 +69,14 @@ class Withdrawals:
         if self._is_closed:
             return
         self._failed.add(topic_id, partition)
-        self._woken.set()
-        if self._task is None:
-            self._stop_watching = self._observer.on_change(self._on_change)
-            self._task = asyncio.create_task(self._run(), name="withdrawals")
+        self._look()
+
+    def note_found(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
+        """Learn that the log of a replica lies in a directory that its partition awaits; the replica is claimed."""
+        if self._is_closed:
+            return
+        self._failed.add_found(topic_id, partition, directory_id)
+        self._look()
 
     def note_removed(self, topic_id: bytes, partition: int) -> None:
         """Learn that a replica does not belong here any more."""
@@ -87,6 +91,12 @@ class Withdrawals:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def _look(self) -> None:
+        self._woken.set()
+        if self._task is None:
+            self._stop_watching = self._observer.on_change(self._on_change)
+            self._task = asyncio.create_task(self._run(), name="withdrawals")
 
     def _on_change(self, change: MetadataChange) -> None:
         self._failed.note_change(change.topic_ids)
@@ -125,7 +135,8 @@ class Withdrawals:
                     partition=each.partition,
                     leader_epoch=each.leader_epoch,
                     partition_epoch=each.partition_epoch,
-                    is_lost=True,
+                    is_lost=each.found_directory_id is None,
+                    found_directory_id=each.found_directory_id,
                 )
                 for each in due
             ],
@@ -134,7 +145,7 @@ class Withdrawals:
             answer = await self._calls.call(METHOD, request.SerializeToString(), timeout_ms=WITHDRAWAL_CALL_MS)
             response = controller_pb2.AlterPartitionResponse.FromString(answer)
         except (RefusedError, grpc.aio.AioRpcError, DecodeError) as error:
-            logger.warning("lost replicas not withdrawn: count=%d: %s", len(due), _text(error))
+            logger.warning("lost and found replicas not told: count=%d: %s", len(due), _text(error))
             return
         self._take(due, response)
 
@@ -146,7 +157,8 @@ class Withdrawals:
                 state = result.state
                 self._failed.note_accepted(each, state.partition_epoch)
                 logger.warning(
-                    "lost replica withdrawn: topic_id=%s partition=%d leader_id=%s isr=%s",
+                    "%s: topic_id=%s partition=%d leader_id=%s isr=%s",
+                    "lost replica withdrawn" if each.found_directory_id is None else "awaited replica found",
                     each.topic_id.hex(),
                     each.partition,
                     state.leader_id if state.HasField("leader_id") else None,
@@ -154,7 +166,8 @@ class Withdrawals:
                 )
             elif result is not None:
                 logger.info(
-                    "lost replica not withdrawn: topic_id=%s partition=%d: %s",
+                    "%s: topic_id=%s partition=%d: %s",
+                    "lost replica not withdrawn" if each.found_directory_id is None else "awaited replica not taken",
                     each.topic_id.hex(),
                     each.partition,
                     result.error.message,

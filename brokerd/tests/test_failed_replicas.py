@@ -8,6 +8,7 @@ import pytest
 from brokerd.limits import WITHDRAWAL_RETRY_MAX_MS, WITHDRAWAL_RETRY_MIN_MS
 from brokerd.replication import failed_replicas
 from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
+from metaquorum.controller.awaited import AwaitedReplica, pack
 from metaquorum.controller.state import PartitionImage
 
 T, U = b"t" * 16, b"u" * 16
@@ -132,3 +133,32 @@ def test_many_are_withdrawn_in_calls_of_a_bounded_size(scene: Scene, monkeypatch
         scene.metadata[T, partition] = IN_SYNC
         scene.failed.add(T, partition)
     assert [[each[1] for each in scene.due(0)] for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_found_replica_is_claimed_while_its_directory_is_awaited() -> None:
+    """With the epochs of the metadata, again after the pause, and no more once the partition awaits nothing or another one."""
+    mine, other = bytes(15) + b"\x01", bytes(15) + b"\x02"
+    awaiting = PartitionImage(0, (1,), (1,), None, 4, 6, awaited=pack([AwaitedReplica(1, (mine,))]))
+    failed = FailedReplicas(1)
+    state = awaiting
+    failed.add_found(T, 0, mine)
+    failed.add_found(T, 0, mine)
+    (claim,) = failed.due(lambda *_: state, 0)
+    assert (claim.found_directory_id, claim.leader_epoch, claim.partition_epoch) == (mine, 4, 6)
+    assert failed.due(lambda *_: state, 1) == ()
+    assert len(failed.due(lambda *_: state, WITHDRAWAL_RETRY_MIN_MS)) == 1
+    state = PartitionImage(0, (1,), (1,), None, 4, 7, awaited=pack([AwaitedReplica(1, (other,))]))
+    assert failed.due(lambda *_: state, 10_000) == ()
+    failed.note_change([T])
+    state = PartitionImage(0, (1,), (1,), 1, 5, 8)
+    assert failed.due(lambda *_: state, 20_000) == ()
+
+
+def test_found_replica_whose_log_fails_is_lost() -> None:
+    """It was found, and does not work: others take over."""
+    failed = FailedReplicas(1)
+    failed.add_found(T, 0, bytes(16))
+    failed.add(T, 0)
+    failed.add_found(T, 0, bytes(16))
+    (withdrawal,) = failed.due(lambda *_: PartitionImage(0, (1, 2), (1, 2), 1, 4, 6), 0)
+    assert withdrawal.found_directory_id is None

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from lograft.wire.codes import ErrorCode
 
 from brokerd.tests.hosted_support import NODES, TOPIC_ID, Hosted
 from brokerd.tests.test_replica_host import ROOT
-from metaquorum.controller.records import PartitionChangeRecord, PartitionRecord, TopicRecord
+from metaquorum.controller.awaited import AwaitedReplica, pack
+from metaquorum.controller.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
 from storage.errors import DiskFailedError
 from storage.log import LogSettings, PartitionLog
 from storage.names import LOG_SUFFIX, PartitionIdentity, partition_directory_name
@@ -23,10 +25,15 @@ class Lost:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
+        self.found: list[tuple[int, bytes]] = []
 
     def note_lost(self, topic_id: bytes, partition: int) -> None:
         assert topic_id == TOPIC_ID
         self.heard.append(("lost", partition))
+
+    def note_found(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
+        assert topic_id == TOPIC_ID
+        self.found.append((partition, directory_id))
 
     def note_removed(self, topic_id: bytes, partition: int) -> None:
         assert topic_id == TOPIC_ID
@@ -67,7 +74,7 @@ async def test_replicas_of_a_failed_directory_are_lost_once(hosted: Hosted, lost
 
 async def test_replica_whose_directory_fails_while_it_is_opened_is_lost(hosted: Hosted, lost: Lost) -> None:
     """The log opens, and does not work."""
-    hosted.commit(TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
+    hosted.commit(hosted.registration(1, broker_epoch=1), TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
     loop = asyncio.get_running_loop()
 
     def fail_meanwhile(call: SimCall) -> None:
@@ -86,7 +93,7 @@ async def test_replica_whose_directory_fails_while_it_is_opened_is_lost(hosted: 
 
 async def test_replica_that_comes_to_a_failed_directory_is_lost(hosted: Hosted, lost: Lost) -> None:
     """Nothing is opened there any more."""
-    hosted.commit(TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
+    hosted.commit(hosted.registration(1, broker_epoch=1), TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0))
     fail(hosted)
     await hosted.host.start()
     await hosted.host.wait_idle()
@@ -98,7 +105,8 @@ async def test_log_that_does_not_open_is_lost(hosted: Hosted, lost: Lost) -> Non
     path = f"{ROOT}/{partition_directory_name(PartitionIdentity(TOPIC_ID, 0))}"
     other = PartitionIdentity(bytes(16), 7)
     PartitionLog.open(hosted.disk, path, settings=LogSettings(), now_ms=0, identity=other).log.close()
-    hosted.commit(TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0), partition(1))
+    topic = TopicRecord(topic="t", topic_id=TOPIC_ID)
+    hosted.commit(hosted.registration(1, broker_epoch=1), topic, partition(0), partition(1))
     await hosted.host.start()
     await hosted.host.wait_idle()
     assert lost.heard == [("lost", 0)]
@@ -111,6 +119,43 @@ async def test_replica_that_leaves_is_lost_no_more(hosted: Hosted, lost: Lost) -
     hosted.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, replicas=(2, 3), isr=(2, 3)))
     await hosted.host.wait_idle()
     assert lost.heard == [("removed", 0)]
+
+
+async def test_log_is_made_only_once_this_process_is_let_in(hosted: Hosted, lost: Lost) -> None:
+    """An empty log that is made before could be taken for the one that the partition is about to await."""
+    fenced = replace(hosted.registration(1, broker_epoch=1), fenced=True)
+    hosted.commit(fenced, TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0), partition(1))
+    await hosted.host.start()
+    assert hosted.host.replica_count == 0
+    assert hosted.disk.list_directory(ROOT) == []
+    awaited = pack([AwaitedReplica(1, (bytes(16),))])
+    hosted.commit(
+        PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=None), awaited=awaited)
+    )
+    hosted.commit(hosted.registration(1, broker_epoch=1))
+    await hosted.host.wait_idle()
+    assert hosted.host.find(TOPIC_ID, 0) is None
+    assert hosted.host.find(TOPIC_ID, 1) is not None
+    assert lost.found == []
+    hosted.commit(
+        PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=2), isr=(2,), awaited=())
+    )
+    await hosted.host.wait_idle()
+    assert hosted.host.find(TOPIC_ID, 0) is not None, "another replica was elected: this one begins anew behind it"
+
+
+@pytest.mark.parametrize("directory_id", [bytes(16), b"another direct.."])
+async def test_log_in_an_awaited_directory_is_claimed_and_no_other(
+    hosted: Hosted, lost: Lost, directory_id: bytes
+) -> None:
+    """The directory of this host has the id of zeros; what another one had is not here."""
+    await hosted.start(leader_id=2)
+    awaited = pack([AwaitedReplica(1, (directory_id,))])
+    change = PartitionChangeRecord(
+        topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=None), isr=(1,), awaited=awaited
+    )
+    hosted.commit(change)
+    assert lost.found == ([(0, bytes(16))] if directory_id == bytes(16) else [])
 
 
 def partition(number: int) -> PartitionRecord:

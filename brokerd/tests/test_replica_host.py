@@ -36,6 +36,7 @@ from metaquorum.runtime import record_codec
 from metaquorum.runtime.listener import CommittedBatch
 from storage.directories import LogDirectories, LogDirectory
 from storage.log import LogSettings, PartitionIdentity, PartitionLog
+from storage.names import partition_directory_name
 from storage.testing.sim_disk import Refusal, SimDisk
 
 TOPIC_ID = bytes(range(16))
@@ -221,6 +222,8 @@ async def test_process_leads_nothing_of_what_the_one_before_it_led_until_it_is_l
     disk = SimDisk()
     disk.make_directory("/data")
     disk.make_directory(ROOT)
+    name = partition_directory_name(PartitionIdentity(TOPIC_ID, 0))
+    PartitionLog.open(disk, f"{ROOT}/{name}", settings=LogSettings(), now_ms=0).log.close()
     made = Host(disk)
     made.register(b"before" + bytes(10))
     made.create_topic()

@@ -416,6 +416,7 @@ class QuorumDescription:
 
 __all__ = [
     "Acks",
+    "AwaitedReplica",
     "BatchReceipt",
     "BrokerDescription",
     "ClusterDescription",

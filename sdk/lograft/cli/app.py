@@ -20,6 +20,7 @@ from lograft.cli.brokers import brokers_app
 from lograft.cli.configs import configs_app
 from lograft.cli.consume import consume
 from lograft.cli.directories import directories_app
+from lograft.cli.doctor import doctor
 from lograft.cli.features import features_app
 from lograft.cli.metadata import metadata_app
 from lograft.cli.output import print_error
@@ -70,6 +71,7 @@ def make_app() -> typer.Typer:
     app.add_typer(directories_app, name="directories")
     app.command()(produce)
     app.command()(consume)
+    app.command()(doctor)
     known: set[str] = set()
     for point in sorted(entry_points(group=PLUGIN_GROUP), key=lambda point: point.name):
         if point.name not in known:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lograft.admin import Admin
+from lograft.cli.doctor import active_brokers, print_problems
 from lograft.cli.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT_MS,
@@ -19,8 +20,9 @@ from lograft.cli.options import (
     parse_pairs,
 )
 from lograft.cli.output import print_facts, print_json, print_table
+from lograft.diagnosis import partition_problems
 from lograft.errors import TopicAlreadyExistsError
-from lograft.types import TopicDescription
+from lograft.types import PartitionDescription, TopicDescription
 
 topics_app = typer.Typer(no_args_is_help=True, help="Create, list, describe, grow and delete topics.")
 
@@ -84,6 +86,7 @@ def describe(
     """Show the partitions and configs of a topic."""
     with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
         found = admin.describe_topic(topic)
+        problems = partition_problems(found, active_brokers(admin))
     if as_json:
         print_json(_topic_as_json(found))
         return
@@ -104,6 +107,7 @@ def describe(
             for part in found.partitions
         ],
     )
+    print_problems(problems)
     print_table(
         "configs",
         ("name", "value", "source"),
@@ -159,11 +163,19 @@ def _join(ids: tuple[int, ...]) -> str:
     return ", ".join(map(str, ids))
 
 
+def _partition_as_json(part: PartitionDescription) -> dict[str, object]:
+    awaited = [
+        {"broker_id": each.broker_id, "log_directory_ids": [one.hex() for one in each.log_directory_ids]}
+        for each in part.awaited_replicas
+    ]
+    return {**asdict(part), "awaited_replicas": awaited}
+
+
 def _topic_as_json(topic: TopicDescription) -> dict[str, object]:
     return {
         "topic": topic.topic,
         "topic_id": topic.topic_id.hex(),
-        "partitions": [asdict(part) for part in topic.partitions],
+        "partitions": [_partition_as_json(part) for part in topic.partitions],
         "configs": dict(topic.configs),
         "overridden": sorted(topic.overridden),
     }

@@ -99,6 +99,14 @@ def test_values_and_lines_are_produced_and_consumed(
     assert len(read_all(bootstrap, topic)) == 5
 
 
+def test_doctor_finds_nothing_wrong_with_a_healthy_cluster(run: Run, make_topic: MakeTopic) -> None:
+    """Exit status 0, and one line that says how much was looked at."""
+    make_topic()
+    code, out, _ = run("doctor")
+    assert (code, out.startswith("nothing is wrong: ")) == (0, True)
+    assert json.loads(run("doctor", "--json")[1]) == []
+
+
 def test_quorum_status_shows_leader_voters_and_brokers(run: Run) -> None:
     """One voter, which leads, and one broker."""
     code, out, _ = run("quorum", "status")

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with partitions, and what to do: the words that `lograft doctor` and `topics describe` print."""
+
+from __future__ import annotations
+
+import pytest
+from lograft.diagnosis import PartitionProblem, ProblemKind, partition_problems
+from lograft.types import AwaitedReplica, PartitionDescription, TopicDescription
+
+GONE = bytes(15) + b"\x2a"
+
+
+def problems(partition: PartitionDescription, *active: int, min_isr: str = "2") -> list[PartitionProblem]:
+    """Return what is wrong with the only partition of a topic."""
+    configs = {"min.insync.replicas": min_isr}
+    return partition_problems(
+        TopicDescription(topic="t", topic_id=b"", partitions=(partition,), configs=configs), active
+    )
+
+
+def partition(leader_id: int | None, isr: tuple[int, ...], **others: object) -> PartitionDescription:
+    """Return a partition of replicas 1, 2 and 3."""
+    fields = {"replicas": (1, 2, 3), **others}
+    return PartitionDescription(partition=0, leader_id=leader_id, leader_epoch=4, isr=isr, **fields)  # type: ignore[arg-type]
+
+
+def test_a_partition_that_serves_has_no_problem() -> None:
+    """Enough are in sync; a partition of one replica needs one, whatever the config says."""
+    assert problems(partition(1, (1, 2)), 1, 2) == []
+    assert problems(partition(1, (1,), replicas=(1,)), 1) == []
+
+
+def test_too_few_in_sync_names_who_is_missing() -> None:
+    """Those that are down are to be started; else the others catch up."""
+    (found,) = problems(partition(1, (1,)), 1, 3)
+    assert found.kind is ProblemKind.UNDER_MIN_ISR
+    assert found.reason == "in sync: broker 1; 2 needed for acks=all"
+    assert found.advice == "start broker 2"
+    assert "caught up" in problems(partition(1, (1,)), 1, 2, 3)[0].advice
+
+
+@pytest.mark.parametrize("others", [(), (2, 3)])
+def test_lost_directory_names_it_and_the_command_that_gives_up(others: tuple[int, ...]) -> None:
+    """Which broker holds what, the directory that would bring it back, and the unclean election, with what it loses."""
+    awaited = (AwaitedReplica(broker_id=1, log_directory_ids=(GONE,)),)
+    (found,) = problems(partition(None, (1,), replicas=(1, *others), awaited_replicas=awaited), 1, 2)
+    assert found.kind is ProblemKind.OFFLINE
+    assert f"broker 1 had everything acknowledged, and lacks log directory {GONE.hex()}" in found.reason
+    assert ("broker 2 may lack records (active); broker 3 may lack records (down)" in found.reason) is bool(others)
+    assert found.advice.endswith("lograft partitions elect --unclean t:0")
+    assert ("what the other replicas lack" if others else "everything that was in it") in found.advice
+
+
+def test_brokers_that_are_down_are_to_be_started() -> None:
+    """An in-sync or eligible replica that is away has everything."""
+    (found,) = problems(partition(None, (1,), eligible_leader_replicas=(2,)), 3)
+    assert found.reason.startswith("broker 1 has everything acknowledged (down); broker 2 has everything")
+    assert found.advice.startswith("start brokers 1, 2; or lose")
