@@ -320,7 +320,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicCreated:
-    """Created, or checked only."""
+    """Created, or checked only, with the configs that the topic has of its own."""
 
     topic: str
     topic_id: bytes
@@ -337,6 +337,7 @@ class PartitionsCreated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+    configs: Mapping[str, str]
 class TopicDeleted:
     """Deleted; `topic_id` is the id that it had."""
 

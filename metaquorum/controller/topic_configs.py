@@ -19,6 +19,7 @@ from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, MAX_BATCH_BYTES, MAX_
 from metaquorum.controller.records import ConfigResource
 
 CATCH_UP_RATE: Final = "replica.catch.up.max.bytes.per.second"
+DEFAULT_MIN_INSYNC: Final = "default.min.insync.replicas"
 LEADER_REBALANCE: Final = "auto.leader.rebalance.enable"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 MOVE_RATE: Final = "replication.move.max.bytes.per.second"
@@ -196,6 +197,14 @@ _DEFINITIONS: Final = (
         # For topics only: a lower value takes effect together with the eligible leader replicas that it ends, in one batch.
         scopes=(ConfigResource.TOPIC,),
         meaning="in-sync replicas below which nothing is committed; a partition with fewer replicas needs all of them",
+    ),
+    ConfigDefinition(
+        name=DEFAULT_MIN_INSYNC,
+        default="2",
+        minimum=1,
+        maximum=MAX_REPLICATION_FACTOR,
+        scopes=(ConfigResource.CLUSTER,),
+        meaning=f"{MIN_INSYNC_REPLICAS} of topics that are created without one, but less than their replication factor, and at least 1",
     ),
     ConfigDefinition(
         name=UNCLEAN_ELECTION,

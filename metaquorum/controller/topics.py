@@ -8,6 +8,7 @@ one batch of records, so that it exists whole or not at all.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lograft.wire.codes import ErrorCode
@@ -35,6 +36,7 @@ from metaquorum.controller.records import (
     TopicRecord,
 )
 from metaquorum.controller.state import PartitionCounts, PartitionImage, TopicImage
+from metaquorum.controller.topic_configs import DEFAULT_MIN_INSYNC, MIN_INSYNC_REPLICAS, TOPIC_CONFIGS
 
 FIRST_EPOCH = 0
 """Leader and partition epoch of a new partition."""
@@ -54,10 +56,22 @@ def create(image: AppendedImage, settings: ControllerSettings, command: CreateTo
     )
     if isinstance(partitions, Decision):
         return partitions
+    configs = {**_first_configs(image, factor), **command.configs}
     return Decision(
-        response=TopicCreated(topic=command.topic, topic_id=command.topic_id, partitions=partitions),
-        records=() if command.validate_only else _topic_records(command, partitions),
+        response=TopicCreated(topic=command.topic, topic_id=command.topic_id, partitions=partitions, configs=configs),
+        records=() if command.validate_only else _topic_records(command, configs, partitions),
     )
+
+
+def _first_configs(image: AppendedImage, factor: int) -> dict[str, str]:
+    """Return what a topic gets of its own where its creator says nothing.
+
+    `min.insync.replicas` becomes the topic's own, so that a later default changes no topic that exists: ADR 10.
+    """
+    inherited = image.configs_of(ConfigResource.CLUSTER, "").get(DEFAULT_MIN_INSYNC)
+    wanted = int(inherited or TOPIC_CONFIGS[DEFAULT_MIN_INSYNC].default)
+    min_isr = min(wanted, factor - 1)
+    return {MIN_INSYNC_REPLICAS: str(min_isr)} if min_isr > 1 else {}
 
 
 def grow(image: AppendedImage, settings: ControllerSettings, command: CreatePartitions) -> Decision:
@@ -176,16 +190,18 @@ def _size_problem(image: AppendedImage, settings: ControllerSettings, command: C
     return _growth_problem(image, settings, max(1, command.partition_count))
 
 
-def _topic_records(command: CreateTopic, partitions: tuple[PartitionImage, ...]) -> tuple[MetadataRecord, ...]:
+def _topic_records(
+    command: CreateTopic, configs: Mapping[str, str], partitions: tuple[PartitionImage, ...]
+) -> tuple[MetadataRecord, ...]:
     records: list[MetadataRecord] = [TopicRecord(topic=command.topic, topic_id=command.topic_id)]
     records.extend(
         ConfigRecord(
             resource=ConfigResource.TOPIC,
             resource_name=command.topic_id.hex(),
             name=name,
-            value=command.configs[name],
+            value=configs[name],
         )
-        for name in sorted(command.configs)
+        for name in sorted(configs)
     )
     records.extend(_partition_record(command.topic_id, partition) for partition in partitions)
     return tuple(records)

@@ -99,6 +99,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             return admin_pb2.CreateTopicResponse(
                 topic=codec.to_topic(response.topic, response.topic_id, response.partitions),
                 metadata_offset=0 if request.validate_only else outcome.metadata_offset,
+                configs=response.configs,
             )
 
     async def CreatePartitions(

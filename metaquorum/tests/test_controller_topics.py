@@ -8,7 +8,7 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_BATCH_BYTES
 
 from metaquorum.controller import topic_configs, topic_names
-from metaquorum.controller.commands import DeleteTopic, TopicCreated, TopicDeleted
+from metaquorum.controller.commands import AlterConfigs, DeleteTopic, ResourceChanges, TopicCreated, TopicDeleted
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.records import ConfigRecord, ConfigResource, TopicRecord
 from metaquorum.controller.topic_configs import TOPIC_CONFIGS, CleanupPolicy, CompressionType, FlushPolicy
@@ -37,7 +37,7 @@ def test_create_topic_makes_it_visible_with_partitions_and_configs() -> None:
     assert topic.configs == {"segment.ms": "60000"}
     assert topic.replication_factor == 1
     assert decision.response == TopicCreated(
-        topic="events", topic_id=topic_id("events"), partitions=tuple(topic.partitions)
+        topic="events", topic_id=topic_id("events"), partitions=tuple(topic.partitions), configs={"segment.ms": "60000"}
     )
 
 
@@ -357,3 +357,41 @@ def test_topics_are_listed_by_name_from_any_point_on() -> None:
     assert [topic.topic for topic in world.controller.image.topics()] == ["B", "a", "k", "m", "z"]
     assert [topic.topic for topic in world.controller.image.topics(after="a")] == ["k", "m", "z"]
     assert list(world.image.topics(after="z")) == []
+
+
+@pytest.mark.parametrize(
+    ("default", "factor", "expected"),
+    [(None, 1, None), (None, 2, None), (None, 3, "2"), ("1", 3, None), ("3", 3, "2"), ("3", 4, "3"), ("100", 2, None)],
+)
+def test_new_topic_gets_a_minimum_below_its_replication_factor(
+    default: str | None, factor: int, expected: str | None
+) -> None:
+    """The cluster's default, but one replica may always be away; a minimum of 1 needs no config."""
+    world = World()
+    for broker_id in range(1, 5):
+        world.start_broker(broker_id)
+    if default is not None:
+        changes = ResourceChanges(
+            resource=ConfigResource.CLUSTER, name="", changes=(("default.min.insync.replicas", default),)
+        )
+        world.run(AlterConfigs(resources=(changes,), validate_only=False))
+    response = world.run(create_topic("t", replication_factor=factor)).response
+    assert isinstance(response, TopicCreated)
+    topic = world.image.topic_by_name("t")
+    assert topic is not None
+    assert topic.configs.get("min.insync.replicas") == expected
+    assert response.configs == topic.configs
+
+
+def test_minimum_of_the_creator_holds_and_a_later_default_changes_no_topic() -> None:
+    """Whoever names it gets it; a topic that exists keeps what it was made with."""
+    world = World()
+    for broker_id in range(1, 4):
+        world.start_broker(broker_id)
+    for name, value in (("one", "1"), ("three", "3")):
+        world.run(create_topic(name, replication_factor=3, configs={"min.insync.replicas": value}))
+    world.run(create_topic("default", replication_factor=3))
+    changes = ResourceChanges(resource=ConfigResource.CLUSTER, name="", changes=(("default.min.insync.replicas", "1"),))
+    world.run(AlterConfigs(resources=(changes,), validate_only=False))
+    found = {topic.topic: topic.configs.get("min.insync.replicas") for topic in world.image.topics()}
+    assert found == {"one": "1", "three": "3", "default": "2"}

@@ -78,7 +78,7 @@ class AdminCalls:
 
         response = await self.cluster.call(work, timeout_ms=self._timeout_ms, may_repeat=validate_only)
         if validate_only:
-            return describe_topic(decode_topic(response.topic), dict(configs or {}), frozenset(configs or ()))
+            return describe_topic(decode_topic(response.topic), dict(response.configs), frozenset(response.configs))
         return await self.describe_topic(topic, min_metadata_offset=response.metadata_offset)
 
     async def create_partitions(self, topic: str, partition_count: int, *, validate_only: bool) -> TopicDescription:

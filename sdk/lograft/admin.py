@@ -81,7 +81,8 @@ class Admin:
             topic: 1 to 249 of the characters A-Z a-z 0-9 . _ - and neither "." nor "..".
             partition_count: number of partitions, from 1.
             replication_factor: number of replicas of each partition, from 1.
-            configs: configs that differ from the defaults.
+            configs: configs that differ from the defaults. With three replicas or more `min.insync.replicas` is 2 unless the
+                cluster's `default.min.insync.replicas` says otherwise.
             validate_only: check only, change nothing.
 
         Raises:

@@ -20,7 +20,7 @@ from lograft.cli.options import (
     parse_pairs,
 )
 from lograft.cli.output import print_facts, print_json, print_table
-from lograft.diagnosis import partition_problems
+from lograft.diagnosis import MIN_ISR_CONFIG, partition_problems
 from lograft.errors import TopicAlreadyExistsError
 from lograft.types import PartitionDescription, TopicDescription
 
@@ -56,6 +56,11 @@ def create(
         print_json(_topic_as_json(created))
     else:
         typer.echo(f"topic {created.topic} has {created.partition_count} partitions")
+        if created.replication_factor > 1:
+            min_isr = created.configs.get(MIN_ISR_CONFIG, "1")
+            typer.echo(
+                f"{created.replication_factor} replicas each; acks=all waits for at least {min_isr} ({MIN_ISR_CONFIG})"
+            )
 
 
 @topics_app.command("list")
