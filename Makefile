@@ -84,7 +84,7 @@ quorum-proofs: $(INSTALLED) ## Quorum of real processes: kills, pauses, partitio
 	$(BIN)/python -m integration_tests.quorum_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
 		$(if $(VOTERS),--voters $(VOTERS)) $(if $(ONLY),--only $(ONLY))
 
-replication-proofs: $(INSTALLED) ## Partitions on real brokers: kills, pauses, cuts, restarts, lost directories (ROUNDS=100 PROOF="..." REPLICAS=3 SEED=1)
+replication-proofs: $(INSTALLED) ## Partitions on real brokers: kills, pauses, cuts, restarts, lost and full disks (ROUNDS=100 PROOF="..." REPLICAS=3 SEED=1)
 	$(BIN)/python -m integration_tests.replication_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
 		$(if $(PROOF),--only $(PROOF)) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(SEED),--seed $(SEED))
 

@@ -186,6 +186,9 @@ pause between two attempts."""
 GIVE_WAY_RETRY_MS: Final = 1_000
 """Milliseconds before it asks again, if it still leads then."""
 
+NO_ROOM_RETRY_MS: Final = 1_000
+"""Milliseconds between two attempts to give up what is led in a log directory that has too little room for appends."""
+
 GIVE_WAY_CALL_MS: Final = 10_000
 """Milliseconds after which a call that gives leaderships up is given up itself."""
 

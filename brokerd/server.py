@@ -219,6 +219,7 @@ class BrokerServer:
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, node_id, cluster_id)
         self._host.failed.add_done_callback(self._on_host_failed)
         self._host.on_offline = self._lifecycle.note_offline_directories
+        self._lifecycle.lacks_room = self._host.lacks_room
         self._watch(self._lifecycle.start(host=self._address.host, port=self._address.port))
         self._run(self._come_up(self._lifecycle, self._host), "start of the logs")
         self._run(self._delete_set_aside(self._host), "deletion of set-aside directories")

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a repair asks of other servers: batches of other replicas, and another leader from the controller.
+"""What a repair asks of other servers: batches of other replicas.
 
 Owns the calls. Must not decide what is repaired, or when. Everything runs on the event loop thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import grpc.aio
 from google.protobuf.message import DecodeError
-from lograft.internal.v1 import controller_pb2, replication_pb2
-from lograft.wire.codes import ErrorCode
+from lograft.internal.v1 import replication_pb2
 from lograft.wire.status import parse_rpc_error
 
-from brokerd.failure import RefusedError
 from brokerd.limits import REPAIR_CALL_MS
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
@@ -24,18 +21,16 @@ from brokerd.replication.damage_news import DamageNews
 from brokerd.replication.repair_peers import RepairCallError
 
 FETCH_METHOD: Final = "/lograft.internal.v1.ReplicationService/FetchRange"
-RESIGN_METHOD: Final = "/lograft.internal.v1.ControllerService/ResignLeadership"
 
 
 class RepairCalls:
     """See the module docstring.
 
     Args:
-        calls: the way to the controller; its channels lead to the brokers too.
+        calls: its channels lead to the brokers.
         observer: the metadata.
         cluster_id: the cluster.
         node_id: this broker.
-        broker_epoch: gives the epoch of its registration; None while there is none.
 
     Attributes:
         news: what reads met, and what could not be repaired.
@@ -48,13 +43,11 @@ class RepairCalls:
         *,
         cluster_id: str,
         node_id: int,
-        broker_epoch: Callable[[], int | None],
     ) -> None:
         self._calls = calls
         self._observer = observer
         self._cluster_id = cluster_id
         self._node_id = node_id
-        self._broker_epoch = broker_epoch
         self.news = DamageNews()
 
     def sources(self, topic_id: bytes, partition: int) -> list[int]:
@@ -92,32 +85,6 @@ class RepairCalls:
             raise RepairCallError(f"broker {broker_id}: {_text(error)}") from error
         except DecodeError as error:
             raise RepairCallError(f"broker {broker_id} answered with bytes of no use") from error
-
-    async def resign(self, topic_id: bytes, partition: int, leader_epoch: int) -> None:
-        """Give up the leadership of a partition.
-
-        Raises:
-            RepairCallError: nobody else can lead it, or the controller does not answer within `REPAIR_CALL_MS`.
-        """
-        broker_epoch = self._broker_epoch()
-        if broker_epoch is None:
-            raise RepairCallError("this broker is not registered")
-        led = controller_pb2.LedPartition(topic_id=topic_id, partition=partition, leader_epoch=leader_epoch)
-        request = controller_pb2.ResignLeadershipRequest(
-            cluster_id=self._cluster_id, broker_id=self._node_id, broker_epoch=broker_epoch, partitions=[led]
-        )
-        try:
-            answer = await self._calls.call(RESIGN_METHOD, request.SerializeToString(), timeout_ms=REPAIR_CALL_MS)
-            (result,) = controller_pb2.ResignLeadershipResponse.FromString(answer).results
-        except RefusedError as error:
-            raise RepairCallError(error.failure.message) from error
-        except grpc.aio.AioRpcError as error:
-            raise RepairCallError(f"the controller: {_text(error)}") from error
-        except (DecodeError, ValueError) as error:
-            raise RepairCallError("the controller answered with bytes of no use") from error
-        if result.HasField("error") and result.error.code != ErrorCode.FENCED_EPOCH:
-            # Fenced: somebody else leads already.
-            raise RepairCallError(result.error.message)
 
 
 def _text(error: grpc.aio.AioRpcError) -> str:

@@ -46,7 +46,7 @@ class Replication:
             LinkIdentity(cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch, address_of=self._address_of)
         )
         self._proposals = IsrProposals(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
-        self.repairs = RepairCalls(calls, observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
+        self.repairs = RepairCalls(calls, observer, cluster_id=cluster_id, node_id=node_id)
         self._withdrawals = Withdrawals(
             calls, observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch
         )

@@ -93,6 +93,9 @@ class BrokerLifecycle:
         observer: gives the metadata offset for the heartbeats.
         calls: way to the controller.
         on_state: called after every change of state; must not block.
+
+    Attributes:
+        lacks_room: tells whether a log directory has too little room for appends of clients; asked for each heartbeat.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class BrokerLifecycle:
         self._registered = asyncio.Event()
         self._may_stop = asyncio.Event()
         self._nudged = asyncio.Event()
+        self.lacks_room: Callable[[], bool] = lambda: False
         self._want_fence = True
         self._want_shutdown = False
         self._offline_directory_ids: tuple[bytes, ...] = ()
@@ -367,6 +371,7 @@ class BrokerLifecycle:
             want_fence=want_fence,
             want_shutdown=self._want_shutdown,
             offline_log_directory_ids=self._offline_directory_ids,
+            lacks_room=self.lacks_room(),
         )
         async with asyncio.timeout(self._session_timeout_ms / 2 / 1000):
             await call.write(request.SerializeToString())

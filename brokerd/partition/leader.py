@@ -252,17 +252,22 @@ class Leadership:
         self._cut_off.note_asked(now_ms)
         return [GiveWay(leader_epoch=self.isr.partition.leader_epoch)]
 
+    @property
+    def has_committed_all(self) -> bool:
+        """True if nothing is acknowledged by this leader, or for all it knows by an earlier one, that may be nowhere else."""
+        return self._log.high_watermark >= max(self.epoch_start_offset, self._log.acknowledged_end)
+
     def end(self, error: SubscriptionError) -> list[Effect]:
         """End all subscriptions: the leadership is over."""
         return [effect for follower in self.followers.values() for effect in self._end(follower, error)]
 
     def _give_way_ms(self) -> int | None:
         """Return when another leader is to be asked for; None: not as things are."""
-        log, isr = self._log, self.isr
+        isr = self.isr
         if self._cut_off.since_ms is None or not isr.is_below_min or isr.is_proposing or isr.is_waiting:
             return None
-        if log.high_watermark < max(self.epoch_start_offset, log.acknowledged_end):
-            return None  # acknowledged by this leader, or for all it knows by an earlier one, and not known to be anywhere else
+        if not self.has_committed_all:
+            return None
         return self._cut_off.due_ms()
 
     def _note_company(self, now_ms: int) -> None:

@@ -194,6 +194,15 @@ class PartitionReplica:
         return leadership is not None and leadership.isr.is_below_min
 
     @property
+    def is_eligible_enough(self) -> bool:
+        """True if an eligible replica may lead next without loss: all that this leader acknowledged is committed.
+
+        For all it knows an earlier leader acknowledged what lies below the start of its epoch.
+        """
+        leadership = self.roles.leadership
+        return leadership is not None and leadership.has_committed_all
+
+    @property
     def is_end_known(self) -> bool:
         """False for a leader whose high watermark may be below that of an earlier one: it cannot tell the latest offset yet."""
         leadership = self.roles.leadership

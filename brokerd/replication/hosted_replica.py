@@ -62,10 +62,17 @@ from brokerd.replication.log_lease import LogLease
 from brokerd.replication.record_rules import check_records
 from brokerd.replication.refusals import append_failure, end_code, end_failure, moving_failure, too_few_failure
 from brokerd.replication.replica_listeners import ReplicaListeners
-from brokerd.replication.replica_peers import ReplicaPeers
+from brokerd.replication.replica_peers import ReplicaPeers, Resignation, ResignReason
 from brokerd.replication.replica_reading import ReplicaReading
 from metaquorum.controller.topic_configs import TopicSettings
-from storage.errors import DataLossError, DiskFailedError, LogClosedError, StorageError
+from storage.errors import (
+    DataLossError,
+    DiskFailedError,
+    DiskFullError,
+    DiskSpaceLowError,
+    LogClosedError,
+    StorageError,
+)
 from storage.flusher import GroupFlusher
 from storage.log import Appended, PartitionLog
 from storage.space_guard import SpaceGuard
@@ -89,6 +96,7 @@ class HostedReplica(ReplicaReading):
         leader_place: gives the leader of the partition as clients see it, for hints.
         space: says whether the log directory has room for an append.
         on_disk_failed: told when the log directory failed.
+        on_no_room: told when an append of a client found too little room there.
         peers: the other brokers and the controller; None: only for a partition of one replica.
 
     Attributes:
@@ -112,6 +120,7 @@ class HostedReplica(ReplicaReading):
         leader_place: Callable[[], LeaderPlace | None],
         space: SpaceGuard,
         on_disk_failed: Callable[[DiskFailedError], None],
+        on_no_room: Callable[[], None],
         peers: ReplicaPeers | None = None,
     ) -> None:
         super().__init__(core, log)
@@ -123,6 +132,7 @@ class HostedReplica(ReplicaReading):
         self._leader_place = leader_place
         self.space = space
         self._on_disk_failed = on_disk_failed
+        self._on_no_room = on_no_room
         self._peers = peers
         # What a partition of several replicas needs; made at first use.
         self._followers: LedFollowers | None = None
@@ -233,10 +243,25 @@ class HostedReplica(ReplicaReading):
         except StorageError as error:
             if isinstance(error, DiskFailedError):
                 self._fail(error)
-            raise RefusedError(append_failure(error, str(self))) from error
+            elif isinstance(error, DiskFullError | DiskSpaceLowError):
+                self._on_no_room()
+            raise RefusedError(append_failure(error, str(self), has_followers=self.leads_several)) from error
         if not appended.duplicate:
             self._runner.step(BatchAppended(log_end_offset=self._log.log_end_offset))
         return appended
+
+    def resign(self, reason: ResignReason) -> None:
+        """Ask that another replica leads, if there is one; the metadata says whether it does."""
+        if self._peers is not None and self._peers.resignations is not None and self.leads_several:
+            self._peers.resignations.resign(
+                Resignation(
+                    topic_id=self.topic_id,
+                    partition=self.partition,
+                    leader_epoch=self.leader_epoch,
+                    reason=reason,
+                    allow_eligible=self._core.is_eligible_enough,
+                )
+            )
 
     def want_ack(self, next_offset: int, level: AckLevel, callback: AckCallback) -> int:
         """Call back when every record below `next_offset` has reached `level`, possibly before this returns.

@@ -18,6 +18,9 @@ STOPPING: Final = "the broker is stopping"
 SPACE_RETRY_MS: Final = 1_000
 """Advice to a client whose append found no space."""
 
+HAND_OVER_RETRY_MS: Final = 100
+"""Advice to a client whose append found no space where another replica may lead in a moment."""
+
 MOVE_RETRY_MS: Final = 50
 """Advice to a client whose append came in the last step of a move; it takes a few syncs."""
 
@@ -35,14 +38,21 @@ _CODES: Final = {
 }
 
 
-def append_failure(error: StorageError, partition: str) -> Failure:
-    """Say why an append was refused; after a write error a part of it may be in the log."""
+def append_failure(error: StorageError, partition: str, *, has_followers: bool) -> Failure:
+    """Say why an append was refused; after a write error a part of it may be in the log.
+
+    Args:
+        error: why.
+        partition: name of the partition.
+        has_followers: True: the leadership is given up where there is too little room.
+    """
+    space_retry_ms = HAND_OVER_RETRY_MS if has_followers else SPACE_RETRY_MS
     if isinstance(error, DiskFailedError):
         return Failure(code=ErrorCode.STORAGE_FAILED, message=f"the log of {partition} failed")
     if isinstance(error, DiskFullError):
         message = "the disk of the broker is full: nothing was appended; reads and deletes still work"
-        return Failure(code=ErrorCode.STORAGE_FAILED, message=message, retry_after_ms=SPACE_RETRY_MS)
-    retry_after_ms = SPACE_RETRY_MS if isinstance(error, DiskSpaceLowError) else 0
+        return Failure(code=ErrorCode.STORAGE_FAILED, message=message, retry_after_ms=space_retry_ms)
+    retry_after_ms = space_retry_ms if isinstance(error, DiskSpaceLowError) else 0
     return Failure(code=error.code, message=client_text(error), retry_after_ms=retry_after_ms)
 
 

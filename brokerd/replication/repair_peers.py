@@ -13,7 +13,7 @@ class RepairCallError(Exception):
 
 
 class RepairPeers(Protocol):
-    """The other replicas, and the controller.
+    """The other replicas.
 
     Attributes:
         news: what reads met, and what could not be repaired.
@@ -27,8 +27,4 @@ class RepairPeers(Protocol):
 
     async def fetch(self, broker_id: int, topic_id: bytes, partition: int, wanted: range) -> bytes:
         """Return the first batches of a range as another replica has them; raises RepairCallError."""
-        ...
-
-    async def resign(self, topic_id: bytes, partition: int, leader_epoch: int) -> None:
-        """Give up the leadership of a partition; raises RepairCallError if nobody else can have it."""
         ...

@@ -8,7 +8,7 @@ Theory
 
 Laws
     A leadership is given up only when another replica has shown that it has what is missing here: of two damaged replicas neither
-    sends readers to the other in vain. If nobody else can lead, the leader repairs itself.
+    sends readers to the other in vain. If no other one may lead, the leader repairs itself; readers of the range wait for that.
     What cannot be repaired stays as it is, is reported, and is looked at again after `REPAIR_RETRY_MS`; the others go on.
 
 Source: architecture sections 6 and 8; docs/replication.md section "Damage".
@@ -28,6 +28,7 @@ from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.limits import REPAIR_BYTES_PER_S, REPAIR_CHECK_MS, REPAIR_PAUSE_MS, REPAIR_RETRY_MS, REPLICA_SLICE
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.repair_peers import RepairCallError, RepairPeers
+from brokerd.replication.replica_peers import ResignReason
 from storage.compaction.group_writer import CleanedGroup
 from storage.errors import OutOfOrderOffsetError, StorageError
 from storage.follower_append import check_follower_batches
@@ -45,7 +46,7 @@ class DamageRepairs:
 
     Args:
         replicas: gives the replicas that are open now.
-        peers: the other replicas, and the controller.
+        peers: the other replicas.
     """
 
     def __init__(self, replicas: Callable[[], Iterable[HostedReplica]], peers: RepairPeers) -> None:
@@ -128,7 +129,7 @@ class DamageRepairs:
         try:
             await self._check_somebody_has(replica, wanted)
             if replica.is_leader:
-                await self._resign(replica)
+                replica.resign(ResignReason.DAMAGE)
             replica.check_room(task.segment.size_bytes)
             is_done = await self._write_anew(replica, task)
         except (RepairCallError, StorageError) as error:
@@ -168,14 +169,6 @@ class DamageRepairs:
             except (RepairCallError, BatchError, OutOfOrderOffsetError) as error:
                 problems.append(str(error))
         raise RepairCallError(f"no other replica has [{wanted.start}, {wanted.stop}): {'; '.join(problems)}")
-
-    async def _resign(self, replica: HostedReplica) -> None:
-        try:
-            await self._peers.resign(replica.topic_id, replica.partition, replica.leader_epoch)
-            logger.warning("log=%s action=resign leader_epoch=%d reason=damage", replica, replica.leader_epoch)
-        except RepairCallError as error:
-            # Readers of the range wait for the repair then.
-            logger.warning("log=%s action=resign error=%r", replica, str(error))
 
     async def _write_anew(self, replica: HostedReplica, task: RepairTask) -> bool:
         work = SegmentRepair(replica.log.compaction.disk, task, self._rate.take)

@@ -27,7 +27,7 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.failure import LeaderPlace, refused
-from brokerd.limits import FLUSH_THREADS, LOG_OPEN_TASKS, REPLICA_SLICE, RETENTION_CHECK_MS
+from brokerd.limits import FLUSH_THREADS, LOG_OPEN_TASKS, NO_ROOM_RETRY_MS, REPLICA_SLICE, RETENTION_CHECK_MS
 from brokerd.metadata.changes import MetadataChange
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.events import BrokerChanged
@@ -44,7 +44,7 @@ from brokerd.replication.moving import ReplicaMoves
 from brokerd.replication.partition_news import OwnBroker, broker_state, leaderless_count, partition_changed
 from brokerd.replication.producer_expiry import expire_producers
 from brokerd.replication.refusals import STOPPING
-from brokerd.replication.replica_peers import ReplicaPeers
+from brokerd.replication.replica_peers import ReplicaPeers, ResignReason
 from brokerd.replication.replica_slot import LeavingReplicas, ReplicaSlot, directory_name
 from brokerd.replication.retention_task import RetentionTask
 from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
@@ -58,6 +58,7 @@ from storage.errors import DiskFailedError, LogClosedError, StorageError
 from storage.flusher import GroupFlusher
 from storage.log import PartitionLog
 from storage.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
+from storage.space import SpaceState
 
 DEFAULT_CLEANER: Final = CleanerSettings()
 DEFAULT_SCRUB: Final = ScrubSettings()
@@ -118,6 +119,8 @@ class ReplicaHost:
         self._open_limit = asyncio.Semaphore(LOG_OPEN_TASKS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: set[LogDirectory] = set()
+        # When what is led in a directory without room may be given up again.
+        self._hand_over_due_ms: dict[LogDirectory, int] = {}
         # Awaited replicas whose log lies nowhere here, as far as they were reported.
         self._missing: set[tuple[bytes, int]] = set()
         self.on_offline: Callable[[tuple[bytes, ...]], None] | None = None
@@ -409,6 +412,7 @@ class ReplicaHost:
             leader_place=lambda: self.leader_place(topic_id, partition),
             space=directory.space,
             on_disk_failed=lambda error: self.note_disk_failure(directory, error),
+            on_no_room=lambda: self._hand_over(directory),
             peers=self._peers,
         )
 
@@ -451,6 +455,19 @@ class ReplicaHost:
         is_fatal = directory is self._directories.first or len(self._failed) == len(self._directories)
         if is_fatal and not self.failed.done():
             self.failed.set_result(error)
+
+    def lacks_room(self) -> bool:
+        """True while a log directory that works has too little room for appends of clients, as it was last looked at."""
+        return any(each.failure is None and each.space.state is not SpaceState.FREE for each in self._directories)
+
+    def _hand_over(self, directory: LogDirectory) -> None:
+        """Give up what is led in a directory without room, where another replica may lead; at most once in `NO_ROOM_RETRY_MS`."""
+        now_ms = monotonic_ms()
+        if now_ms < self._hand_over_due_ms.get(directory, now_ms):
+            return
+        self._hand_over_due_ms[directory] = now_ms + NO_ROOM_RETRY_MS
+        for replica in self.replicas_in(directory):
+            replica.resign(ResignReason.NO_ROOM)
 
     async def delete_due(self) -> int:
         """Delete what was set aside long enough ago; return how many directories were deleted."""

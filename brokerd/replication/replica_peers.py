@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from brokerd.partition.effects import GiveWay, ProposeIsr
@@ -31,10 +32,40 @@ class IsrProposer(Protocol):
         ...
 
 
+class ResignReason(Enum):
+    """Why a leadership is given up; the value stands in logs."""
+
+    CUT_OFF = "cut-off"
+    """Too few followers reach the leader, and others live."""
+    DAMAGE = "damage"
+    """Its copy is damaged below the high watermark."""
+    NO_ROOM = "no-room"
+    """Its log directory has too little room for appends of clients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resignation:
+    """A leadership that is given up.
+
+    Attributes:
+        topic_id: id of the topic, 16 bytes.
+        partition: partition, from 0.
+        leader_epoch: leader epoch of the leadership.
+        reason: why.
+        allow_eligible: True: an eligible replica will do, because it has all that was acknowledged.
+    """
+
+    topic_id: bytes
+    partition: int
+    leader_epoch: int
+    reason: ResignReason
+    allow_eligible: bool
+
+
 class LeadershipResigner(Protocol):
     """The way of leaderships that are given up to the controller."""
 
-    def give_way(self, topic_id: bytes, partition: int, leader_epoch: int) -> None:
+    def resign(self, resignation: Resignation) -> None:
         """Ask that another replica leads a partition. Must not block."""
         ...
 
@@ -59,7 +90,7 @@ class LostReplicas(Protocol):
 class ReplicaPeers:
     """Streams to the leaders of other brokers, the way to the controller, and what repairs ask; None: nothing is repaired.
 
-    `withdrawals` None: a replica whose log fails stays where the metadata has it. `resignations` None: leaders never give way.
+    `withdrawals` None: a replica whose log fails stays where the metadata has it. `resignations` None: leaderships are never given up.
     """
 
     links: LeaderLinks
@@ -73,4 +104,13 @@ class ReplicaPeers:
         if isinstance(effect, ProposeIsr):
             self.proposals.propose(replica, effect)
         elif self.resignations is not None:
-            self.resignations.give_way(replica.topic_id, replica.partition, effect.leader_epoch)
+            # The core asks only where nothing that was acknowledged can be lost by that.
+            self.resignations.resign(
+                Resignation(
+                    topic_id=replica.topic_id,
+                    partition=replica.partition,
+                    leader_epoch=effect.leader_epoch,
+                    reason=ResignReason.CUT_OFF,
+                    allow_eligible=True,
+                )
+            )

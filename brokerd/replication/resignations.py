@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leaderships that are given up, on their way to the controller: gathered and sent in one call, never repeated.
 
-Owns what waits and the one call under way. Must not decide what is given up: the cores do, and ask again if they still lead.
+Owns what waits and the one call under way. Must not decide what is given up: cores, repairs and full directories do, and ask again
+if this broker still leads.
 
 Law: whatever becomes of a call, the metadata says who leads; a lost answer costs a pause and nothing else.
-Source: docs/replication.md section "Giving way"; docs/controller.md section "ResignLeadership".
+Source: docs/replication.md sections "Giving way", "Full disks"; docs/controller.md section "ResignLeadership".
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lograft.wire.status import parse_rpc_error
 from brokerd.failure import RefusedError
 from brokerd.limits import GIVE_WAY_CALL_MS, ISR_GATHER_MS, MAX_CALL_RESIGNATIONS
 from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.replication.replica_peers import Resignation, ResignReason
 
 METHOD: Final = "/lograft.internal.v1.ControllerService/ResignLeadership"
 
@@ -45,16 +47,16 @@ class Resignations:
         self._cluster_id = cluster_id
         self._node_id = node_id
         self._broker_epoch = broker_epoch
-        # One entry for each partition that this broker leads: (topic id, partition) and the leader epoch, the latest one.
-        self._waiting: dict[tuple[bytes, int], int] = {}
+        # One entry for each partition that this broker leads, by (topic id, partition): the latest one.
+        self._waiting: dict[tuple[bytes, int], Resignation] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def give_way(self, topic_id: bytes, partition: int, leader_epoch: int) -> None:
+    def resign(self, resignation: Resignation) -> None:
         """Ask that another replica leads a partition."""
         if self._is_closed:
             return
-        self._waiting[topic_id, partition] = leader_epoch
+        self._waiting[resignation.topic_id, resignation.partition] = resignation
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="resignations")
 
@@ -71,11 +73,11 @@ class Resignations:
             while self._waiting:
                 await asyncio.sleep(ISR_GATHER_MS / 1000)
                 taken = list(self._waiting)[:MAX_CALL_RESIGNATIONS]
-                await self._send([(*key, self._waiting.pop(key)) for key in taken])
+                await self._send([self._waiting.pop(key) for key in taken])
         finally:
             self._task = None
 
-    async def _send(self, given_up: list[tuple[bytes, int, int]]) -> None:
+    async def _send(self, given_up: list[Resignation]) -> None:
         broker_epoch = self._broker_epoch()
         if broker_epoch is None:
             return
@@ -84,8 +86,14 @@ class Resignations:
             broker_id=self._node_id,
             broker_epoch=broker_epoch,
             partitions=[
-                controller_pb2.LedPartition(topic_id=topic_id, partition=partition, leader_epoch=leader_epoch)
-                for topic_id, partition, leader_epoch in given_up
+                controller_pb2.LedPartition(
+                    topic_id=each.topic_id,
+                    partition=each.partition,
+                    leader_epoch=each.leader_epoch,
+                    allow_eligible=each.allow_eligible,
+                    needs_room=each.reason is ResignReason.NO_ROOM,
+                )
+                for each in given_up
             ],
         )
         try:
@@ -94,13 +102,15 @@ class Resignations:
         except (RefusedError, grpc.aio.AioRpcError, DecodeError) as error:
             logger.warning("leaderships not given up: count=%d: %s", len(given_up), _text(error))
             return
+        reasons = {(each.topic_id, each.partition): each.reason.value for each in given_up}
         for result in response.results:
             name = f"{result.topic_id.hex()}-{result.partition}"
+            reason = reasons.get((result.topic_id, result.partition))
             if result.HasField("state"):
                 leader_id = result.state.leader_id if result.state.HasField("leader_id") else None
-                logger.warning("leadership given up: partition=%s reason=cut-off leader_id=%s", name, leader_id)
+                logger.warning("leadership given up: partition=%s reason=%s leader_id=%s", name, reason, leader_id)
             else:
-                logger.info("leadership not given up: partition=%s: %s", name, result.error.message)
+                logger.info("leadership kept: partition=%s reason=%s: %s", name, reason, result.error.message)
 
 
 def _text(error: Exception) -> str:

@@ -18,7 +18,7 @@ from brokerd.replication.leader_link import FollowingReplica
 from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.repair_peers import RepairPeers
 from brokerd.replication.replica_host import ReplicaHost
-from brokerd.replication.replica_peers import LostReplicas, ProposingReplica, ReplicaPeers
+from brokerd.replication.replica_peers import LostReplicas, ProposingReplica, ReplicaPeers, Resignation
 from brokerd.tests.support import WAIT_S
 from metaquorum.controller.records import (
     BrokerRecord,
@@ -48,7 +48,7 @@ class Said:
         self.ended: list[tuple[int, int]] = []
         self.proposals: list[ProposeIsr] = []
         self.proposer: ProposingReplica | None = None
-        self.given_up: list[tuple[bytes, int, int]] = []
+        self.given_up: list[Resignation] = []
         self.follower: FollowingReplica | None = None
         self._news = asyncio.Event()
 
@@ -77,8 +77,8 @@ class Said:
         self.proposals.append(proposal)
         self._news.set()
 
-    def give_way(self, topic_id: bytes, partition: int, leader_epoch: int) -> None:
-        self.given_up.append((topic_id, partition, leader_epoch))
+    def resign(self, resignation: Resignation) -> None:
+        self.given_up.append(resignation)
         self._news.set()
 
     @property

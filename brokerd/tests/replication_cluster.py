@@ -230,7 +230,7 @@ class Cluster(Watched):
                 pass
 
     def _give_way(self, node: Node, effect: GiveWay) -> None:
-        led = LedPartition(topic_id=topic_id("t"), partition=0, leader_epoch=effect.leader_epoch)
+        led = LedPartition(topic_id=topic_id("t"), partition=0, leader_epoch=effect.leader_epoch, allow_eligible=True)
         command = ResignLeadership(broker_id=node.node_id, broker_epoch=node.broker_epoch, partitions=(led,))
         response = self.quorum.run(command).response
         is_given_up = isinstance(response, LeadershipResigned) and isinstance(response.results[0], PartitionImage)

@@ -17,6 +17,7 @@ from brokerd.partition.events import AckLevel, Durability, Tick
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replication.replica_peers import Resignation, ResignReason
 from brokerd.tests.hosted_support import NODES, TOPIC_ID, Hosted, Route, append, batch
 from brokerd.tests.support import WAIT_S
 from metaquorum.controller.records import PartitionChangeRecord
@@ -198,7 +199,13 @@ async def test_leader_that_followers_do_not_reach_gives_way(can_resign: bool, mo
     hosted.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, isr=(1,), elr=(2, 3)))
     if can_resign:
         await hosted.said.wait(lambda: bool(hosted.said.given_up))
-        assert hosted.said.given_up[0] == (TOPIC_ID, 0, replica.leader_epoch)
+        assert hosted.said.given_up[0] == Resignation(
+            topic_id=TOPIC_ID,
+            partition=0,
+            leader_epoch=replica.leader_epoch,
+            reason=ResignReason.CUT_OFF,
+            allow_eligible=True,
+        )
     else:
         replica.take_event(Tick())
         assert append(replica) == 1

@@ -7,23 +7,24 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import cast
 
 import pytest
-from lograft.internal.v1 import controller_pb2
+from lograft.wire.batch import read_header
 from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
-from brokerd.failure import Failure, RefusedError
-from brokerd.following.repair_calls import RESIGN_METHOD, RepairCalls
-from brokerd.limits import REPAIR_CALL_MS, REPAIR_RETRY_MS
+from brokerd.failure import RefusedError
+from brokerd.following.repair_calls import RepairCalls
+from brokerd.limits import REPAIR_RETRY_MS
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.partition.events import AckLevel
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replication.damage_news import DamageNews
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.repair_peers import RepairCallError
 from brokerd.replication.repairing import DamageRepairs
+from brokerd.replication.replica_peers import ResignReason
 from brokerd.tests.hosted_support import TOPIC_ID, Hosted, Route, stamped
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_hosted_follower import followed, follower, send
@@ -45,7 +46,6 @@ class Peers:
         self.news = DamageNews()
         self.asked: list[str] = []
         self.answers: dict[int, Callable[[range], bytes]] = {}
-        self.can_resign = True
 
     def sources(self, topic_id: bytes, partition: int) -> list[int]:
         assert (topic_id, partition) == (TOPIC_ID, 0)
@@ -56,11 +56,6 @@ class Peers:
         if broker_id not in self.answers:
             raise RepairCallError(f"broker {broker_id} has nothing")
         return self.answers[broker_id](wanted)
-
-    async def resign(self, _topic_id: bytes, _partition: int, leader_epoch: int) -> None:
-        self.asked.append(f"resign {leader_epoch}")
-        if not self.can_resign:
-            raise RepairCallError("nobody else is in sync")
 
 
 def right(wanted: range) -> bytes:
@@ -252,19 +247,21 @@ async def test_leader_gives_up_the_leadership_before_it_repairs(hosted: Hosted, 
     """But only when another one has shown that it has the range."""
     replica = await leader_with_damage(hosted)
     assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 0
-    assert not any(asked.startswith("resign") for asked in peers.asked)
+    assert hosted.said.given_up == []
     peers.asked.clear()
     peers.answers = {3: right}
     peers.news.forget_due(monotonic_ms() + REPAIR_RETRY_MS)
     assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
-    assert peers.asked == ["fetch 2", "fetch 3", "resign 1", "fetch 2", "fetch 3"]
+    assert peers.asked == ["fetch 2", "fetch 3", "fetch 2", "fetch 3"]
+    (given_up,) = hosted.said.given_up
+    assert (given_up.reason, given_up.leader_epoch) == (ResignReason.DAMAGE, 1)
     assert is_whole(replica)
 
 
 async def test_leader_that_nobody_can_follow_repairs_itself(hosted: Hosted, peers: Peers) -> None:
     """The others have the range, and may not lead."""
     replica = await leader_with_damage(hosted)
-    peers.answers, peers.can_resign = {2: right}, False
+    peers.answers = {2: right}
     assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
     assert replica.is_leader
     assert is_whole(replica)
@@ -330,36 +327,15 @@ async def test_fault_in_one_log_does_not_end_the_others(
     read_fails(replica, code=ErrorCode.DATA_LOSS)
 
 
-class Controller:
-    """The way to the controller; answers what a test says."""
-
-    def __init__(self, answer: bytes | Exception) -> None:
-        self._answer = answer
-        self.peers = PeerChannels()
-
-    async def call(self, method: str, _request: bytes, *, timeout_ms: int) -> bytes:
-        assert (method, timeout_ms) == (RESIGN_METHOD, REPAIR_CALL_MS)
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
-
-
-def calls_with(hosted: Hosted, answer: bytes | Exception, *, broker_epoch: int | None = 1) -> RepairCalls:
-    calls = cast("ControllerCalls", Controller(answer))
-    return RepairCalls(calls, hosted.observer, cluster_id="c", node_id=1, broker_epoch=lambda: broker_epoch)
-
-
-def resigned(code: ErrorCode | None) -> bytes:
-    result = controller_pb2.AlterPartitionResult(state=controller_pb2.PartitionState())
-    if code is not None:
-        result.error.code, result.error.message = code, "so it stays"
-    return controller_pb2.ResignLeadershipResponse(results=[result]).SerializeToString()
+def calls_with(hosted: Hosted) -> RepairCalls:
+    calls = ControllerCalls(hosted.observer, PeerChannels(), [])
+    return RepairCalls(calls, hosted.observer, cluster_id="c", node_id=1)
 
 
 async def test_leader_is_asked_first(hosted: Hosted) -> None:
     """Then who is in sync, then the others; never this broker, and nobody about what does not exist."""
     await followed(hosted)
-    calls = calls_with(hosted, b"")
+    calls = calls_with(hosted)
     hosted.lead(3, isr=(1, 3))
     assert calls.sources(TOPIC_ID, 0) == [3, 2]
     assert calls.sources(TOPIC_ID, 9) == []
@@ -369,7 +345,7 @@ async def test_leader_is_asked_first(hosted: Hosted) -> None:
 async def test_brokers_that_do_not_answer_are_told_by_name(hosted: Hosted) -> None:
     """One that is not registered, and one that cannot be reached."""
     await followed(hosted)
-    calls = calls_with(hosted, b"")
+    calls = calls_with(hosted)
     with pytest.raises(RepairCallError, match="broker 9 is not registered"):
         await calls.fetch(9, TOPIC_ID, 0, range(1))
     (port,) = free_ports(1)
@@ -378,28 +354,20 @@ async def test_brokers_that_do_not_answer_are_told_by_name(hosted: Hosted) -> No
         await calls.fetch(2, TOPIC_ID, 0, range(1))
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (RefusedError(Failure(code=ErrorCode.QUORUM_UNAVAILABLE, message="no controller")), "no controller"),
-        (b"\xff", "of no use"),
-        (b"", "of no use"),
-        (resigned(ErrorCode.LEADER_NOT_AVAILABLE), "so it stays"),
-        (resigned(ErrorCode.INVALID_REQUEST), "so it stays"),
-    ],
-)
-async def test_leadership_that_stays_is_told(hosted: Hosted, answer: bytes | Exception, text: str) -> None:
-    """The controller is not there, speaks nonsense, or finds nobody else."""
-    with pytest.raises(RepairCallError, match=text):
-        await calls_with(hosted, answer).resign(TOPIC_ID, 0, 1)
-
-
-async def test_leadership_that_is_gone_was_given_up(hosted: Hosted) -> None:
-    """Accepted, or fenced: somebody else leads already. Who is not registered leads nothing that it could give up."""
-    await calls_with(hosted, resigned(None)).resign(TOPIC_ID, 0, 1)
-    await calls_with(hosted, resigned(ErrorCode.FENCED_EPOCH)).resign(TOPIC_ID, 0, 1)
-    with pytest.raises(RepairCallError, match="not registered"):
-        await calls_with(hosted, b"", broker_epoch=None).resign(TOPIC_ID, 0, 1)
+@pytest.mark.parametrize("is_committed", [True, False])
+async def test_damaged_leader_lets_an_eligible_replica_do_only_without_loss(
+    hosted: Hosted, peers: Peers, is_committed: bool
+) -> None:
+    """What it alone acknowledged (acks=1) would be lost with the leadership: then only a replica in sync may lead."""
+    replica = await leader_with_damage(hosted)
+    if not is_committed:
+        acknowledged: list[object] = []
+        replica.append(stamped(COUNT, 1, 1), read_header(stamped(COUNT, 1, 1)))
+        replica.want_ack(replica.log_end_offset, AckLevel.LEADER, lambda *heard: acknowledged.append(heard))
+        assert acknowledged
+    peers.answers = {2: right}
+    assert await DamageRepairs(hosted.host.replicas, peers).run_round() == 1
+    assert [given_up.allow_eligible for given_up in hosted.said.given_up] == [is_committed]
 
 
 async def test_disk_that_does_not_answer_ends_the_repair(hosted: Hosted, peers: Peers) -> None:

@@ -19,6 +19,7 @@ from brokerd.limits import MAX_CALL_RESIGNATIONS
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.replication.replica_peers import Resignation, ResignReason
 from brokerd.replication.resignations import METHOD, Resignations
 from brokerd.rpc.calls import abort
 from brokerd.tests.support import WAIT_S
@@ -111,10 +112,27 @@ async def scene() -> AsyncIterator[Scene]:
     await server.stop(None)
 
 
+def given_up(
+    partition: int, leader_epoch: int, reason: ResignReason = ResignReason.CUT_OFF, *, allow_eligible: bool = True
+) -> Resignation:
+    """Return a leadership that is given up."""
+    return Resignation(
+        topic_id=T, partition=partition, leader_epoch=leader_epoch, reason=reason, allow_eligible=allow_eligible
+    )
+
+
+async def test_request_says_what_the_next_leader_needs(scene: Scene) -> None:
+    """Room for appends where that is what this one lacks; to have everything where records could be lost."""
+    scene.resignations.resign(given_up(0, 1, ResignReason.NO_ROOM, allow_eligible=False))
+    scene.resignations.resign(given_up(1, 1, ResignReason.DAMAGE))
+    request = await scene.controller.request()
+    assert [(each.needs_room, each.allow_eligible) for each in request.partitions] == [(True, False), (False, True)]
+
+
 async def test_leaderships_go_in_one_call(scene: Scene) -> None:
     """As the process that is registered; of a partition that is named again the later epoch goes."""
     for partition, leader_epoch in ((0, 4), (1, 6), (0, 5)):
-        scene.resignations.give_way(T, partition, leader_epoch)
+        scene.resignations.resign(given_up(partition, leader_epoch))
     request = await scene.controller.request()
     assert (request.cluster_id, request.broker_id, request.broker_epoch) == ("c", 1, 7)
     named = [(each.topic_id, each.partition, each.leader_epoch) for each in request.partitions]
@@ -124,7 +142,7 @@ async def test_leaderships_go_in_one_call(scene: Scene) -> None:
 async def test_very_many_go_in_several_calls(scene: Scene) -> None:
     """The controller takes so many in one."""
     for partition in range(MAX_CALL_RESIGNATIONS + 1):
-        scene.resignations.give_way(T, partition, 1)
+        scene.resignations.resign(given_up(partition, 1))
     counts = [len((await scene.controller.request()).partitions) for _ in range(2)]
     assert counts == [MAX_CALL_RESIGNATIONS, 1]
 
@@ -133,9 +151,9 @@ async def test_very_many_go_in_several_calls(scene: Scene) -> None:
 async def test_whatever_becomes_of_a_call_the_next_one_is_sent(scene: Scene, answer: Answer) -> None:
     """Nothing is repeated by itself: the cores ask again."""
     scene.controller.answer = answer
-    scene.resignations.give_way(T, 0, 1)
+    scene.resignations.resign(given_up(0, 1))
     await scene.controller.request()
-    scene.resignations.give_way(T, 1, 2)
+    scene.resignations.resign(given_up(1, 2))
     request = await scene.controller.request()
     assert [(each.partition, each.leader_epoch) for each in request.partitions] == [(1, 2)]
     assert scene.controller.asked.empty()
@@ -144,20 +162,20 @@ async def test_whatever_becomes_of_a_call_the_next_one_is_sent(scene: Scene, ans
 async def test_broker_that_is_not_registered_sends_nothing(scene: Scene) -> None:
     """It leads nothing; once it is registered it is heard again."""
     scene.broker_epoch = None
-    scene.resignations.give_way(T, 0, 1)
+    scene.resignations.resign(given_up(0, 1))
     await _idle()
     assert scene.controller.asked.empty()
     scene.broker_epoch = 8
-    scene.resignations.give_way(T, 1, 2)
+    scene.resignations.resign(given_up(1, 2))
     request = await scene.controller.request()
     assert [each.partition for each in request.partitions] == [1]
 
 
 async def test_nothing_is_sent_after_the_close(scene: Scene) -> None:
     """What waits is dropped."""
-    scene.resignations.give_way(T, 0, 1)
+    scene.resignations.resign(given_up(0, 1))
     await scene.resignations.close()
-    scene.resignations.give_way(T, 1, 1)
+    scene.resignations.resign(given_up(1, 1))
     await _idle()
     assert scene.controller.asked.empty()
 

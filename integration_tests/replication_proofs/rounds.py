@@ -83,6 +83,7 @@ def prove(
     seed: int,
     limits: Mapping[str, Limits],
     place: Place | None = None,
+    broker_arguments: Sequence[str] = (),
 ) -> Outcome:
     """Run rounds under a load and judge everything.
 
@@ -95,6 +96,7 @@ def prove(
         seed: of what is chosen at random.
         limits: demands by name of the times.
         place: where the processes run.
+        broker_arguments: further arguments of every broker.
     """
     outcome = Outcome(
         proof=name,
@@ -104,7 +106,7 @@ def prove(
     times_s: dict[str, list[float]] = {}
     spans: dict[str, list[Span]] = {}
     done = disturbed = 0
-    with scene_under_load(directory, shape, place=place, seed=seed) as scene:
+    with scene_under_load(directory, shape, place=place, broker_arguments=broker_arguments, seed=seed) as scene:
         forgiven: Counter[str] = Counter()
         while done < rounds and disturbed <= DISTURBED_ROUNDS_MAX:
             scene.wait_in_sync()

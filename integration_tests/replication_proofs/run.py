@@ -18,9 +18,11 @@ from pathlib import Path
 
 from integration_tests.quorum_proofs.outcome import Outcome, report
 from integration_tests.replication_proofs import (
+    full_disk,
     isolate_leader,
     kill_all,
     kill_leader,
+    lost_last_disk,
     pause_follower,
     pause_leader,
     rolling_restart,
@@ -39,6 +41,8 @@ PROOFS: dict[str, tuple[Callable[..., Outcome], int]] = {
     "kill-all": (kill_all.run, 10),
     "rolling-restart": (rolling_restart.run, 20),
     "wiped-directory": (wiped_directory.run, 20),
+    "full-disk": (full_disk.run, 5),
+    "lost-last-disk": (lost_last_disk.run, 100),
 }
 """Each proof, and how many of the asked rounds make one of its own, which take longer."""
 

@@ -213,6 +213,15 @@ class Partition:
         return "heal the network"
 
 
+def fill_disk(path: Path, *, keep_bytes: int) -> None:
+    """Write a file on a disk until so much room is left, or less."""
+    chunk = bytes(1024 * 1024)
+    # No room for the next byte: that is what it is for.
+    with contextlib.suppress(OSError), (path / FILLER).open("wb", buffering=0) as file:
+        while (room_bytes := free_bytes(path) - keep_bytes) > 0:
+            file.write(chunk[: max(4_096, room_bytes)])
+
+
 class DiskFull:
     """Fills the small disk of one broker, up to its limit or to the last byte; healing removes the filler."""
 
@@ -225,11 +234,7 @@ class DiskFull:
     def hurt(self, world: World) -> str:
         """Write a file until there is too little room, or none."""
         keep_bytes = world.rng.choice((0, 0, self._min_free_bytes // 2))
-        chunk = bytes(1024 * 1024)
-        # No room for the next byte: that is what it is for.
-        with contextlib.suppress(OSError), (self._path / FILLER).open("wb", buffering=0) as file:
-            while (room_bytes := free_bytes(self._path) - keep_bytes) > 0:
-                file.write(chunk[: max(4_096, room_bytes)])
+        fill_disk(self._path, keep_bytes=keep_bytes)
         return f"fill {self._path.name} but for {keep_bytes} bytes"
 
     def heal(self, world: World) -> str:

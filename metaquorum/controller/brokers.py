@@ -175,7 +175,12 @@ def heartbeat(image: AppendedImage, sessions: Sessions, command: Heartbeat) -> D
     broker = registered(image, command.broker_id, command.broker_epoch)
     if isinstance(broker, Refusal):
         return Decision(response=broker)
-    heard = Heard(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, metadata_offset=command.metadata_offset)
+    heard = Heard(
+        broker_id=broker.broker_id,
+        broker_epoch=broker.broker_epoch,
+        metadata_offset=command.metadata_offset,
+        lacks_room=command.lacks_room,
+    )
     caught_up = command.metadata_offset > broker.broker_epoch
 
     def answer(*, fenced: bool, stop: bool = False, change: BrokerChangeRecord | None = None) -> Decision:

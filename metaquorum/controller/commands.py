@@ -62,6 +62,7 @@ class Heartbeat:
         want_fence: True when it asks to stay or become fenced.
         want_shutdown: True when it asks to leave in an orderly way.
         offline_log_directory_ids: those of its log directories that have failed; others are passed over.
+        lacks_room: True while one of its log directories has too little room for appends of clients.
     """
 
     broker_id: int
@@ -69,6 +70,7 @@ class Heartbeat:
     metadata_offset: int
     want_fence: bool = False
     want_shutdown: bool = False
+    lacks_room: bool = False
     offline_log_directory_ids: tuple[bytes, ...] = ()
 
 
@@ -154,16 +156,26 @@ class AlterPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedPartition:
-    """A partition that a broker leads: id of the topic (16 bytes), number from 0, and the leader epoch in which it leads."""
+    """A partition that a broker leads.
+
+    Attributes:
+        topic_id: id of the topic, 16 bytes.
+        partition: number, from 0.
+        leader_epoch: the leader epoch in which it leads.
+        allow_eligible: True: an eligible replica will do where no other in-sync one may lead.
+        needs_room: True: the next leader has to have room for appends of clients.
+    """
 
     topic_id: bytes
     partition: int
     leader_epoch: int
+    allow_eligible: bool = False
+    needs_room: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResignLeadership:
-    """A broker gives up the leadership of partitions whose copy of its own is damaged; it stays in sync."""
+    """A broker gives up the leadership of partitions that it should not serve for now; it stays in sync."""
 
     broker_id: int
     broker_epoch: int
@@ -325,6 +337,7 @@ class TopicCreated:
     topic: str
     topic_id: bytes
     partitions: tuple[PartitionImage, ...]
+    configs: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +350,6 @@ class PartitionsCreated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-    configs: Mapping[str, str]
 class TopicDeleted:
     """Deleted; `topic_id` is the id that it had."""
 
@@ -423,6 +435,7 @@ class Heard:
     broker_id: int
     broker_epoch: int | None
     metadata_offset: int
+    lacks_room: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,13 +124,13 @@ class Controller:
             case UpdateFeatureLevel():
                 return features.update(self._image, self._settings, command)
             case ElectPreferredLeaders():
-                return rebalance.elect_preferred(self._image, command)
+                return rebalance.elect_preferred(self._image, self._sessions, command)
             case ElectUncleanLeaders():
                 return unclean.elect_unclean(self._image, command)
             case RemoveBroker():
                 return broker_states.remove(self._image, self._sessions, command, now_ms)
             case ResignLeadership():
-                return resignation.resign_leadership(self._image, command)
+                return resignation.resign_leadership(self._image, self._sessions, command)
             case ElectLeaders():
                 return asked_elections.elect_leaders(self._image, command)
             case Bootstrap():

@@ -16,17 +16,21 @@ from metaquorum.controller.commands import Decision, Done
 from metaquorum.controller.elections import preferred_change
 from metaquorum.controller.periodic import cluster_value
 from metaquorum.controller.records import PartitionChangeRecord
+from metaquorum.controller.sessions import Sessions
 from metaquorum.controller.state import example
 from metaquorum.controller.topic_configs import LEADER_REBALANCE, TRUE
 from metaquorum.controller.walk_commands import ElectPreferredLeaders
 from metaquorum.controller.walks import walk
 
 
-def elect_preferred(image: AppendedImage, command: ElectPreferredLeaders) -> Decision:
-    """Decide one slice; `then` of the decision is the next one, or None. Switched off, it ends at its next slice."""
+def elect_preferred(image: AppendedImage, sessions: Sessions, command: ElectPreferredLeaders) -> Decision:
+    """Decide one slice; `then` of the decision is the next one, or None. Switched off, it ends at its next slice.
+
+    A broker without room for appends gets nothing back: it would hand it over again.
+    """
     if cluster_value(image, LEADER_REBALANCE) != TRUE:
         return Decision(response=Done())
-    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
+    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead and sessions.has_room(broker.broker_id)}
 
     @cache
     def choose(members: bytes) -> PartitionChangeRecord | None:

@@ -3,8 +3,8 @@
 
 Owns the fences and who leads next. Each partition of a request is given up or refused alone. Law: the leadership moves from the
 broker that has it in the epoch that it names to a replica that is in sync, and nothing else moves; only where no such one may
-lead, to one that is eligible, and by the rules of its election. The broker stays in sync, or becomes eligible: it has counted and
-acknowledged everything, and what it cannot read it gets back from the others.
+lead, and the broker says that it will do, to one that is eligible, by the rules of its election. The broker stays in sync, or
+becomes eligible: it has counted and acknowledged everything, and what it cannot read it gets back from the others.
 Source: `docs/controller.md` section "ResignLeadership".
 """
 
@@ -13,20 +13,22 @@ from __future__ import annotations
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import Decision, LeadershipResigned, LedPartition, Refusal, ResignLeadership
+from metaquorum.controller.commands import Decision, Heard, LeadershipResigned, LedPartition, Refusal, ResignLeadership
 from metaquorum.controller.elections import CanLead, after_election, elect, not_available, rules_of
 from metaquorum.controller.isr import change_record, changed_isr
 from metaquorum.controller.led_partitions import call_problem, find, not_leading
 from metaquorum.controller.records import LeaderChange, MetadataRecord, PartitionChangeRecord
+from metaquorum.controller.sessions import Sessions
 from metaquorum.controller.state import PartitionImage, TopicImage
 
 
-def resign_leadership(image: AppendedImage, command: ResignLeadership) -> Decision:
+def resign_leadership(image: AppendedImage, sessions: Sessions, command: ResignLeadership) -> Decision:
     """Decide about the partitions that one broker gives up."""
     refusal = call_problem(image, command.broker_id, command.broker_epoch, command.partitions)
     if refusal is not None:
         return Decision(response=refusal)
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
+    roomy = {broker_id for broker_id in fit if sessions.has_room(broker_id)}
     records: list[MetadataRecord] = []
     results: list[PartitionImage | Refusal] = []
     for led in command.partitions:
@@ -35,13 +37,21 @@ def resign_leadership(image: AppendedImage, command: ResignLeadership) -> Decisi
             results.append(found)
             continue
         topic, partition = found
-        change = _fence(partition, command.broker_id, led) or _move(image, topic, partition, fit.__contains__)
+        can_lead = (roomy if led.needs_room else fit).__contains__
+        change = _fence(partition, command.broker_id, led) or _move(image, topic, partition, led, can_lead)
         if isinstance(change, Refusal):
             results.append(change)
             continue
         records.append(change)
         results.append(after_election(partition, change))
-    return Decision(response=LeadershipResigned(results=tuple(results)), records=tuple(records))
+    heard: Heard | None = None
+    if any(led.needs_room for led in command.partitions):
+        # Before its next heartbeat says so: a preferred election must not give the leadership back meanwhile.
+        offset = sessions.metadata_offset(command.broker_id)
+        heard = Heard(
+            broker_id=command.broker_id, broker_epoch=command.broker_epoch, metadata_offset=offset, lacks_room=True
+        )
+    return Decision(response=LeadershipResigned(results=tuple(results)), records=tuple(records), heard=heard)
 
 
 def _fence(partition: PartitionImage, broker_id: int, led: LedPartition) -> Refusal | None:
@@ -67,7 +77,7 @@ def _fence(partition: PartitionImage, broker_id: int, led: LedPartition) -> Refu
 
 
 def _move(
-    image: AppendedImage, topic: TopicImage, partition: PartitionImage, can_lead: CanLead
+    image: AppendedImage, topic: TopicImage, partition: PartitionImage, led: LedPartition, can_lead: CanLead
 ) -> PartitionChangeRecord | Refusal:
     """Return the change that makes another replica the leader, or the refusal."""
     others = tuple(node_id for node_id in partition.isr if node_id != partition.leader_id)
@@ -77,13 +87,15 @@ def _move(
         return PartitionChangeRecord(
             topic_id=topic.topic_id, partition=partition.partition, leader=LeaderChange(leader_id=heir)
         )
-    heir = elect(partition.replicas, partition.elr, None, can_lead)
+    heir = elect(partition.replicas, partition.elr, None, can_lead) if led.allow_eligible else None
     if heir is None:
+        room = " with room" if led.needs_room else ""
+        eligible = "" if led.allow_eligible else " (which will not do)"
         return not_available(
             topic,
             partition,
-            f"of its replicas {list(partition.replicas)}, in sync {list(partition.isr)}, eligible {list(partition.elr)}, no "
-            f"other one may lead: broker {partition.leader_id} goes on; ask again when another one is in sync and active",
+            f"of its replicas {list(partition.replicas)}, in sync {list(partition.isr)}, eligible {list(partition.elr)}{eligible}, no "
+            f"other one{room} may lead: broker {partition.leader_id} goes on; ask again when another one is in sync and active",
         )
     # It leads alone, as after every election from the eligible ones; who was in sync is eligible with the others.
     state = changed_isr(partition, (heir,), min_isr=rules_of(image, topic).min_isr)

@@ -34,6 +34,7 @@ class _Session:
     broker_epoch: int | None
     heard_ms: int
     metadata_offset: int
+    lacks_room: bool = False
 
 
 class Sessions:
@@ -49,14 +50,15 @@ class Sessions:
 
     def hear(self, heard: Heard, now_ms: int) -> None:
         """Note a sign of life."""
-        self._sessions[heard.broker_id] = _Session(heard.broker_epoch, now_ms, heard.metadata_offset)
+        self._sessions[heard.broker_id] = _Session(heard.broker_epoch, now_ms, heard.metadata_offset, heard.lacks_room)
 
     def grace(self, brokers: Iterable[BrokerImage], now_ms: int) -> None:
         """Start the session of every broker anew: after a take-over, or when this process itself was held up."""
         for broker in brokers:
             session = self._sessions.get(broker.broker_id)
             offset = 0 if session is None else session.metadata_offset
-            self._sessions[broker.broker_id] = _Session(broker.broker_epoch, now_ms, offset)
+            lacks_room = session is not None and session.lacks_room
+            self._sessions[broker.broker_id] = _Session(broker.broker_epoch, now_ms, offset, lacks_room)
 
     def is_live(self, broker: BrokerImage, now_ms: int) -> bool:
         """True while the session of this registration lasts."""
@@ -85,3 +87,8 @@ class Sessions:
         """Metadata offset (exclusive) that a broker last said to have applied; 0 when it never did."""
         session = self._sessions.get(broker_id)
         return 0 if session is None else session.metadata_offset
+
+    def has_room(self, broker_id: int) -> bool:
+        """False while a broker says that one of its log directories has too little room for appends of clients."""
+        session = self._sessions.get(broker_id)
+        return session is None or not session.lacks_room

@@ -161,6 +161,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             want_fence=request.want_fence,
             want_shutdown=request.want_shutdown,
             offline_log_directory_ids=tuple(request.offline_log_directory_ids),
+            lacks_room=request.lacks_room,
         )
         outcome = await self._host.submit(command, timeout_ms=HEARTBEAT_WAIT_MS)
         answer = outcome.response

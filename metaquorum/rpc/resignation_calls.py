@@ -19,7 +19,13 @@ def command(request: controller_pb2.ResignLeadershipRequest) -> ResignLeadership
         broker_id=request.broker_id,
         broker_epoch=request.broker_epoch,
         partitions=tuple(
-            LedPartition(topic_id=each.topic_id, partition=each.partition, leader_epoch=each.leader_epoch)
+            LedPartition(
+                topic_id=each.topic_id,
+                partition=each.partition,
+                leader_epoch=each.leader_epoch,
+                allow_eligible=each.allow_eligible,
+                needs_room=each.needs_room,
+            )
             for each in request.partitions
         ),
     )

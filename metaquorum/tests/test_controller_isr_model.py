@@ -188,7 +188,7 @@ class Model:
         before = self.partition
         if before.leader_id is None:
             return
-        led = LedPartition(topic_id=topic_id("t"), partition=0, leader_epoch=before.leader_epoch)
+        led = LedPartition(topic_id=topic_id("t"), partition=0, leader_epoch=before.leader_epoch, allow_eligible=True)
         command = ResignLeadership(
             broker_id=before.leader_id, broker_epoch=self.world.epoch(before.leader_id), partitions=(led,)
         )

@@ -40,7 +40,7 @@ def world() -> World:
 
 def led(partition: int = 0, **changes: object) -> LedPartition:
     """Return a partition as it is led at first."""
-    return replace(LedPartition(topic_id=T, partition=partition, leader_epoch=0), **changes)
+    return replace(LedPartition(topic_id=T, partition=partition, leader_epoch=0, allow_eligible=True), **changes)
 
 
 def resign(world: World, *partitions: LedPartition, broker_id: int = 0) -> ResignLeadership:
@@ -130,6 +130,48 @@ def test_eligible_replica_leads_where_no_other_one_is_in_sync(careful: World) ->
     (back,) = results(careful, led(leader_epoch=1), broker_id=1)
     assert isinstance(back, PartitionImage)
     assert (back.leader_id, back.isr, back.elr) == (0, (0,), (1, 2))
+
+
+def test_eligible_replica_does_not_lead_where_it_will_not_do(careful: World) -> None:
+    """The broker alone acknowledged records (acks=1): they would be lost with its leadership."""
+    change(careful, isr=(0,), elr=(1, 2))
+    kept = refusal(careful, led(allow_eligible=False))
+    assert kept.code is ErrorCode.LEADER_NOT_AVAILABLE
+    assert "eligible [1, 2] (which will not do)" in kept.message
+
+
+def test_broker_without_room_is_no_heir_of_one_that_has_none_either(world: World) -> None:
+    """It says so in its heartbeats; where room does not matter it may lead, and it says when it has room again."""
+    world.beat(1, lacks_room=True)
+    (result,) = results(world, led(needs_room=True))
+    assert isinstance(result, PartitionImage)
+    assert result.leader_id == 2
+    change(world, leader=LeaderChange(leader_id=0))
+    world.beat(2, lacks_room=True)
+    kept = refusal(world, led(leader_epoch=2, needs_room=True))
+    assert "no other one with room may lead" in kept.message
+    assert isinstance(results(world, led(leader_epoch=2))[0], PartitionImage)
+    change(world, leader=LeaderChange(leader_id=0))
+    world.beat(2, lacks_room=False)
+    assert isinstance(results(world, led(leader_epoch=4, needs_room=True))[0], PartitionImage)
+
+
+def test_preferred_leader_without_room_does_not_return_by_itself(world: World) -> None:
+    """It would hand over again at the next append; it returns once it has room."""
+    results(world, led())
+    world.beat(0, lacks_room=True)
+    world.run(ElectPreferredLeaders())
+    assert world.partition("t").leader_id == 1
+    world.beat(0, lacks_room=False)
+    world.run(ElectPreferredLeaders())
+    assert world.partition("t").leader_id == 0
+
+
+def test_broker_that_hands_over_for_room_gets_nothing_back_before_its_next_heartbeat(world: World) -> None:
+    """The request says it; a preferred election in between would move the leadership twice."""
+    results(world, led(needs_room=True))
+    world.run(ElectPreferredLeaders())
+    assert world.partition("t").leader_id == 1
 
 
 def test_replica_in_sync_leads_rather_than_an_eligible_one(careful: World) -> None:

@@ -150,6 +150,7 @@ class HeartbeatRequest(_message.Message):
     WANT_FENCE_FIELD_NUMBER: _builtins.int
     WANT_SHUTDOWN_FIELD_NUMBER: _builtins.int
     OFFLINE_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
+    LACKS_ROOM_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     broker_id: _builtins.int
@@ -162,6 +163,8 @@ class HeartbeatRequest(_message.Message):
     """True: the broker asks to stay fenced or to be fenced."""
     want_shutdown: _builtins.bool
     """True: the broker asks to shut down in an orderly way."""
+    lacks_room: _builtins.bool
+    """True while one of its log directories has too little room for appends of clients."""
     @_builtins.property
     def offline_log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories that have failed since it started, 16 bytes each."""
@@ -176,10 +179,11 @@ class HeartbeatRequest(_message.Message):
         want_fence: _builtins.bool = ...,
         want_shutdown: _builtins.bool = ...,
         offline_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        lacks_room: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "metadata_offset", b"metadata_offset", "offline_log_directory_ids", b"offline_log_directory_ids", "want_fence", b"want_fence", "want_shutdown", b"want_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "lacks_room", b"lacks_room", "metadata_offset", b"metadata_offset", "offline_log_directory_ids", b"offline_log_directory_ids", "want_fence", b"want_fence", "want_shutdown", b"want_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -502,22 +506,30 @@ class LedPartition(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    ALLOW_ELIGIBLE_FIELD_NUMBER: _builtins.int
+    NEEDS_ROOM_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     """Id of the topic, 16 bytes."""
     partition: _builtins.int
     """Partition, from 0."""
     leader_epoch: _builtins.int
     """Leader epoch that it leads in."""
+    allow_eligible: _builtins.bool
+    """True: an eligible replica will do where no other in-sync one may lead. Records that the broker alone acknowledged would be lost by it."""
+    needs_room: _builtins.bool
+    """True: the next leader has to have room for appends of clients."""
     def __init__(
         self,
         *,
         topic_id: _builtins.bytes = ...,
         partition: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
+        allow_eligible: _builtins.bool = ...,
+        needs_room: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_eligible", b"allow_eligible", "leader_epoch", b"leader_epoch", "needs_room", b"needs_room", "partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof: the last in-sync replica loses its disk, in every order of stops and starts, and nothing acknowledged is lost in silence.
+
+The other replicas stop first, the last one acknowledges alone where `min.insync.replicas` allows it, stops, and its directory is moved
+away. All start. A partition has no leader then, or one with everything, and `lograft doctor` names the broker and the directory.
+The directory comes back, or, in every other case, is gone for good: an unclean election gives up what only it had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lograft import Admin, Consumer, Producer, TopicPartition
+from lograft.errors import LograftError
+from lograft.types import ElectionType, PartitionDescription
+
+from integration_tests.cluster.cluster import Cluster
+from integration_tests.cluster.wait import wait_for
+from integration_tests.quorum_proofs.outcome import Outcome
+from integration_tests.workload.scene import Shape
+
+RECORDS = 3_000
+"""Records that all replicas have."""
+ALONE = 100
+"""Records that the last replica acknowledges alone, where it may."""
+PARTITIONS = 6
+WAIT_S = 60.0
+TIMEOUT_MS = 20_000
+ORDERS = ("last first", "last at the end", "together")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way in which it happens.
+
+    Attributes:
+        replicas: of each partition.
+        min_isr: `min.insync.replicas`.
+        is_killed: kill -9 for SIGTERM.
+        order: in which the brokers start again.
+        is_gone: the directory never comes back.
+    """
+
+    replicas: int
+    min_isr: int
+    is_killed: bool
+    order: str
+    is_gone: bool
+
+    def __str__(self) -> str:
+        end = "killed" if self.is_killed else "stopped"
+        return f"RF {self.replicas}, min ISR {self.min_isr}, {end}, {self.order}, {'gone' if self.is_gone else 'back'}"
+
+
+def cases() -> list[Case]:
+    """Every combination; whether the directory comes back alternates."""
+    ways = itertools.product((2, 3), (1, 2), (False, True), ORDERS)
+    return [
+        Case(replicas=replicas, min_isr=min_isr, is_killed=is_killed, order=order, is_gone=bool(number % 2))
+        for number, (replicas, min_isr, is_killed, order) in enumerate(ways)
+    ]
+
+
+class Scene:
+    """A cluster whose brokers come and go, and the topics of the cases."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def state(self, topic: str) -> Sequence[PartitionDescription] | None:
+        """The partitions of a topic; None while no broker answers."""
+        try:
+            with Admin(self.cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
+                return admin.describe_topic(topic).partitions
+        except LograftError:
+            return None
+
+    def active(self) -> set[int]:
+        """The brokers that may lead."""
+        try:
+            with Admin(self.cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
+                return {broker.broker_id for broker in admin.describe_cluster().brokers if not broker.fenced}
+        except LograftError:
+            return set()
+
+    def wait_active(self) -> None:
+        """Wait until all brokers may lead."""
+        wait_for(lambda: self.active() == set(self.cluster.brokers), timeout_s=WAIT_S, what="all brokers to be active")
+
+    def stop(self, broker_id: int, *, is_killed: bool) -> None:
+        """End a broker, one way or the other."""
+        process = self.cluster.brokers[broker_id]
+        if is_killed:
+            process.kill()
+        elif (status := process.stop()) != 0:
+            raise AssertionError(f"{process.name} ended with {status}: {process.log_tail()}")
+
+    def path(self, broker_id: int) -> Path:
+        """Data directory of a broker."""
+        return self.cluster.directory / self.cluster.brokers[broker_id].name
+
+    def doctor(self) -> tuple[int, str]:
+        """Exit status and output of `lograft doctor`."""
+        command = [sys.executable, "-c", "from lograft.cli import main; main()", "doctor"]
+        command += ["--bootstrap", self.cluster.bootstrap]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+
+def send(bootstrap: str, topic: str, values: Sequence[bytes]) -> None:
+    """Send values over all partitions and wait until all are acknowledged by all in sync."""
+    with Producer(bootstrap, delivery_timeout_ms=TIMEOUT_MS) as producer:
+        for number, value in enumerate(values):
+            producer.send(topic, value, partition=number % PARTITIONS)
+        producer.flush()
+
+
+def read(bootstrap: str, topic: str) -> list[bytes | None]:
+    """Return every value of a topic."""
+    places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    found: list[bytes | None] = []
+    with Consumer(bootstrap) as consumer:
+        ends = consumer.end_offsets(places)
+        consumer.assign(places)
+        deadline_s = time.monotonic() + WAIT_S
+        while any(consumer.position(place) < ends[place] for place in places):
+            assert time.monotonic() < deadline_s, "the topic cannot be read to its end"
+            found += [record.value for record in consumer.poll(1_000, 1_000)]
+    return found
+
+
+def run_case(scene: Scene, case: Case, topic: str) -> list[str]:
+    """Let it happen once; return what is wrong."""
+    cluster = scene.cluster
+    with Admin(cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
+        configs = {"min.insync.replicas": str(case.min_isr)}
+        created = admin.create_topic(
+            topic, partition_count=PARTITIONS, replication_factor=case.replicas, configs=configs
+        )
+    values = [b"%d" % number for number in range(RECORDS)]
+    send(cluster.bootstrap, topic, values)
+    last = created.partitions[0].replicas[0]
+    others = [broker_id for broker_id in cluster.brokers if broker_id != last]
+    for broker_id in others:
+        scene.stop(broker_id, is_killed=case.is_killed)
+    wait_for(
+        lambda: (
+            all(each.isr == (last,) for each in scene.state(topic) or () if last in each.replicas)
+            and scene.state(topic) is not None
+        ),
+        timeout_s=WAIT_S,
+        what=f"broker {last} to be the last one",
+    )
+    alone = _write_alone(scene, case, topic, last)
+    scene.stop(last, is_killed=case.is_killed)
+    path = scene.path(last)
+    shelf = path.with_name(f"{path.name}.shelf")
+    shutil.move(path, shelf)
+    orders = {"last first": [last, *others], "last at the end": [*others, last], "together": [*others, last]}
+    for broker_id in orders[case.order]:
+        cluster.brokers[broker_id].start()
+        if case.order != "together":
+            wait_for(lambda id_=broker_id: id_ in scene.active(), timeout_s=WAIT_S, what=f"broker {broker_id}")
+    scene.wait_active()
+    problems = _while_gone(scene, case, topic, last)
+    if case.is_gone:
+        shutil.rmtree(shelf)
+        with Admin(cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
+            offline = [each.partition for each in scene.state(topic) or () if each.leader_id is None]
+            if offline:
+                places = [TopicPartition(topic, partition) for partition in offline]
+                admin.elect_leaders(places, election=ElectionType.UNCLEAN)
+    else:
+        scene.stop(last, is_killed=case.is_killed)
+        shutil.rmtree(path)
+        shutil.move(shelf, path)
+        cluster.brokers[last].start()
+    wait_for(
+        lambda: (
+            all(each.leader_id is not None and set(each.isr) == set(each.replicas) for each in scene.state(topic) or ())
+            and scene.state(topic) is not None
+        ),
+        timeout_s=WAIT_S,
+        what="all replicas in sync again",
+    )
+    found = read(cluster.bootstrap, topic)
+    lacking = set(values) | (set() if case.is_gone else set(alone))
+    lacking -= {value for value in found if value is not None}
+    if lacking:
+        problems.append(f"{len(lacking)} acknowledged records are lost")
+    if len(set(found)) != len(found):
+        problems.append(f"{len(found) - len(set(found))} records are there twice")
+    return problems
+
+
+def _write_alone(scene: Scene, case: Case, topic: str, last: int) -> list[bytes]:
+    """Let the last replica acknowledge records alone, where the minimum allows it."""
+    partitions = scene.state(topic) or ()
+    if case.min_isr > 1 or any(each.leader_id != last for each in partitions):
+        return []
+    values = [b"alone-%d" % number for number in range(ALONE)]
+    send(scene.cluster.broker_addresses[last], topic, values)
+    return values
+
+
+def _while_gone(scene: Scene, case: Case, topic: str, last: int) -> list[str]:
+    """Look at the partitions while the directory is away; return what is wrong."""
+    problems: list[str] = []
+    status, said = scene.doctor()
+    for each in scene.state(topic) or ():
+        if last not in each.replicas:
+            continue
+        awaited = [replica.broker_id for replica in each.awaited_replicas]
+        if each.leader_id == last:
+            problems.append(f"partition {each.partition}: broker {last} leads without its directory")
+        elif each.leader_id is None and (awaited != [last] or f"{topic}:{each.partition} is offline" not in said):
+            problems.append(f"partition {each.partition} is offline and nobody says why: {awaited}, {said[:200]}")
+        elif each.leader_id is not None and case.min_isr == 1:
+            problems.append(f"partition {each.partition}: broker {each.leader_id} leads, which was not in sync")
+    if any(each.leader_id is None for each in scene.state(topic) or ()) and status != 1:
+        problems.append(f"doctor ends with {status} although partitions are offline")
+    return problems
+
+
+def run(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
+    """Run every case so many times and judge it."""
+    del seed
+    figures: dict[str, str | int | float | dict[str, int] | list[int]] = {"rounds": rounds, "cases": len(cases())}
+    outcome = Outcome(proof="lost-last-disk", figures=figures)
+    if shape.brokers < 3:
+        outcome.not_run = "it needs three brokers"
+        return outcome
+    with Cluster(directory, voter_count=shape.voters, broker_count=3) as cluster:
+        scene = Scene(cluster)
+        for number, case in enumerate(case for _ in range(rounds) for case in cases()):
+            started_s = time.monotonic()
+            problems = run_case(scene, case, f"case-{number}")
+            took_s = time.monotonic() - started_s
+            outcome.problems += [f"{case}: {problem}" for problem in problems]
+            print(f"  case {number:3d}: {case}: {'FAILED' if problems else 'right'}, {took_s:.1f} s", flush=True)
+            with Admin(cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
+                admin.delete_topic(f"case-{number}")
+    return outcome
