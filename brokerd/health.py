@@ -10,6 +10,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
+from metaquorum.rpc.decoding import decoding
+
 SERVICE_NAMES = (
     "lograft.v1.LogService",
     "lograft.v1.MetadataService",
@@ -36,7 +38,7 @@ class Health:
 
     async def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a server that has not started; the answer is NOT_SERVING until `set_serving`."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, decoding(server))
         await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         await self._publish(False)
 

@@ -19,6 +19,7 @@ from brokerd.limits import (
     MAX_CONCURRENT_RPCS,
     MAX_CONCURRENT_RPCS_PER_CONNECTION,
 )
+from metaquorum.rpc.decoding import add_reflection
 from metaquorum.settings import Address
 
 OPTIONS: Final = (
@@ -50,7 +51,7 @@ async def make_server(
     server.add_generic_rpc_handlers(tuple(handlers))
     await health.add_to(server)
     names = (*SERVICE_NAMES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+    add_reflection(names, server)
     try:
         port = server.add_insecure_port(str(listen))
     except RuntimeError as error:

@@ -20,6 +20,7 @@ from lograft.wire.malloc import tune_allocator
 
 from metaquorum.runtime.collector import freeze_started
 from metaquorum.runtime.election_store import VoteFileLostError
+from metaquorum.runtime.epoch_reset import read_epochs, reset_epoch
 from metaquorum.runtime.first_start import (
     FirstStartRefusedError,
     InitialVoter,
@@ -187,6 +188,31 @@ def format_command(
         else:
             format_observer(data_dir, node_id=node_id, cluster_id=cluster_id, directory_id=own_id)
         typer.echo(f"formatted {data_dir} for node {node_id} of cluster {cluster_id}")
+
+    raise typer.Exit(guarded(run))
+
+
+@app.command("reset-epoch")
+def reset_epoch_command(
+    data_dir: DataDir,
+    to: Annotated[
+        int | None,
+        typer.Option(
+            "--to", min=0, help="Epoch to go back to: the largest that is shown for any voter, the same for all."
+        ),
+    ] = None,
+) -> None:
+    """Show the epochs of a stopped voter, or with --to bring it back from an epoch in which nobody can be elected."""
+
+    def run() -> None:
+        if to is None:
+            found = read_epochs(data_dir)
+            typer.echo(
+                f"node {found.node_id}: quorum epoch {found.quorum_epoch}, largest epoch in its log {found.log_epoch}"
+            )
+            return
+        found = reset_epoch(data_dir, to)
+        typer.echo(f"node {found.node_id} goes back from quorum epoch {found.quorum_epoch} to {to}")
 
     raise typer.Exit(guarded(run))
 

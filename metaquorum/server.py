@@ -27,6 +27,7 @@ from metaquorum.controller.image import MetadataImage
 from metaquorum.raft.types import LevelRange
 from metaquorum.rpc.admin_service import AdminServicer
 from metaquorum.rpc.controller_service import ControllerServicer
+from metaquorum.rpc.decoding import add_reflection, decoding
 from metaquorum.rpc.fetch_listener import FetchListener
 from metaquorum.rpc.quorum_service import QuorumServicer
 from metaquorum.runtime.auto_join import AutoJoin
@@ -185,8 +186,8 @@ class QuorumServer:
         quorum = QuorumServicer()
         quorum.add_to(server)
         controller = ControllerServicer(host, cluster_id=settings.cluster_id)
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server(controller, server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(host, node, exports), server)
+        controller_pb2_grpc.add_ControllerServiceServicer_to_server(controller, decoding(server))
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(host, node, exports), decoding(server))
         checks = add_health_and_reflection(server)
         await server.start()
         self._stack.push_async_callback(server.stop, STOP_GRACE_S)
@@ -324,6 +325,6 @@ def _require_free(listen: Address) -> None:
 def add_health_and_reflection(server: grpc.aio.Server) -> health.aio.HealthServicer:
     """Add the standard services; every service is reported as not serving until it is said to be."""
     checks = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, decoding(server))
+    add_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return checks

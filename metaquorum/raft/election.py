@@ -19,7 +19,13 @@ from metaquorum.raft.transitions import (
     become_prospective,
     become_unattached,
 )
-from metaquorum.raft.types import ElectionState, LogPosition, NodeId
+from metaquorum.raft.types import MAX_QUORUM_EPOCH, ElectionState, LogPosition, NodeId
+
+EPOCHS_USED_UP = (
+    f"the quorum is in epoch {MAX_QUORUM_EPOCH}, the last one there is: nobody can be elected any more. Stop all voters, run "
+    "`metaquorum reset-epoch` on the data directory of each, and start them again (docs/quorum.md, 'An epoch that ran out')"
+)
+"""What an operator reads in the log."""
 
 
 def on_vote_request(state: RaftState, token: int, request: VoteRequest | PreVoteRequest, *, now_ms: int) -> None:
@@ -141,7 +147,11 @@ def poll_prospective(state: RaftState, role: Prospective, *, now_ms: int) -> Non
     granted, open_count = _tally(role.votes)
     # Its own vote counts only while it is a voter.
     granted += state.is_voter
-    if granted >= state.voter_set.majority:
+    if granted >= state.voter_set.majority and state.quorum_epoch >= MAX_QUORUM_EPOCH:
+        if now_ms >= role.election_deadline_ms:
+            state.report(EPOCHS_USED_UP)
+            role.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
+    elif granted >= state.voter_set.majority:
         become_candidate(state, now_ms=now_ms)
     elif granted + open_count < state.voter_set.majority or now_ms >= role.election_deadline_ms:
         _fall_back(state, role, now_ms)

@@ -26,6 +26,7 @@ from metaquorum.raft.effects import Effect
 from metaquorum.raft.events import (
     ElectionStatePersisted,
     Event,
+    Failure,
     LogFlushed,
     ProposalReceived,
     ReadRequested,
@@ -198,6 +199,9 @@ def _dispatch(state: RaftState, event: Event, now_ms: int) -> None:
 
 
 def _dispatch_request(state: RaftState, event: RequestReceived, now_ms: int) -> None:
+    if not peers.is_plausible(state, event.request.quorum_epoch):
+        peers.refuse_implausible(state, event.token, event.request)
+        return
     match event.request:
         case VoteRequest() | PreVoteRequest() as request:
             election.on_vote_request(state, event.token, request, now_ms=now_ms)
@@ -212,6 +216,12 @@ def _dispatch_request(state: RaftState, event: RequestReceived, now_ms: int) -> 
 
 
 def _dispatch_response(state: RaftState, event: ResponseReceived, now_ms: int) -> None:
+    epoch = event.response.quorum_epoch
+    if not peers.is_plausible(state, epoch):
+        state.report(f"answer of epoch {epoch}, and this node is in {state.quorum_epoch}: not believed, dropped")
+        failed = RequestFailed(request_id=event.request_id, failure=Failure.TIMED_OUT)
+        _dispatch_failure(state, failed, now_ms)
+        return
     match event.response:
         case VoteResponse() as response:
             election.on_vote_response(state, event.request_id, response, now_ms=now_ms)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every request and every response is checked for, and what any of them teaches about epoch and leader.
 
-Owns the rules that hold for all roles alike: cluster, voter key, higher epoch, "one leader per epoch". Bytes of a
-peer are never asserted on: a peer that breaks the rules is refused or ignored, and reported.
+Owns the rules that hold for all roles alike: cluster, voter key, higher epoch, "one leader per epoch", and which epochs are
+believed. Bytes of a peer are never asserted on: a peer that breaks the rules is refused or ignored, and reported.
 Source: KIP-595 "Epoch and leader validation", KIP-853 (voter key).
 """
 
@@ -12,12 +12,60 @@ from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchRequest,
+    FetchResponse,
+    PreVoteRequest,
     Refusal,
+    Request,
+    UpdateVoterRequest,
+    UpdateVoterResponse,
+    VoteRequest,
+    VoteResponse,
 )
 from metaquorum.raft.roles import Candidate, Follower, Prospective, Unattached
 from metaquorum.raft.state import RaftState
 from metaquorum.raft.transitions import become_follower, become_unattached
-from metaquorum.raft.types import ElectionState, NodeId, QuorumEpoch, ReplicaKey
+from metaquorum.raft.types import (
+    MAX_EPOCH_LEAP,
+    MAX_QUORUM_EPOCH,
+    NO_EPOCH,
+    ElectionState,
+    NodeId,
+    QuorumEpoch,
+    ReplicaKey,
+)
+
+
+def is_plausible(state: RaftState, epoch: QuorumEpoch) -> bool:
+    """False for an epoch that no peer can have reached; a replica that knows no epoch yet believes what leaves room for more."""
+    own = state.quorum_epoch
+    if own == NO_EPOCH:
+        return epoch <= MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP
+    return epoch <= own + MAX_EPOCH_LEAP
+
+
+def refuse_implausible(state: RaftState, token: int, request: Request) -> None:
+    """Answer a request whose epoch is not believed, and tell the operator; nothing is learned from it."""
+    state.report(
+        f"{type(request).__name__} of epoch {request.quorum_epoch}, and this node is in {state.quorum_epoch}: not believed, refused"
+    )
+    own, leader_id, refusal = state.quorum_epoch, state.known_leader_id, Refusal.INVALID_REQUEST
+    match request:
+        case VoteRequest() | PreVoteRequest():
+            state.reply(token, VoteResponse(quorum_epoch=own, leader_id=leader_id, granted=False, refusal=refusal))
+        case BeginQuorumEpochRequest():
+            state.reply(token, BeginQuorumEpochResponse(quorum_epoch=own, leader_id=leader_id, refusal=refusal))
+        case EndQuorumEpochRequest():
+            state.reply(token, EndQuorumEpochResponse(quorum_epoch=own, leader_id=leader_id, refusal=refusal))
+        case FetchRequest():
+            address = state.leader_address()
+            state.reply(
+                token, FetchResponse(quorum_epoch=own, leader_id=leader_id, leader_address=address, refusal=refusal)
+            )
+        case UpdateVoterRequest():  # pragma: no branch -- all kinds are above
+            state.reply(token, UpdateVoterResponse(quorum_epoch=own, leader_id=leader_id, refusal=refusal))
 
 
 def check_voter_request(

@@ -9,20 +9,24 @@ Source: KIP-595 "EndQuorumEpoch", "Resigned state".
 from __future__ import annotations
 
 from metaquorum.raft.effects import FinishShutdown
+from metaquorum.raft.election import EPOCHS_USED_UP
 from metaquorum.raft.events import Failure
 from metaquorum.raft.messages import EndQuorumEpochRequest, EndQuorumEpochResponse
 from metaquorum.raft.peers import observe
 from metaquorum.raft.roles import EndCall, Follower, Leader, Resigned
 from metaquorum.raft.state import RaftState
 from metaquorum.raft.transitions import become_resigned, become_unattached
-from metaquorum.raft.types import QuorumEpoch
+from metaquorum.raft.types import MAX_QUORUM_EPOCH, QuorumEpoch
 
 
 def poll_resigned(state: RaftState, role: Resigned, *, now_ms: int) -> None:
     """Tell the voters; after the election timeout go on to an epoch in which this node may act again."""
-    if state.shutdown_deadline_ms is None and (
-        now_ms >= role.election_deadline_ms or state.voter_set.is_only(state.key)
-    ):
+    is_over = now_ms >= role.election_deadline_ms or state.voter_set.is_only(state.key)
+    if is_over and state.quorum_epoch >= MAX_QUORUM_EPOCH:
+        if now_ms >= role.election_deadline_ms:
+            state.report(EPOCHS_USED_UP)
+            role.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
+    elif is_over and state.shutdown_deadline_ms is None:
         become_unattached(state, QuorumEpoch(state.quorum_epoch + 1), now_ms=now_ms)
         return
     for end in role.end_calls.values():

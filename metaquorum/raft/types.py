@@ -20,6 +20,10 @@ Offset = NewType("Offset", int)
 """Position of a record in the metadata log, from 0. `..._end` and high watermarks are exclusive."""
 
 NO_EPOCH = QuorumEpoch(0)
+MAX_QUORUM_EPOCH = QuorumEpoch(2**31 - 1)
+"""Last epoch that messages, batches and the vote file can hold."""
+MAX_EPOCH_LEAP = 2**20
+"""A peer whose epoch is further above the own one is not believed: each election opens one epoch, so this is a million elections."""
 LOG_BEGIN = Offset(0)
 
 

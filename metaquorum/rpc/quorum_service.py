@@ -29,6 +29,7 @@ from metaquorum.raft.messages import (
     UpdateVoterResponse,
     VoteResponse,
 )
+from metaquorum.rpc.decoding import UNDECODABLE, decoding, undecodable_status
 from metaquorum.runtime import quorum_codec as codec
 from metaquorum.runtime.driver import Answer, StoppedError
 from metaquorum.runtime.wire_fields import InvalidMessageError
@@ -63,7 +64,7 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Register with a gRPC server, before it starts."""
-        pb_grpc.add_QuorumServiceServicer_to_server(self, server)
+        pb_grpc.add_QuorumServiceServicer_to_server(self, decoding(server))
 
     def attach(self, target: QuorumTarget) -> None:
         """From here on `target` answers."""
@@ -148,6 +149,8 @@ class QuorumServicer(pb_grpc.QuorumServiceServicer):
         """Answer fetches one after the other; the stream ends with the answer of a node that stops."""
         # Reads and writes, and no iterators: a fifth less processor time for each message.
         while (request := await context.read()) is not grpc.aio.EOF:
+            if request is UNDECODABLE:
+                await context.abort_with_status(undecodable_status())
             answer = await self._fetch(request.fetch)
             await context.write(pb.FollowQuorumResponse(answer=answer))
             if answer.error == pb.QUORUM_ERROR_UNAVAILABLE:

@@ -25,7 +25,15 @@ from __future__ import annotations
 
 import logging
 
-from metaquorum.raft.types import INITIAL_ELECTION_STATE, ElectionState, NodeId, QuorumEpoch, ReplicaKey
+from metaquorum.raft.election import EPOCHS_USED_UP
+from metaquorum.raft.types import (
+    INITIAL_ELECTION_STATE,
+    MAX_QUORUM_EPOCH,
+    ElectionState,
+    NodeId,
+    QuorumEpoch,
+    ReplicaKey,
+)
 from metaquorum.runtime.checked_json import decode_checked, encode_checked
 from storage.checkpoints import replace_file
 from storage.env import Disk
@@ -76,7 +84,21 @@ class ElectionStore:
         if any(entry != (self._sequence, state) for entry in found):
             logger.warning("event=vote_file_mended path=%s sequence=%d", self._paths[0], self._sequence)
             self._write(state)
+        if state.quorum_epoch > MAX_QUORUM_EPOCH:
+            # Written by a version that believed any epoch. No message can name it, so nobody was elected in it; the vote goes to
+            # this node itself, so that it gives none in the last epoch, in which it may have given one.
+            logger.error("event=vote_file_epoch_too_large epoch=%d: %s", state.quorum_epoch, EPOCHS_USED_UP)
+            state = ElectionState(quorum_epoch=MAX_QUORUM_EPOCH, leader_id=None, voted_key=self._key)
         return state
+
+    def reset(self, epoch: QuorumEpoch) -> None:
+        """Go back to an epoch, without a vote: part of the recovery of a quorum whose epochs ran out, with all voters stopped.
+
+        Args:
+            epoch: epoch of the last record in the log, or above.
+        """
+        self.load()
+        self.save(ElectionState(quorum_epoch=epoch, leader_id=None, voted_key=self._key))
 
     def save(self, state: ElectionState) -> None:
         """Put the state on stable storage.

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from lograft.internal.v1 import quorum_pb2 as pb
 
-from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
+from metaquorum.raft.types import MAX_QUORUM_EPOCH, NodeId, Offset, QuorumEpoch, ReplicaKey
 
 DIRECTORY_ID_BYTES = 16
+
+MAX_OFFSET = 2**62
+"""No log of this cluster comes near; so sums of an offset and a count stay within the 64 bits of files and messages."""
 
 
 class InvalidMessageError(Exception):
@@ -42,11 +45,11 @@ def to_node_id(number: int, field: str) -> NodeId:
 
 def to_epoch(number: int, field: str) -> QuorumEpoch:
     """Wire to core; `field` names it in the error."""
-    check(number >= 0, f"{field}: epochs start at 0, not {number}")
+    check(0 <= number <= MAX_QUORUM_EPOCH, f"{field}: epochs go from 0 to {MAX_QUORUM_EPOCH}, not {number}")
     return QuorumEpoch(number)
 
 
 def to_offset(number: int, field: str) -> Offset:
     """Wire to core; `field` names it in the error."""
-    check(number >= 0, f"{field}: offsets start at 0, not {number}")
+    check(0 <= number <= MAX_OFFSET, f"{field}: offsets go from 0 to {MAX_OFFSET}, not {number}")
     return Offset(number)

@@ -29,11 +29,11 @@ from metaquorum.raft.types import EpochEnd, NodeId, Offset, QuorumEpoch, Replica
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.runtime import quorum_codec as codec
 from metaquorum.runtime.control_codec import decode_control_batch, encode_control_record
-from metaquorum.runtime.wire_fields import InvalidMessageError
+from metaquorum.runtime.wire_fields import MAX_OFFSET, InvalidMessageError
 
 NODE_IDS = st.integers(0, 2**31 - 1).map(NodeId)
 EPOCHS = st.integers(0, 2**31 - 1).map(QuorumEpoch)
-OFFSETS = st.integers(0, 2**63 - 1).map(Offset)
+OFFSETS = st.integers(0, MAX_OFFSET).map(Offset)
 KEYS = st.builds(ReplicaKey, node_id=NODE_IDS, directory_id=st.binary(min_size=16, max_size=16))
 ADDRESSES = st.text(min_size=1, max_size=20)
 REFUSALS = st.none() | st.sampled_from(list(Refusal))
