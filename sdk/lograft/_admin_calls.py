@@ -66,9 +66,9 @@ class AdminCalls:
         """Create a topic and wait until the answering broker shows it."""
         request = admin_pb2.CreateTopicRequest(
             cluster_id=self.cluster.cluster_id,
-            topic=topic,
-            partition_count=_int32("partition_count", partition_count),
-            replication_factor=_int32("replication_factor", replication_factor),
+            topic=_topic_name(topic),
+            partition_count=_count("partition_count", partition_count),
+            replication_factor=_count("replication_factor", replication_factor),
             configs={name: str(value) for name, value in (configs or {}).items()},
             validate_only=validate_only,
         )
@@ -85,7 +85,7 @@ class AdminCalls:
         """Add partitions to a topic and wait until the answering broker shows them."""
         request = admin_pb2.CreatePartitionsRequest(
             cluster_id=self.cluster.cluster_id,
-            topic=topic,
+            topic=_topic_name(topic),
             partition_count=_int32("partition_count", partition_count),
             validate_only=validate_only,
         )
@@ -100,7 +100,7 @@ class AdminCalls:
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
-        request = admin_pb2.DeleteTopicRequest(cluster_id=self.cluster.cluster_id, topic=topic)
+        request = admin_pb2.DeleteTopicRequest(cluster_id=self.cluster.cluster_id, topic=_topic_name(topic))
 
         async def work(attempt: Attempt) -> admin_pb2.DeleteTopicResponse:
             return await AdminServiceStub(attempt.channel).DeleteTopic(request, timeout=attempt.timeout_s)
@@ -133,7 +133,7 @@ class AdminCalls:
 
     async def describe_topic(self, topic: str, *, min_metadata_offset: int | None = None) -> TopicDescription:
         """Describe a topic with its configs."""
-        request = admin_pb2.DescribeTopicRequest(cluster_id=self.cluster.cluster_id, topic=topic)
+        request = admin_pb2.DescribeTopicRequest(cluster_id=self.cluster.cluster_id, topic=_topic_name(topic))
         if min_metadata_offset is not None:
             request.min_metadata_offset = min_metadata_offset
 
@@ -276,6 +276,18 @@ class AdminCalls:
     async def close(self) -> None:
         """Let the connections go."""
         await self.cluster.close()
+
+
+def _topic_name(topic: object) -> str:
+    if not isinstance(topic, str):
+        raise UsageError(f"the name of a topic is text, not {topic!r}")
+    return topic
+
+
+def _count(name: str, value: object) -> int:
+    if _int32(name, value) < 1:
+        raise UsageError(f"{name} is at least 1, not {value}")
+    return _int32(name, value)
 
 
 def _int32(name: str, value: object) -> int:

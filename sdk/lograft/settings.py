@@ -6,9 +6,9 @@ Owns names, units, bounds and defaults. Must not do I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from lograft.errors import InvalidAcksError, InvalidSettingError
 from lograft.types import Acks
@@ -165,6 +165,7 @@ def parse_bootstrap(bootstrap: str | Sequence[str], cluster_id: str | None) -> C
     Raises:
         InvalidSettingError: there is no address, or one is malformed.
     """
+    _check_bootstrap(bootstrap)
     parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
     addresses = tuple(_parse_address(part.strip()) for part in parts if part.strip())
     if not addresses:
@@ -202,3 +203,15 @@ def check_range(name: str, value: object, low: int, high: int) -> None:
         raise InvalidSettingError(f"{name} is a whole number, not {value!r}")
     if not low <= value <= high:
         raise InvalidSettingError(f"{name} is {value}; it must be between {low} and {high}")
+
+
+def _check_bootstrap(given: object) -> None:
+    """Refuse what callers without a type checker pass for addresses."""
+    if isinstance(given, Mapping):
+        raise InvalidSettingError(
+            "settings are keyword arguments here, not a dictionary: pass the addresses first, as in "
+            'Producer("host:9640", linger_ms=5); "bootstrap.servers" is that first argument'
+        )
+    is_right = isinstance(given, Iterable) and not isinstance(given, bytes)
+    if not is_right or not all(isinstance(each, str) for each in cast("Iterable[object]", given)):
+        raise InvalidSettingError(f'bootstrap is "host:port" as text, or several, not {given!r}')

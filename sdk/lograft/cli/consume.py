@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -23,6 +24,7 @@ from lograft.cli.options import (
 )
 from lograft.cli.output import bytes_as_json, print_json
 from lograft.consumer import Consumer
+from lograft.errors import UsageError
 from lograft.types import ConsumerRecord, TopicPartition
 
 POLL_RECORDS: Final = 10_000
@@ -47,6 +49,9 @@ def consume(
         str | None,
         typer.Option("--rack", help="Read from followers in sync in this rack rather than from leaders in others."),
     ] = None,
+    null_value: Annotated[
+        str, typer.Option("--null-value", help="What a null value (a tombstone) is printed as.")
+    ] = "(null)",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     cluster_id: ClusterId = None,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
@@ -59,7 +64,7 @@ def consume(
     if sum((from_beginning, offset is not None, timestamp is not None)) > 1:
         raise typer.BadParameter("give one of --from-beginning, --offset and --timestamp", param_hint="--offset")
     start_ms = None if timestamp is None else parse_time_ms(timestamp, "--timestamp")
-    show = _show_json if as_json else _show_verbose if verbose else _show_value
+    show = _show_json if as_json else partial(_show_verbose if verbose else _show_value, null_value)
     with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
         count = admin.describe_topic(topic).partition_count
     partitions = sorted(set(partition)) if partition else list(range(count))
@@ -67,6 +72,8 @@ def consume(
     with Consumer(bootstrap, cluster_id=cluster_id, client_rack=rack, request_timeout_ms=timeout_ms) as consumer:
         is_tail = follow and not from_beginning and offset is None and start_ms is None
         offsets = None if offset is None else dict.fromkeys(tps, offset)
+        if offset is not None:
+            _check_offset(consumer, tps, offset)
         consumer.assign(tps, offsets=offsets, start="latest" if is_tail else "earliest")
         if start_ms is not None:
             for tp in tps:
@@ -79,6 +86,17 @@ def consume(
             return
     if not as_json:
         Console(stderr=True, highlight=False).print(f"[dim]{printed} records[/]")
+
+
+def _check_offset(consumer: Consumer, tps: Sequence[TopicPartition], offset: int) -> None:
+    """Refuse an offset that a partition has not: reading there would jump somewhere else, or wait for ever."""
+    firsts, ends = consumer.beginning_offsets(tps), consumer.end_offsets(tps)
+    for tp in tps:
+        if not firsts[tp] <= offset <= ends[tp]:
+            raise UsageError(
+                f"partition {tp.partition} of {tp.topic} has no offset {offset}: its records go from {firsts[tp]} to "
+                f"{ends[tp]} (exclusive); give an offset in that range, or --partition"
+            )
 
 
 def _print_records(
@@ -102,13 +120,13 @@ def _print_records(
     return printed
 
 
-def _show_value(record: ConsumerRecord) -> None:
-    sys.stdout.buffer.write((record.value if record.value is not None else b"") + b"\n")
+def _show_value(null_value: str, record: ConsumerRecord) -> None:
+    sys.stdout.buffer.write((null_value.encode() if record.value is None else record.value) + b"\n")
 
 
-def _show_verbose(record: ConsumerRecord) -> None:
+def _show_verbose(null_value: str, record: ConsumerRecord) -> None:
     key = "-" if record.key is None else repr(record.key.decode(errors="backslashreplace"))
-    value = "-" if record.value is None else record.value.decode(errors="backslashreplace")
+    value = null_value if record.value is None else record.value.decode(errors="backslashreplace")
     place = f"{record.partition}:{record.offset}"
     sys.stdout.write(f"{place}\t{format_time(record.timestamp_ms)}\t{key}\t{value}\n")
 

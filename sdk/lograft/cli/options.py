@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -88,3 +89,29 @@ def format_time(timestamp_ms: int) -> str:
     """Show a timestamp as ISO 8601 in UTC with milliseconds."""
     moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def unescape(text: str, option: str) -> bytes:
+    r"""Return the bytes of an option in which \t, \n, \r, \0, \\ and \xNN stand for one byte each.
+
+    Raises:
+        typer.BadParameter: another character follows a backslash.
+    """
+    found = bytearray()
+    end = 0
+    for match in _ESCAPE.finditer(text):
+        found += text[end : match.start()].encode()
+        code = match.group(1)
+        byte = _ESCAPES.get(code)
+        if byte is None and len(code) == 3:
+            byte = int(code[1:], 16)
+        if byte is None:
+            known = r"\t \n \r \0 \\ and \xNN"
+            raise typer.BadParameter(f"{match.group()!r} stands for nothing; known are {known}", param_hint=option)
+        found.append(byte)
+        end = match.end()
+    return bytes(found + text[end:].encode())
+
+
+_ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
+_ESCAPES: Final = {"t": 9, "n": 10, "r": 13, "0": 0, "\\": 92}

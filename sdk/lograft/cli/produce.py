@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, BinaryIO, Final
 
@@ -12,10 +13,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from lograft.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, ClusterId, Json, parse_pairs, parse_time_ms
-from lograft.cli.output import print_json
+from lograft.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, ClusterId, Json, parse_pairs, parse_time_ms, unescape
+from lograft.cli.output import print_error, print_json
+from lograft.errors import DeliveryError, UsageError
 from lograft.producer import Producer
-from lograft.types import BatchReceipt, Headers
+from lograft.types import BatchReceipt
+
+
+class OnError(StrEnum):
+    """What is done at a line that cannot be sent."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+
 
 PROGRESS_STEP_BYTES: Final = 1 << 20
 """Bytes between two updates of the progress bar."""
@@ -26,12 +36,21 @@ def produce(
     value: Annotated[str | None, typer.Option("--value", "-v", help="Send this one value.")] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Key of every record.")] = None,
     file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", exists=True, dir_okay=False, readable=True, help="Send each line of a file."),
+        Path | None, typer.Option("--file", "-f", help='Send each line of a file; "-" is standard input.')
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", help="Text that ends the key in each line, such as a tab.")
+        str | None,
+        typer.Option("--key-separator", help=r"Text that ends the key in each line, such as ':' or '\t' (a tab)."),
     ] = None,
+    allow_missing_key: Annotated[
+        bool, typer.Option("--allow-missing-key", help="A line without the separator is a value without a key.")
+    ] = False,
+    null_value: Annotated[
+        str | None, typer.Option("--null-value", help="A value that is this text is sent as null (a tombstone).")
+    ] = None,
+    on_error: Annotated[
+        OnError, typer.Option("--on-error", help="At a line that cannot be sent: stop, or go on with the next one.")
+    ] = OnError.STOP,
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Default: by key.")] = None,
     header: Annotated[list[str] | None, typer.Option("--header", "-H", help="name=value; may be repeated.")] = None,
     timestamp: Annotated[
@@ -49,8 +68,12 @@ def produce(
     """Send records: one --value, the lines of a --file, or the lines of standard input."""
     if value is not None and file is not None:
         raise typer.BadParameter("give --value or --file, not both", param_hint="--value")
-    if key_separator == "":
+    if file is not None and str(file) != "-" and not file.is_file():
+        raise typer.BadParameter(f"{file} is no file", param_hint="--file")
+    separator = None if key_separator is None else unescape(key_separator, "--key-separator")
+    if separator == b"":
         raise typer.BadParameter("is empty", param_hint="--key-separator")
+    null = None if null_value is None else null_value.encode()
     headers = [(name, text.encode()) for name, text in parse_pairs(header or [], "--header")] or None
     timestamp_ms = None if timestamp is None else parse_time_ms(timestamp, "--timestamp")
     tally = _Tally()
@@ -63,46 +86,64 @@ def produce(
         on_batch=tally.add,
     )
     fixed_key = None if key is None else key.encode()
+    problems: list[str] = []
+
+    def send(sent_value: bytes, sent_key: bytes | None) -> None:
+        producer.send(
+            topic,
+            None if sent_value == null else sent_value,
+            key=sent_key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=headers,
+        )
+
     try:
         if value is not None:
-            producer.send(
-                topic, value.encode(), key=fixed_key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
-            )
+            send(value.encode(), fixed_key)
         else:
-            separator = None if key_separator is None else key_separator.encode()
-            for line in _lines(file):
-                line_key, line_value = _split(line, separator, fixed_key)
-                _send(producer, topic, line_value, line_key, partition, timestamp_ms, headers)
+            for number, line in enumerate(_lines(file), start=1):
+                try:
+                    line_key, line_value = _split(line, separator, fixed_key, allow_missing=allow_missing_key)
+                    send(line_value, line_key)
+                except UsageError as error:
+                    problems.append(f"line {number}: {error.message}")
+                    if on_error is OnError.STOP:
+                        break
+                    print_error(problems[-1])
     finally:
-        producer.close()
+        try:
+            producer.close()
+        except DeliveryError as error:
+            problems.append(f"not delivered: {error.message}")
     if as_json:
-        print_json({"topic": topic, "records": tally.records, "partitions": tally.partitions()})
+        print_json({"topic": topic, "records": tally.records, "partitions": tally.partitions(), "problems": problems})
     else:
-        typer.echo(f"{tally.records} records to {topic}: {tally.text()}")
+        typer.echo(f"{tally.records} {'record' if tally.records == 1 else 'records'} to {topic}: {tally.text()}")
+    if problems:
+        if on_error is OnError.STOP or problems[-1].startswith("not delivered"):
+            print_error(f"{problems[-1]}; {tally.records} records were stored")
+        raise typer.Exit(1)
 
 
-def _send(
-    producer: Producer,
-    topic: str,
-    value: bytes,
-    key: bytes | None,
-    partition: int | None,
-    timestamp_ms: int | None,
-    headers: Headers | None,
-) -> None:
-    producer.send(topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers)
-
-
-def _split(line: bytes, separator: bytes | None, fixed_key: bytes | None) -> tuple[bytes | None, bytes]:
+def _split(
+    line: bytes, separator: bytes | None, fixed_key: bytes | None, *, allow_missing: bool
+) -> tuple[bytes | None, bytes]:
     if separator is None:
         return fixed_key, line
     key, found, value = line.partition(separator)
-    return (key, value) if found else (fixed_key, line)
+    if found:
+        return key, value
+    if not allow_missing:
+        raise UsageError(
+            f"no separator {separator.decode(errors='backslashreplace')!r}; --allow-missing-key takes such lines"
+        )
+    return fixed_key, line
 
 
 def _lines(file: Path | None) -> Iterator[bytes]:
     """Give the lines without their ends; with a progress bar for a file on a terminal."""
-    if file is None:
+    if file is None or str(file) == "-":
         yield from _strip(sys.stdin.buffer)
         return
     console = Console(stderr=True)

@@ -32,8 +32,10 @@ TopicName = Annotated[str, typer.Argument(help="Topic name.")]
 @topics_app.command()
 def create(
     topic: TopicName,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", help="Number of partitions.")] = 1,
-    replication_factor: Annotated[int, typer.Option("--replication-factor", "-r", help="Replicas of each.")] = 1,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, max=10_000, help="Number of partitions.")] = 1,
+    replication_factor: Annotated[
+        int, typer.Option("--replication-factor", "-r", min=1, max=100, help="Replicas of each.")
+    ] = 1,
     config: Annotated[list[str] | None, typer.Option("--config", "-c", help="name=value; may be repeated.")] = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed when it exists.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
+
+
+BATCH_ONLY = "lograft is batch only for now, without Structured Streaming: use {instead}"
+"""What a streaming query is told."""
 
 
 class LograftDataSource(DataSource):
@@ -68,3 +77,25 @@ class LograftDataSource(DataSource):
         writer = BatchWriter(parse_write_options(self.options), schema)
         check_topic_exists(writer.options)
         return writer
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Refuse a streaming read.
+
+        Raises:
+            OptionError: Lograft is batch only for now.
+        """
+        from lograft.spark.values import OptionError
+
+        del schema
+        raise OptionError("format", BATCH_ONLY.format(instead='spark.read.format("lograft")'))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Refuse a streaming write.
+
+        Raises:
+            OptionError: Lograft is batch only for now.
+        """
+        from lograft.spark.values import OptionError
+
+        del schema, overwrite
+        raise OptionError("format", BATCH_ONLY.format(instead='df.write.format("lograft"), also inside foreachBatch'))

@@ -71,12 +71,15 @@ def test_values_and_lines_are_produced_and_consumed(
     """One value, standard input with keys, and a file come out of consume again, as text and as JSON."""
     topic = make_topic()
     code, out, _ = run("produce", topic, "--value", "one", "--key", "k", "--header", "h=v", "--timestamp", "1970-01-01")
-    assert (code, out) == (0, f"1 records to {topic}: partition 0 offsets 0 to 0\n")
-    code, out, _ = run("produce", topic, "--key-separator", ":", "--json", stdin=b"a:two\r\nthree\n")
+    assert (code, out) == (0, f"1 record to {topic}: partition 0 offsets 0 to 0\n")
+    code, out, _ = run(
+        "produce", topic, "--key-separator", ":", "--allow-missing-key", "--json", stdin=b"a:two\r\nthree\n"
+    )
     assert json.loads(out) == {
         "topic": topic,
         "records": 2,
         "partitions": [{"partition": 0, "first_offset": 1, "end_offset": 3, "records": 2}],
+        "problems": [],
     }
     lines = tmp_path / "lines"
     lines.write_bytes(b"four\n\xff\n")
@@ -105,6 +108,62 @@ def test_doctor_finds_nothing_wrong_with_a_healthy_cluster(run: Run, make_topic:
     code, out, _ = run("doctor")
     assert (code, out.startswith("nothing is wrong: ")) == (0, True)
     assert json.loads(run("doctor", "--json")[1]) == []
+
+
+def test_offset_that_is_not_there_is_refused_with_the_valid_range(run: Run, make_topic: MakeTopic) -> None:
+    """It printed nothing, and ended well. The end itself is a place to start."""
+    topic = make_topic()
+    assert run("produce", topic, stdin=b"a\nb\n")[0] == 0
+    code, out, err = run("consume", topic, "-o", "99999")
+    assert (code, out) == (2, "")
+    assert "has no offset 99999: its records go from 0 to 2 (exclusive)" in " ".join(err.split())
+    assert run("consume", topic, "-o", "2")[:2] == (0, "")
+
+
+def test_counts_below_one_are_refused(run: Run) -> None:
+    """They stood for the default."""
+    for option in ("-p", "-r"):
+        code, _, err = run("topics", "create", "nothing", option, "0")
+        assert code == 2
+        assert "greater than or equal to 1" in " ".join(err.replace("│", "").split())
+
+
+def test_separator_may_be_escaped_and_a_line_without_it_stops_or_is_left_out(run: Run, make_topic: MakeTopic) -> None:
+    """The line is named, with how many records are stored; what is behind it goes only when asked for."""
+    topic = make_topic()
+    lines = b"k\tone\nbad\nk\ttwo\n"
+    code, out, err = run("produce", topic, "--file", "-", "--key-separator", r"\t", stdin=lines)
+    assert (code, out.split()[0]) == (1, "1")
+    text = " ".join(err.split())
+    assert "line 2: no separator" in text
+    assert "1 records were stored" in text
+    code, out, err = run("produce", topic, "--key-separator", r"\x09", "--on-error", "continue", "--json", stdin=lines)
+    assert code == 1
+    assert json.loads(out)["records"] == 2
+    assert json.loads(out)["problems"][0].startswith("line 2: ")
+    assert run("consume", topic)[1] == "one\none\ntwo\n"
+    code, _, err = run("produce", topic, "--key-separator", r"\q", stdin=lines)
+    assert code == 2
+    assert "stands for nothing" in err
+
+
+def test_record_that_the_broker_refuses_is_told_with_what_is_stored(run: Run, make_topic: MakeTopic) -> None:
+    """The client does not know the limit of the topic; the records beside it are stored."""
+    topic = make_topic(configs={"max.message.bytes": "1024"})
+    code, out, err = run("produce", topic, "--on-error", "continue", stdin=b"a\n" + b"x" * 5_000 + b"\nb\n")
+    assert code == 1
+    assert "not delivered" in err
+    assert f"{out.split()[0]} records were stored" in " ".join(err.split())
+
+
+def test_null_values_are_sent_and_shown(run: Run, make_topic: MakeTopic) -> None:
+    """A tombstone is neither an empty value nor its marker."""
+    topic = make_topic()
+    assert run("produce", topic, "--key-separator", ":", "--null-value", "NULL", stdin=b"k:v\nk:NULL\nk:\n")[0] == 0
+    assert run("consume", topic)[1] == "v\n(null)\n\n"
+    assert run("consume", topic, "--null-value", "gone")[1] == "v\ngone\n\n"
+    values = [json.loads(line)["value"] for line in run("consume", topic, "--json")[1].splitlines()]
+    assert values == ["v", None, ""]
 
 
 def test_quorum_status_shows_leader_voters_and_brokers(run: Run) -> None:

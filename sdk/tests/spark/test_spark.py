@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -284,6 +285,18 @@ def test_given_schema_is_refused(spark: SparkSession, bootstrap: str) -> None:
     reader = spark.read.format("lograft").schema("value string").option("kafka.bootstrap.servers", bootstrap)
     with pytest.raises(PySparkException, match="the columns are fixed"):
         reader.option("subscribe", "t").load().count()
+
+
+def test_streaming_says_that_lograft_is_batch_only(spark: SparkSession, bootstrap: str, tmp_path: Path) -> None:
+    """One sentence, with what to use; it was an error about a method of the data source."""
+    stream = spark.readStream.format("lograft").option("kafka.bootstrap.servers", bootstrap).option("subscribe", "t")
+    sink = {"checkpointLocation": str(tmp_path / "read")}
+    with pytest.raises(PySparkException, match=r"batch only for now, without Structured Streaming: use spark\.read"):
+        stream.load().writeStream.format("noop").options(**sink).start().awaitTermination(60)
+    rate = spark.readStream.format("rate").load().selectExpr("CAST(value AS STRING) AS value")
+    writer = rate.writeStream.format("lograft").option("kafka.bootstrap.servers", bootstrap).option("topic", "t")
+    with pytest.raises(PySparkException, match=r"batch only for now, without Structured Streaming: use df\.write"):
+        writer.option("checkpointLocation", str(tmp_path / "write")).start().awaitTermination(60)
 
 
 def test_record_over_the_limit_fails_the_job(
