@@ -110,7 +110,7 @@ LOG_OPEN_TASKS: Final = 4
 MAX_OPEN_LOG_FILES: Final = 512
 """Files of partition logs that are kept open; those with unsynced bytes may exceed it (half of a usual `ulimit -n`)."""
 
-RETENTION_CHECK_MS: Final = 5 * 60_000
+RETENTION_CHECK_MS: Final = 60_000
 """Milliseconds between two rounds of retention over all partitions (`log.retention.check.interval`), unless told otherwise."""
 
 RETENTION_CHECK_MS_MAX: Final = 24 * 3_600_000

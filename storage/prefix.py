@@ -8,7 +8,7 @@ damage below is forgotten, in memory. A crash in between leaves segments that th
 Theory
     A `PrefixWork` is the one step that waits for the device. As with a flush group, the owner makes it (`begin`), any thread
     runs it, and the owner takes it back (`end`); at most one is out. Nothing is cut below where it will put the log start.
-    The active segment is never removed: one that is wholly below the log start is rolled first.
+    The active segment is never removed: one that is wholly below the log start, or old enough to go, is rolled first.
 
 Must not: decide what is due (`retention` does).
 Source: docs/storage.md sections 3 and 4; Kafka, UnifiedLog.maybeIncrementLogStartOffset and deleteOldSegments.
@@ -26,7 +26,7 @@ from .flush_state import FlushState
 from .log_start import LogStartFile
 from .reader import LogReader
 from .recovery import LogParts
-from .retention import RetentionView, SealedSegment, count_due, newest_record_ms
+from .retention import RetentionView, SegmentFacts, count_due, must_roll, newest_record_ms
 from .segment import Segment
 from .tail import LogTail
 from .truncation import restart_empty
@@ -110,8 +110,8 @@ class LogPrefix:
         self._reader = reader
         self._writing = writing
         self._in_flight: PrefixWork | None = None
-        # Made at the first look at a sealed segment: a log without one has none.
-        self._max_timestamps_ms: dict[int, tuple[Segment, int | None]] | None = None
+        # By base offset: the segment, where it ended then, and its largest timestamp. Made at the first look.
+        self._max_timestamps_ms: dict[int, tuple[Segment, int, int | None]] | None = None
 
     @property
     def floor_offset(self) -> int:
@@ -178,6 +178,7 @@ class LogPrefix:
             DiskFailedError, LogClosedError, DiskReadError, CorruptLogError: as in `apply_retention`.
         """
         with self._writing():
+            self._roll_for_age(now_ms)
             due_count = self._count_due(high_watermark, now_ms)
         return self.begin(self._parts.segments[due_count - 1].end_offset) if due_count > 0 else None
 
@@ -266,21 +267,28 @@ class LogPrefix:
             retention_ms=settings.retention_ms,
             retention_bytes=settings.retention_bytes,
         )
-        sealed = list(parts.segments)[:-1]
-        facts = [SealedSegment(segment.end_offset, segment.size_bytes) for segment in sealed]
-        return count_due(facts, lambda place: self._newest_ms(sealed[place]), view)
+        segments = list(parts.segments)
+        facts = [SegmentFacts(segment.end_offset, segment.size_bytes) for segment in segments]
+        return count_due(facts, lambda place: self._newest_ms(segments[place]), view)
+
+    def _roll_for_age(self, now_ms: int) -> None:
+        active = self._tail.active
+        facts = SegmentFacts(active.end_offset, active.size_bytes)
+        retention_ms = self._tail.settings.retention_ms
+        if must_roll(facts, created_ms=active.created_ms, now_ms=now_ms, retention_ms=retention_ms):
+            self._tail.roll(now_ms)
 
     def forget_ages(self) -> None:
         """Forget what was read of sealed segments, before one of them becomes the active one again."""
         self._max_timestamps_ms = None
 
     def _newest_ms(self, segment: Segment) -> int:
-        """Return how new a sealed segment is; its index is read once, and closed again like after a read."""
+        """Return how new a segment is; its index is read once for as long as it does not grow, and closed again like after a read."""
         if self._max_timestamps_ms is None:
             self._max_timestamps_ms = {}
         known = self._max_timestamps_ms.get(segment.base_offset)
-        if known is None or known[0] is not segment:
+        if known is None or known[0] is not segment or known[1] != segment.end_offset:
             max_timestamp_ms = segment.load_index(self._tail.settings.index_interval_bytes).max_timestamp_ms
             self._parts.segments.note_read(segment, self._flush_state.flushed_offset)
-            known = self._max_timestamps_ms[segment.base_offset] = (segment, max_timestamp_ms)
-        return newest_record_ms(known[1], segment.written_ms)
+            known = self._max_timestamps_ms[segment.base_offset] = (segment, segment.end_offset, max_timestamp_ms)
+        return newest_record_ms(known[2], segment.written_ms)

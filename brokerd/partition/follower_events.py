@@ -90,11 +90,13 @@ class LogCut:
         log_end_offset: where it ends now (exclusive); whole batches, so that it may be lower than asked for.
         flushed_offset: how much of that is on stable storage (exclusive).
         last_epoch: leader epoch of its last record; None without one.
+        log_start_offset: where it begins now (inclusive); all below is committed, or it would not be gone at the leader.
     """
 
     log_end_offset: int
     flushed_offset: int
     last_epoch: int | None
+    log_start_offset: int
 
 
 FollowerEvent = (

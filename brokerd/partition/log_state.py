@@ -55,7 +55,9 @@ class LogState:
     def note_cut(self, event: LogCut) -> None:
         """Learn that the tail, or all of the log, is gone; the high watermark goes back only where its records went."""
         assert 0 <= event.flushed_offset <= event.log_end_offset, f"flushed {event.flushed_offset}: {event}"
+        assert event.log_start_offset <= event.log_end_offset, f"begins beyond its end: {event}"
         self.log_end_offset, self.flushed_offset = event.log_end_offset, event.flushed_offset
         self.last_epoch = event.last_epoch
-        self.high_watermark = min(self.high_watermark, event.log_end_offset)
+        # A log that began again at the leader's log start begins above what this replica knew to be committed.
+        self.high_watermark = max(min(self.high_watermark, event.log_end_offset), event.log_start_offset)
         self.acknowledged_end = min(self.acknowledged_end, event.log_end_offset)

@@ -396,6 +396,10 @@ class HostedReplica(ReplicaReading):
         return self._is_clean
 
     def _after_step(self, event: Event) -> None:
+        start_offset, high_watermark = self._log.log_start_offset, self._core.high_watermark
+        assert start_offset <= high_watermark, (
+            f"{self} begins at {start_offset}, above its high watermark {high_watermark}: {event}"
+        )
         followers = self._followers
         if followers is not None:
             if type(event) is BatchAppended:

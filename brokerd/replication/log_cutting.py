@@ -85,7 +85,10 @@ class LogCutting:
         # Also where nothing was cut: the leader is asked again, and says again where to cut.
         owner.resume_events(
             LogCut(
-                log_end_offset=log.log_end_offset, flushed_offset=log.flushed_offset, last_epoch=log.last_record_epoch
+                log_end_offset=log.log_end_offset,
+                flushed_offset=log.flushed_offset,
+                last_epoch=log.last_record_epoch,
+                log_start_offset=log.log_start_offset,
             )
         )
 

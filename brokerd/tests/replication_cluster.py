@@ -243,7 +243,10 @@ class Cluster(Watched):
         node.log.truncate(effect.to_offset)
         log = node.log
         node.flush_end = None if node.flush_end is None else min(node.flush_end, log.end)
-        self.step(node, LogCut(log_end_offset=log.end, flushed_offset=log.flushed, last_epoch=log.last_epoch))
+        self.step(
+            node,
+            LogCut(log_end_offset=log.end, flushed_offset=log.flushed, last_epoch=log.last_epoch, log_start_offset=0),
+        )
 
     def _append(self, node: Node) -> None:
         assert node.incoming is not None

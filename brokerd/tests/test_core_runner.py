@@ -93,10 +93,10 @@ async def test_events_wait_while_the_log_is_cut() -> None:
     shell.runner.step(again)
     shell.runner.step(FlushPolicyChanged(policy=FlushPolicy.NONE, interval_ms=0))
     assert len(shell.effects) == seen
-    shell.runner.resume(LogCut(log_end_offset=3, flushed_offset=0, last_epoch=0))
+    shell.runner.resume(LogCut(log_end_offset=3, flushed_offset=0, last_epoch=0, log_start_offset=0))
     assert [type(effect) for effect in shell.effects[seen:]] == [Subscribe, FlushLog, TruncateLog]
     assert shell.finished[-1] is SubscriptionDiverged
-    shell.runner.resume(LogCut(log_end_offset=2, flushed_offset=0, last_epoch=0))
+    shell.runner.resume(LogCut(log_end_offset=2, flushed_offset=0, last_epoch=0, log_start_offset=0))
     assert shell.finished[-2:] == [LogCut, FlushPolicyChanged]
 
 
@@ -108,7 +108,7 @@ async def test_flush_that_ends_before_a_cut_is_not_told_behind_it() -> None:
         SubscriptionDiverged(session=session, leader_end=EpochEnd(0, 3), own_end=EpochEnd(0, 5), own_start_offset=0)
     )
     shell.runner.step(LogFlushed(flushed_offset=5))
-    shell.runner.resume(LogCut(log_end_offset=3, flushed_offset=3, last_epoch=0))
+    shell.runner.resume(LogCut(log_end_offset=3, flushed_offset=3, last_epoch=0, log_start_offset=0))
     assert (shell.core.log_end_offset, shell.core.flushed_offset) == (3, 3)
 
 

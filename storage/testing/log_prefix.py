@@ -14,7 +14,7 @@ from typing import NamedTuple
 from storage.errors import DiskFailedError, DiskFullError, OffsetOutOfRangeError
 from storage.testing.log_model import LogModel
 from storage.testing.log_world import FAR_OFFSET, Operation, World, attempt
-from storage.testing.model_retention import RetentionRule, is_too_large, removable_ends
+from storage.testing.model_retention import RetentionRule, is_too_large, is_too_old, removable_ends
 from storage.testing.sim_disk import Refusal
 
 FULL_PLACES = (("create_file", "log-start"), ("create_file", ".log"), ("write", "log-start"), ("append", "log-start"))
@@ -257,6 +257,7 @@ class ApplyRetention(Operation):
         follow(model, outcome)
         too_large = is_too_large(model.batches, self.rule, segment_bytes=self.segment_bytes)
         assert not too_large, f"retention left {sum(len(each.data) for each in model.batches)} bytes"
+        assert not is_too_old(model.batches, self.rule), "retention left records that are all too old"
 
     def after(self, world: World, rng: random.Random) -> None:
         """Nothing below the log start is left in any look-up."""

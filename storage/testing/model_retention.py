@@ -19,7 +19,7 @@ class RetentionRule:
 
     Attributes:
         high_watermark: nothing beyond it goes (exclusive).
-        active_base: base offset of the active segment, which stays.
+        active_base: base offset of the active segment, which goes whole or not at all.
         now_ms: the clock.
         retention_ms: what is older may go; None: nothing because of its age.
         retention_bytes: so much stays at least; None: nothing goes because of the size.
@@ -34,11 +34,12 @@ class RetentionRule:
 
 def removable_ends(batches: list[ModelBatch], rule: RetentionRule) -> list[int]:
     """Return all log starts that retention may make, ascending (the present one is another)."""
-    limit = min(rule.high_watermark, rule.active_base)
     ends: list[int] = []
     for count, batch in enumerate(batches, start=1):
-        if batch.header.next_offset > limit:
+        if batch.header.next_offset > rule.high_watermark:
             break
+        if rule.active_base < batch.header.next_offset and count < len(batches):
+            continue
         if _may_go(batches, count, rule):
             ends.append(batch.header.next_offset)
     return ends
@@ -60,6 +61,15 @@ def _may_go(batches: list[ModelBatch], count: int, rule: RetentionRule) -> bool:
         or (rule.retention_bytes is not None and after_bytes[at] >= rule.retention_bytes)
         for at, (batch, latest_ms) in enumerate(zip(removed, written_ms, strict=True))
     )
+
+
+def is_too_old(batches: list[ModelBatch], rule: RetentionRule) -> bool:
+    """Tell whether the log still has records although all of it is at or below the high watermark and too old by its timestamps."""
+    retention_ms = rule.retention_ms
+    if retention_ms is None or not batches or rule.high_watermark < batches[-1].header.next_offset:
+        return False
+    newest_ms = max(batch.header.max_timestamp_ms for batch in batches)
+    return min(batch.header.max_timestamp_ms for batch in batches) >= 0 and rule.now_ms - newest_ms > retention_ms
 
 
 def is_too_large(batches: list[ModelBatch], rule: RetentionRule, *, segment_bytes: int) -> bool:

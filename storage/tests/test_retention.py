@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 
 from storage.log import LogSettings, PartitionLog
-from storage.retention import RetentionView, SealedSegment, count_due, newest_record_ms
+from storage.retention import RetentionView, SegmentFacts, count_due, must_roll, newest_record_ms
 from storage.testing.builders import SMALL, append, open_log, read_values
 from storage.testing.sim_disk import SimDisk
 
-TEN = [SealedSegment(end_offset=(number + 1) * 10, size_bytes=100) for number in range(10)]
+TEN = [SegmentFacts(end_offset=(number + 1) * 10, size_bytes=100) for number in range(10)]
 """Ten sealed segments of ten records and 100 bytes."""
+
+ACTIVE = SegmentFacts(end_offset=105, size_bytes=50)
 
 VIEW = RetentionView(
     log_start_offset=0, high_watermark=1_000, log_bytes=1_050, now_ms=1_000, retention_ms=None, retention_bytes=None
@@ -24,7 +26,7 @@ VIEW = RetentionView(
 def due(view: RetentionView, newest_ms: list[int] | None = None) -> int:
     """Count what is due; by default segment n has records up to 100 * n."""
     ages = newest_ms if newest_ms is not None else [number * 100 for number in range(10)]
-    return count_due(TEN, ages.__getitem__, view)
+    return count_due([*TEN, ACTIVE], [*ages, view.now_ms].__getitem__, view)
 
 
 def test_without_limits_nothing_goes() -> None:
@@ -108,11 +110,10 @@ def test_old_segments_of_a_log_go_and_its_young_ones_stay(disk: SimDisk) -> None
 
 
 def test_retention_of_an_idle_log_ends_with_an_empty_log(disk: SimDisk) -> None:
-    """Nothing is produced any more: the active segment rolls by the clock, and in the end all data is gone."""
+    """Nothing is produced any more: all data is gone as soon as it is too old, whether the active segment was rolled or not."""
     log = open_log(disk, "/data/log", AGED).log
     fill(log, 3, timestamp_ms=0, now_ms=0)
     assert not log.roll_if_due(5_000)
-    assert log.apply_retention(3, 50_000) == 0
     assert log.roll_if_due(5_001)
     assert not log.roll_if_due(10**9)
     assert log.apply_retention(3, 10_000) == 0
@@ -182,3 +183,49 @@ def test_ages_are_read_anew_after_a_truncation(disk: SimDisk) -> None:
     assert log._segments[0].end_offset == first_end
     assert log.apply_retention(log.log_end_offset, 12_000) == 0
     assert log.apply_retention(log.log_end_offset, 19_001) > 0
+
+
+@pytest.mark.parametrize(("newest_ms", "size_bytes", "expected"), [(99, 50, 11), (100, 50, 10), (99, 0, 10)])
+def test_active_segment_goes_when_all_of_it_is_too_old(newest_ms: int, size_bytes: int, expected: int) -> None:
+    """Exactly as old as the limit stays; an empty one is nothing to remove."""
+    view = replace(VIEW, retention_ms=900)
+    segments = [*TEN, SegmentFacts(end_offset=105, size_bytes=size_bytes)]
+    assert count_due(segments, [*([0] * 10), newest_ms].__getitem__, view) == expected
+
+
+def test_active_segment_never_goes_because_of_the_size() -> None:
+    """A log keeps what is being written, however large it is."""
+    assert due(replace(VIEW, retention_bytes=0), []) == 10
+
+
+@pytest.mark.parametrize(("retention_ms", "size_bytes", "expected"), [(99, 1, True), (100, 1, False), (99, 0, False)])
+def test_old_active_segment_is_rolled(retention_ms: int, size_bytes: int, expected: bool) -> None:
+    """By the clock since it was created; an empty one has nothing that could go."""
+    facts = SegmentFacts(end_offset=10, size_bytes=size_bytes)
+    assert must_roll(facts, created_ms=900, now_ms=1_000, retention_ms=retention_ms) is expected
+    assert not must_roll(facts, created_ms=0, now_ms=10**15, retention_ms=None)
+
+
+def test_records_that_have_all_expired_go_though_they_are_in_the_active_segment(disk: SimDisk) -> None:
+    """They waited for `segment.ms`, seven days by default, whatever `retention.ms` said."""
+    settings = replace(SMALL, segment_bytes=1 << 20, segment_ms=7 * 86_400_000, retention_ms=1_000)
+    log = open_log(disk, "/data/log", settings, now_ms=1_000).log
+    for number in range(5):
+        append(log, [b"%d" % number], timestamp_ms=1_000 + number, now_ms=1_000 + number)
+    assert log.apply_retention(log.log_end_offset, 2_004) == 0
+    assert log.apply_retention(3, 10_000) == 0, "the last records are not committed"
+    assert log.apply_retention(log.log_end_offset, 2_005) == 1
+    assert (log.log_start_offset, log.log_end_offset) == (5, 5)
+    append(log, [b"next"], timestamp_ms=2_006, now_ms=2_006)
+    assert read_values(log) == [b"next"]
+
+
+def test_a_trickle_of_records_does_not_keep_old_ones(disk: SimDisk) -> None:
+    """The segment is rolled once its oldest record may be too old: nothing stays longer than twice the limit and a check."""
+    settings = replace(SMALL, segment_bytes=1 << 20, segment_ms=10**9, retention_ms=1_000)
+    log = open_log(disk, "/data/log", settings).log
+    for now_ms in range(100, 10_000, 100):
+        append(log, [b"v"], timestamp_ms=now_ms, now_ms=now_ms)
+        log.apply_retention(log.log_end_offset, now_ms)
+        oldest_ms = now_ms - 100 * (log.log_end_offset - log.log_start_offset - 1)
+        assert now_ms - oldest_ms <= 2_200
