@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, cast
 
 from lograft._bulk import EncodedPiece, LoosePiece
@@ -179,6 +182,10 @@ class ProducerBook:
         """Take note of the largest batch that a topic takes."""
         self.accumulator.limit_batches(self.topics[topic].parts[partition], max_batch_bytes)
 
+    def unresolved_records(self) -> int:
+        """Records that were taken and have met no fate yet."""
+        return self.accumulator.unresolved_records()
+
     def take_failures(self) -> DeliveryError | None:
         """Return the failures since the last call as one error, and forget them."""
         if not self._failures:
@@ -187,6 +194,15 @@ class ProducerBook:
         self._failures = []
         self._failed_records = 0
         return error
+
+
+def say_lost(count: int, reason: str) -> None:
+    """Say on standard error, and as a warning, that records of a producer that was never closed are lost."""
+    text = f"lograft: {count} record{'s were' if count != 1 else ' was'} not delivered: {reason}"
+    warnings.warn(text, ResourceWarning, stacklevel=2)
+    # Warnings of this kind are hidden unless Python is told to show them; the loss must be seen.
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
 
 
 def check_record(

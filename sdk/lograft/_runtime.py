@@ -7,6 +7,9 @@ closed. Must not know what runs on it.
 Ending matters: gRPC wakes every event loop of a process for every event of any of them, so that an idle loop beside a busy
 one costs it a third of its speed (measured).
 
+At the end of the process the clients that are still open leave first (`on_exit`): producers flush, all of them within one time,
+and the others let their connections go; then the thread ends.
+
 A forked child has no such thread: it gets a runtime of its own at its first use (if its parent had not used gRPC:
 `_transport` checks that), and the clients of its parent refuse
 to work there (`on_fork`), because their connections belong to the parent.
@@ -18,6 +21,7 @@ import asyncio
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -101,8 +105,17 @@ class Forkable(Protocol):
         ...
 
 
+class Leaving(Protocol):
+    """A client that has something to do at the end of the process."""
+
+    def leave(self, started_s: float) -> None:
+        """Do it, within a bounded time from `started_s` (of the monotonic clock) on; wake no thread of the application."""
+        ...
+
+
 _lock = threading.Lock()
 _runtime: Runtime | None = None
+_leaving: weakref.WeakSet[Leaving] = weakref.WeakSet()
 _user_count = 0
 _forkables: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
@@ -131,7 +144,6 @@ def _acquire() -> Runtime:
         if _runtime is None:
             _runtime = Runtime()
             _user_count = 0
-            atexit.register(_runtime.stop)
         _user_count += 1
         return _runtime
 
@@ -146,8 +158,27 @@ def release_runtime(runtime: Runtime) -> None:
         if _user_count > 0:
             return
         _runtime = None
-    atexit.unregister(runtime.stop)
     runtime.stop()
+
+
+def on_exit(client: Leaving) -> None:
+    """Have a client told when the process ends."""
+    _leaving.add(client)
+    # Once, and before what libraries registered that are loaded later would take away.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    """Runs when only daemon threads are left besides this one, and before they are stopped."""
+    global _runtime
+    started_s = time.monotonic()
+    for client in list(_leaving):
+        client.leave(started_s)
+    with _lock:
+        runtime, _runtime = _runtime, None
+    if runtime is not None:
+        runtime.stop()
 
 
 def on_fork(client: Forkable) -> None:
@@ -158,9 +189,8 @@ def on_fork(client: Forkable) -> None:
 def _after_fork_in_child() -> None:
     global _runtime, _lock
     _lock = threading.Lock()
-    if _runtime is not None:
-        atexit.unregister(_runtime.stop)
     _runtime = None
+    _leaving.clear()
     for client in list(_forkables):
         client.after_fork()
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
 from lograft._admin_calls import AdminCalls
-from lograft._runtime import Runtime, on_fork, open_on_runtime, release_runtime
+from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, on_fork, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
@@ -65,6 +66,7 @@ class Admin:
         self._runtime: Runtime | None = None
         self._calls: AdminCalls | None = None
         on_fork(self)
+        on_exit(self)
 
     def create_topic(
         self,
@@ -370,6 +372,14 @@ class Admin:
                 runtime.run(calls.close())
             finally:
                 release_runtime(runtime)
+
+    def leave(self, started_s: float) -> None:
+        """Called at the end of the process: let the connections go."""
+        del started_s
+        calls, runtime = self._calls, self._runtime
+        if calls is not None and runtime is not None and not self._is_closed and not self._is_forked:
+            with suppress(TimeoutError):
+                runtime.run(calls.close(), timeout_s=STOP_TIMEOUT_S)
 
     def __enter__(self) -> Admin:
         return self

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from lograft._consumer_book import ConsumerBook, check_partitions
 from lograft._consumer_link import ConsumerLink
 from lograft._core.fetcher import Arrival, Cursor
 from lograft._producer_book import monotonic_ms
-from lograft._runtime import Runtime, on_fork, open_on_runtime, release_runtime
+from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, on_fork, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError, UsageError
 from lograft.fetched import FetchedBatch
 from lograft.settings import REQUEST_TIMEOUT_MS, ConsumerSettings, check_range, parse_bootstrap
@@ -82,6 +83,7 @@ class Consumer:
         self._runtime: Runtime | None = None
         self._link: ConsumerLink | None = None
         on_fork(self)
+        on_exit(self)
 
     # -- where to read
 
@@ -254,6 +256,14 @@ class Consumer:
                 runtime.run(link.close())
             finally:
                 release_runtime(runtime)
+
+    def leave(self, started_s: float) -> None:
+        """Called at the end of the process: let the connections go. A daemon thread that still polls goes on waiting."""
+        del started_s
+        link, runtime = self._link, self._runtime
+        if link is not None and runtime is not None and not self._is_closed and not self._is_forked:
+            with suppress(TimeoutError):
+                runtime.run(link.close(), timeout_s=STOP_TIMEOUT_S)
 
     def __enter__(self) -> Consumer:
         return self

@@ -12,6 +12,7 @@ its open batch was granted, takes `_send_slowly`.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
@@ -28,11 +29,20 @@ from lograft._producer_book import (
     check_record,
     is_plain,
     monotonic_ms,
+    say_lost,
     wall_clock_ms,
 )
 from lograft._producer_pump import ProducerPump
-from lograft._runtime import Runtime, on_fork, open_on_runtime, release_runtime
-from lograft.errors import BufferTimeoutError, ClientClosedError, ForkedClientError, RequestTimeoutError, UsageError
+from lograft._runtime import Runtime, on_exit, on_fork, open_on_runtime, release_runtime
+from lograft.errors import (
+    BufferTimeoutError,
+    ClientClosedError,
+    DeliveryError,
+    ForkedClientError,
+    LograftError,
+    RequestTimeoutError,
+    UsageError,
+)
 from lograft.settings import ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
 
@@ -58,6 +68,8 @@ class Producer:
         buffer_bytes: bytes of records (keys and values and 16 bytes each) held here; above it `send` waits.
         codec: "none" or "zstd".
         delivery_timeout_ms: milliseconds after which an unacknowledged record has failed.
+        exit_flush_ms: milliseconds that the end of the process waits for what was not delivered, if the producer is still open then;
+            what is left is said on standard error. All producers of a process share the time.
         on_batch: called for every batch that was acknowledged or failed, on the background thread: be quick, and call
             no blocking client.
 
@@ -78,6 +90,7 @@ class Producer:
         buffer_bytes: int = 64 * 1024 * 1024,
         codec: str = "none",
         delivery_timeout_ms: int = 120_000,
+        exit_flush_ms: int = 5_000,
         on_batch: OnBatch | None = None,
     ) -> None:
         self._settings = ProducerSettings(
@@ -89,6 +102,7 @@ class Producer:
             buffer_bytes=buffer_bytes,
             codec=codec,
             delivery_timeout_ms=delivery_timeout_ms,
+            exit_flush_ms=exit_flush_ms,
         )
         self._client = parse_bootstrap(bootstrap, cluster_id)
         self._book = ProducerBook(self._settings, on_batch)
@@ -106,6 +120,7 @@ class Producer:
         self._pump: ProducerPump | None = None
         self._start_lock = threading.Lock()
         on_fork(self)
+        on_exit(self)
 
     def send(
         self,
@@ -363,6 +378,21 @@ class Producer:
                 runtime.run(pump.close())
             finally:
                 release_runtime(runtime)
+
+    def leave(self, started_s: float) -> None:
+        """Called at the end of the process: deliver what is left, within the time for that, and say what could not be."""
+        with self._lock:
+            if self._is_closed or self._is_forked:
+                return
+            count = self._book.unresolved_records()
+        left_ms = self._settings.exit_flush_ms - round((time.monotonic() - started_s) * 1000)
+        try:
+            self.close(timeout_ms=max(0, left_ms))
+        except DeliveryError as error:
+            say_lost(error.failed_record_count, f"the process ends, and the producer was not closed ({error.message})")
+        except LograftError as error:
+            if count:
+                say_lost(count, f"the process ends, and the producer was not closed ({error.message})")
 
     def __enter__(self) -> Producer:
         return self

@@ -81,6 +81,8 @@ class ProducerSettings:
         buffer_bytes: bytes of records that wait or are unacknowledged, `batch_bytes` to 16 GiB; above it send() waits.
         codec: "none" or "zstd".
         delivery_timeout_ms: milliseconds from send() to the failure of an unacknowledged record, 1 to 86,400,000.
+        exit_flush_ms: milliseconds that the end of the process waits for what an open producer has not delivered, 0 to 600,000; all
+            producers of a process share the time.
     """
 
     acks: Acks = Acks.ALL
@@ -91,6 +93,7 @@ class ProducerSettings:
     buffer_bytes: int = 64 * 1024 * 1024
     codec: str = "none"
     delivery_timeout_ms: int = 120_000
+    exit_flush_ms: int = 5_000
 
     def __post_init__(self) -> None:
         check_range("linger_ms", self.linger_ms, 0, 60_000)
@@ -98,6 +101,7 @@ class ProducerSettings:
         check_range("max_in_flight", self.max_in_flight, 1, MAX_IN_FLIGHT_BATCHES)
         check_range("buffer_bytes", self.buffer_bytes, self.batch_bytes, 16 * 1024**3)
         check_range("delivery_timeout_ms", self.delivery_timeout_ms, 1, 86_400_000)
+        check_range("exit_flush_ms", self.exit_flush_ms, 0, 600_000)
         if self.codec not in ("none", "zstd"):
             raise InvalidSettingError(f'codec is "none" or "zstd", not {self.codec!r}')
         if self.delivery_timeout_ms < self.linger_ms:

@@ -440,6 +440,11 @@ class Accumulator:
         if not self.outstanding:
             self.seal_all()
 
+    def unresolved_records(self) -> int:
+        """Records that were taken and are neither acknowledged nor failed; counted when asked, not for each record."""
+        sealed = sum(batch.record_count for batch in list(self.outstanding.values()))
+        return sealed + sum(part.record_count for part in list(self._open.values()))
+
     def flush_mark(self) -> int:
         """Seal everything; the returned mark is reached when all of it is resolved."""
         self.seal_all()

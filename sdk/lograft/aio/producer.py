@@ -24,9 +24,11 @@ from lograft._producer_book import (
     check_record,
     is_plain,
     monotonic_ms,
+    say_lost,
     wall_clock_ms,
 )
 from lograft._producer_pump import ProducerPump
+from lograft._runtime import on_exit
 from lograft.errors import BufferTimeoutError, ClientClosedError, RequestTimeoutError, UsageError
 from lograft.settings import ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
@@ -68,6 +70,21 @@ class Producer:
         self._flush_marks: list[int] = []
         self._is_closed = False
         self._pump: ProducerPump | None = None
+        on_exit(self)
+
+    def __del__(self) -> None:
+        """Say what is lost: without its event loop nothing can be sent any more."""
+        # An attribute may be missing where a setting was refused.
+        if not getattr(self, "_is_closed", True):
+            self.leave(0.0)
+
+    def leave(self, started_s: float) -> None:
+        """Called when the producer, or the process, ends: say what was not delivered."""
+        del started_s
+        count = 0 if self._is_closed else self._book.unresolved_records()
+        self._is_closed = True
+        if count:
+            say_lost(count, "the event loop ended, and the producer was not closed; use `async with`, or await close()")
 
     async def send(
         self,
