@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,7 @@ def dev(
     if log_level.upper() not in logging.getLevelNamesMapping():
         raise typer.BadParameter(f"log level {log_level!r} is not one of DEBUG, INFO, WARNING, ERROR")
     log_to_stderr(log_level.upper(), line_format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    is_kept = bool(data_dir)
     with ExitStack() as stack:
         if not data_dir:
             data_dir = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-dev-")))]
@@ -63,8 +65,14 @@ def dev(
         except START_ERRORS as error:
             typer.echo(f"lograft dev: error: {error}", err=True)
             raise typer.Exit(1) from None
-        raise typer.Exit(run_process(settings, on_ready=_announce))
+        where = str(data_dir[0]) + ("" if is_kept else " (temporary, gone at the end; --data-dir keeps it)")
+        raise typer.Exit(run_process(settings, on_ready=partial(_announce, where)))
 
 
-def _announce(server: BrokerServer) -> None:
-    typer.echo(f"lograft dev: ready on {server.address}")
+def _announce(where: str, server: BrokerServer) -> None:
+    address = str(server.address)
+    option = "" if address == f"127.0.0.1:{DEFAULT_PORT}" else f" --bootstrap {address}"
+    typer.echo(f"lograft dev: ready on {address}")
+    typer.echo(f"  data: {where}")
+    typer.echo(f"  next: lograft topics create events --partitions 3{option}")
+    typer.echo(f"        echo hello | lograft produce events{option}")

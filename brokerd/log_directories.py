@@ -107,7 +107,8 @@ def _open(first: DataDirectory, path: str, known: dict[bytes, str]) -> DataDirec
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DirectoryNotWritableError(path, f"it cannot be made: {error}") from error
+        reason = "it is a file, not a directory" if Path(path).is_file() else f"it cannot be made: {error}"
+        raise DirectoryNotWritableError(path, reason) from error
     cluster_id, node_id = first.cluster_id, first.node_id
     if DataDirectory.read_meta(disk, path) is None:
         _check_new(first, disk, path, known)

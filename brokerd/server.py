@@ -209,7 +209,7 @@ class BrokerServer:
         handlers = (
             LogService(parts).handler(),
             MetadataService(parts).handler(),
-            AdminService(calls, self._observer, log_directories).handler(),
+            AdminService(calls, self._observer, log_directories, cluster_id=cluster_id).handler(),
             ReplicationService(self._followers.leader, ranges).handler(),
         )
         self._server, bound = await make_server(handlers, self._health, settings.listen)

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from brokerd.settings import BrokerSettings, CombinedSettings
-from metaquorum.runtime.first_start import format_standalone, is_formatted
-from metaquorum.settings import Address
+from metaquorum.runtime.first_start import format_standalone, is_formatted, read_initial_voters
+from metaquorum.settings import Address, SettingsError
+from storage.data_directory import DataDirectory
+from storage.env_posix import PosixDisk
+from storage.names import METADATA_DIRECTORY
 from storage.space import DEFAULT_SOFT_BYTES
 
 NODE_ID: Final = 1
@@ -42,6 +45,7 @@ def standalone_settings(
 
     Raises:
         StorageError: the directory cannot be used.
+        SettingsError: it belongs to a node of a cluster with other voters, without which it would wait for ever.
     """
     if not is_formatted(data_directory):
         format_standalone(
@@ -50,6 +54,8 @@ def standalone_settings(
             cluster_id=f"dev-{os.urandom(6).hex()}",
             address=STARTING_QUORUM_ADDRESS,
         )
+    else:
+        _check_alone(data_directory)
     return BrokerSettings(
         data_directory=data_directory,
         more_data_directories=more_data_directories,
@@ -57,4 +63,17 @@ def standalone_settings(
         node_id=NODE_ID,
         listen=Address(host=HOST, port=port),
         combined=CombinedSettings(quorum_listen=Address(host=HOST, port=0)),
+    )
+
+
+def _check_alone(data_directory: Path) -> None:
+    disk, path = PosixDisk(), str(data_directory.absolute())
+    meta = DataDirectory.read_meta(disk, path)
+    voters = read_initial_voters(disk, f"{path}/{METADATA_DIRECTORY}").voters
+    if meta is None or [voter.key.node_id for voter in voters] == [NODE_ID] == [meta.node_id]:
+        return
+    members = ", ".join(f"{voter.key.node_id}@{voter.address}" for voter in voters) or "none: it joined a quorum later"
+    raise SettingsError(
+        f"{path} belongs to node {meta.node_id} of cluster {meta.cluster_id!r} (voters: {members}), not to a cluster of one node: "
+        "start that node as it was started before (`brokerd run`, `metaquorum run`), or name another directory"
     )

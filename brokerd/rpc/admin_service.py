@@ -8,18 +8,27 @@ the same broker sees it. Must not understand more of a request than that.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from lograft.v1 import admin_pb2
+from lograft.wire.codes import ErrorCode
 
+from brokerd.failure import RefusedError, refused
 from brokerd.limits import FORWARD_WAIT_MS
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.rpc.calls import ServicerContext, left_ms, raw_unary, unary
+from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, raw_unary, unary, undecodable
 from brokerd.rpc.log_directory_calls import LogDirectoryCalls
 from brokerd.rpc.metadata_export import export_handler, same_status
+from metaquorum.controller.image import MetadataImage
+from metaquorum.rpc import topic_answers
+from metaquorum.runtime.commit_waiters import CommandError
+
+_ImageQuestion = admin_pb2.ListTopicsRequest | admin_pb2.DescribeTopicRequest
+_ImageAnswer = admin_pb2.ListTopicsResponse | admin_pb2.DescribeTopicResponse
 
 SERVICE: Final = "lograft.v1.AdminService"
 
@@ -35,6 +44,15 @@ READ_METHODS: Final = (
     "ListPartitionReassignments",
     "DescribeBrokers",
 )
+
+IMAGE_WAIT_MS: Final = 3_000
+"""Milliseconds that a question waits for a controller before this broker answers it from its own image, if it can."""
+
+IMAGE_ANSWERS: Final[dict[str, tuple[type[_ImageQuestion], Callable[[MetadataImage, Any], _ImageAnswer]]]] = {
+    "ListTopics": (admin_pb2.ListTopicsRequest, topic_answers.list_topics),
+    "DescribeTopic": (admin_pb2.DescribeTopicRequest, topic_answers.describe_topic),
+}
+"""Questions that a broker can answer while the quorum has no leader; the answer says that it did."""
 
 CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
     "CreateTopic": lambda data: admin_pb2.CreateTopicResponse.FromString(data).metadata_offset,
@@ -58,7 +76,10 @@ CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
 class AdminService:
     """The service of one broker."""
 
-    def __init__(self, calls: ControllerCalls, observer: MetadataObserver, log_directories: LogDirectoryCalls) -> None:
+    def __init__(
+        self, calls: ControllerCalls, observer: MetadataObserver, log_directories: LogDirectoryCalls, *, cluster_id: str
+    ) -> None:
+        self._cluster_id = cluster_id
         self._calls = calls
         self._observer = observer
         self._log_directories = log_directories
@@ -74,15 +95,21 @@ class AdminService:
 
     def _behaviour(self, name: str) -> Callable[[bytes, ServicerContext], Coroutine[None, None, bytes]]:
         read_offset = CHANGE_METHODS.get(name)
+        is_answered_alone = name in IMAGE_ANSWERS
+        most_ms = IMAGE_WAIT_MS if is_answered_alone else FORWARD_WAIT_MS
 
         async def forward(request: bytes, context: ServicerContext) -> bytes:
             try:
                 answer = await self._calls.call(
                     f"/{SERVICE}/{name}",
                     request,
-                    timeout_ms=left_ms(context, at_most_ms=FORWARD_WAIT_MS),
+                    timeout_ms=left_ms(context, at_most_ms=most_ms),
                     is_read_only=read_offset is None,
                 )
+            except RefusedError as error:
+                if not is_answered_alone or error.failure.code is not ErrorCode.QUORUM_UNAVAILABLE:
+                    raise
+                return self._answer_alone(name, request, error)
             except grpc.aio.AioRpcError as error:
                 await context.abort_with_status(same_status(error))
                 raise AssertionError("abort returned") from error
@@ -93,3 +120,20 @@ class AdminService:
             return answer
 
         return forward
+
+    def _answer_alone(self, name: str, data: bytes, refusal: RefusedError) -> bytes:
+        """Answer from the image of this broker; raises the refusal where the request asks for something newer."""
+        request_type, answer = IMAGE_ANSWERS[name]
+        image = self._observer.image
+        try:
+            request = request_type.FromString(data)
+            check_cluster(request.cluster_id, self._cluster_id)
+            if request.min_metadata_offset > image.metadata_offset:
+                raise refusal
+            response = answer(image, request)
+        except CommandError as error:
+            raise refused(error.code, error.message) from error
+        except DecodeError:
+            raise undecodable() from None
+        response.without_leader = True
+        return response.SerializeToString()

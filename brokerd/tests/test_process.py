@@ -17,6 +17,7 @@ import pytest
 
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_embedded import append_and_read
+from metaquorum.runtime.first_start import InitialVoter, format_with_voters
 
 pytestmark = pytest.mark.process
 
@@ -96,6 +97,43 @@ def test_error_is_one_line_and_an_exit_code(tmp_path: Path, arguments: tuple[str
         if code == 1:
             assert errors.startswith("brokerd: error: ")
             assert errors.count("\n") == 1
+
+
+def test_dev_names_the_directory_and_what_to_do_next(tmp_path: Path) -> None:
+    """Two commands that work as they stand."""
+    with started("dev", "--port", "0", "--data-dir", str(tmp_path)) as process:
+        address = read_ready(process)
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+    assert str(tmp_path) in lines[0]
+    assert f"lograft topics create events --partitions 3 --bootstrap {address}" in lines[1]
+    assert f"lograft produce events --bootstrap {address}" in lines[2]
+
+
+@pytest.mark.parametrize("node_id", [1, 2])
+def test_dev_refuses_the_directory_of_a_cluster_with_other_voters(tmp_path: Path, node_id: int) -> None:
+    """It waited for them, without a word."""
+    voters = [
+        InitialVoter(node_id=each, address=f"127.0.0.1:{each}", directory_id=each.to_bytes(16, "big"))
+        for each in (1, 2, 3)
+    ]
+    path = tmp_path / "voter"
+    format_with_voters(path, node_id=node_id, cluster_id="three", voters=voters)
+    with started("dev", "--port", "0", "--data-dir", str(path)) as process:
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 1
+    assert f"belongs to node {node_id} of cluster 'three' (voters: 1@127.0.0.1:1, 2@127.0.0.1:2" in errors
+    assert errors.count("\n") == 1
+
+
+def test_dev_says_that_a_data_directory_is_a_file(tmp_path: Path) -> None:
+    """Not the number of an error of the system."""
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    with started("dev", "--port", "0", "--data-dir", str(path)) as process:
+        _, errors = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 1
+    assert "it is a file, not a directory" in errors
 
 
 def test_dev_keeps_logs_in_several_directories(tmp_path: Path) -> None:

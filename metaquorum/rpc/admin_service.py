@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Final
 
 from lograft.v1 import admin_pb2, admin_pb2_grpc
 from lograft.wire.codes import ErrorCode
@@ -25,20 +24,20 @@ from metaquorum.controller.commands import (
     TopicDeleted,
     UpdateFeatureLevel,
 )
-from metaquorum.controller.state import TopicImage
-from metaquorum.rpc import broker_calls, codec, config_calls, election_calls, reassignment_calls, voter_calls
+from metaquorum.rpc import (
+    broker_calls,
+    codec,
+    config_calls,
+    election_calls,
+    reassignment_calls,
+    topic_answers,
+    voter_calls,
+)
 from metaquorum.rpc.calls import Answering, ServicerContext, check_cluster, timeout_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.metadata_export import MetadataExports
 from metaquorum.runtime.quorum_node import QuorumNode
-
-DEFAULT_PAGE_SIZE: Final = 1_000
-"""Topics on a page when the request names no number."""
-
-MAX_PAGE_SIZE: Final = 10_000
-"""Most topics on a page."""
-
 
 _Read = (
     admin_pb2.ListTopicsRequest
@@ -136,28 +135,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ListTopics(
         self, request: admin_pb2.ListTopicsRequest, context: ServicerContext
     ) -> admin_pb2.ListTopicsResponse:
-        """List a page of topics; the token of a page is the last name of the one before."""
+        """List a page of topics."""
         async with Answering(context):
             self._check(request.cluster_id)
-            if not 0 <= request.page_size <= MAX_PAGE_SIZE:
-                raise CommandError(
-                    ErrorCode.INVALID_REQUEST,
-                    f"the page size must be from 0 to {MAX_PAGE_SIZE}, not {request.page_size}",
-                )
             await self._catch_up(request, context)
-            size = request.page_size or DEFAULT_PAGE_SIZE
-            page: list[TopicImage] = []
-            more = False
-            for topic in self._host.image.topics(after=request.page_token or None):
-                if len(page) == size:
-                    more = True
-                    break
-                page.append(topic)
-            return admin_pb2.ListTopicsResponse(
-                topics=[codec.to_summary(topic) for topic in page],
-                next_page_token=page[-1].topic if more else "",
-                metadata_offset=self._host.image.metadata_offset,
-            )
+            return topic_answers.list_topics(self._host.image, request)
 
     async def DescribeTopic(
         self, request: admin_pb2.DescribeTopicRequest, context: ServicerContext
@@ -166,14 +148,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async with Answering(context):
             self._check(request.cluster_id)
             await self._catch_up(request, context)
-            topic = self._host.image.topic_by_name(request.topic)
-            if topic is None:
-                raise CommandError(ErrorCode.UNKNOWN_TOPIC, f"there is no topic {request.topic[:250]!r}")
-            return admin_pb2.DescribeTopicResponse(
-                topic=codec.to_topic(topic.topic, topic.topic_id, topic.partitions),
-                configs=codec.to_configs(self._host.image, topic),
-                metadata_offset=self._host.image.metadata_offset,
-            )
+            return topic_answers.describe_topic(self._host.image, request)
 
     async def AlterConfigs(
         self, request: admin_pb2.AlterConfigsRequest, context: ServicerContext

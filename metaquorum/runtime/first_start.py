@@ -170,7 +170,10 @@ def _make_root(data_directory: Path) -> str:
     try:
         data_directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DirectoryNotWritableError(str(data_directory), f"it cannot be made: {error}") from error
+        reason = (
+            "it is a file, not a directory" if Path(str(data_directory)).is_file() else f"it cannot be made: {error}"
+        )
+        raise DirectoryNotWritableError(str(data_directory), reason) from error
     return str(data_directory.absolute())
 
 

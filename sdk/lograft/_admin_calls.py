@@ -7,6 +7,7 @@ connection.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,7 +21,7 @@ from lograft._metadata_export import export_metadata
 from lograft._offsets import list_offsets
 from lograft._partition_calls import all_named, alter_reassignments, elect_leaders, list_reassignments
 from lograft._quorum_calls import add_voter, remove_voter, replace_voter, transfer_leadership
-from lograft.errors import UsageError
+from lograft.errors import StaleMetadataWarning, UsageError
 from lograft.settings import ClientSettings
 from lograft.types import (
     BrokerStatus,
@@ -42,6 +43,7 @@ from lograft.types import (
 )
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
+from lograft.wire.codes import ErrorCode
 
 PAGE_TOPICS: Final = 1_000
 """Topics of one page of a list."""
@@ -120,6 +122,7 @@ class AdminCalls:
                 cluster_id=self.cluster.cluster_id, page_size=PAGE_TOPICS, page_token=token
             )
             response = await self._list_page(request)
+            _warn_without_leader(response.without_leader)
             found += map(decode_summary, response.topics)
             token = response.next_page_token
             if not token:
@@ -141,6 +144,7 @@ class AdminCalls:
             return await AdminServiceStub(attempt.channel).DescribeTopic(request, timeout=attempt.timeout_s)
 
         response = await self.cluster.call(work, timeout_ms=self._timeout_ms)
+        _warn_without_leader(response.without_leader)
         configs = {entry.name: entry.value for entry in response.configs}
         overridden = frozenset(
             entry.name for entry in response.configs if entry.source == admin_pb2.CONFIG_SOURCE_TOPIC
@@ -278,6 +282,18 @@ class AdminCalls:
         await self.cluster.close()
 
 
+_COUNT_CODES: Final = {
+    "partition_count": ErrorCode.INVALID_PARTITION_COUNT,
+    "replication_factor": ErrorCode.INVALID_REPLICATION_FACTOR,
+}
+
+
+def _warn_without_leader(is_so: bool) -> None:
+    if is_so:
+        text = "the metadata quorum has no leader: a broker answered from its own image, which may be behind"
+        warnings.warn(text, StaleMetadataWarning, stacklevel=2)
+
+
 def _topic_name(topic: object) -> str:
     if not isinstance(topic, str):
         raise UsageError(f"the name of a topic is text, not {topic!r}")
@@ -286,7 +302,7 @@ def _topic_name(topic: object) -> str:
 
 def _count(name: str, value: object) -> int:
     if _int32(name, value) < 1:
-        raise UsageError(f"{name} is at least 1, not {value}")
+        raise UsageError(f"{name} is at least 1, not {value}", code=_COUNT_CODES[name])
     return _int32(name, value)
 
 

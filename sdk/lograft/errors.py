@@ -151,6 +151,10 @@ class FatalError(LograftError):
     """The same call will fail again."""
 
 
+class StaleMetadataWarning(UserWarning):
+    """An answer may be behind: the metadata quorum has no leader, and a broker answered from its own image."""
+
+
 class UsageError(FatalError, ValueError):
     """Misuse found in this process; nothing was sent."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Final
@@ -23,12 +24,12 @@ from lograft.cli.directories import directories_app
 from lograft.cli.doctor import doctor
 from lograft.cli.features import features_app
 from lograft.cli.metadata import metadata_app
-from lograft.cli.output import print_error
+from lograft.cli.output import print_error, print_note
 from lograft.cli.partitions import partitions_app
 from lograft.cli.produce import produce
 from lograft.cli.quorum import quorum_app
 from lograft.cli.topics import topics_app
-from lograft.errors import LograftError, UsageError
+from lograft.errors import LograftError, StaleMetadataWarning, UsageError
 
 PLUGIN_GROUP: Final = "lograft.commands"
 """Entry-point group of further commands."""
@@ -40,6 +41,10 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"lograft {__version__}")
         raise typer.Exit
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    print_note(str(message))
 
 
 def _root(
@@ -54,6 +59,8 @@ def _root(
     del version
     if log_level.upper() not in logging.getLevelNamesMapping():
         raise typer.BadParameter(f"{log_level!r} is not one of DEBUG, INFO, WARNING, ERROR", param_hint="--log-level")
+    warnings.showwarning = _show_warning
+    warnings.simplefilter("once", StaleMetadataWarning)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 

@@ -40,6 +40,11 @@ def print_error(message: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]lograft: error:[/] {escape(message)}")
 
 
+def print_note(message: str) -> None:
+    """Print one line to standard error that is no error."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold]lograft: note:[/] {escape(message)}")
+
+
 def bytes_as_json(name: str, data: bytes | None) -> dict[str, str | None]:
     """Show bytes as text under `name`, or as base64 under `<name>_base64` when they are no UTF-8."""
     if data is None:

@@ -518,10 +518,13 @@ class ListTopicsResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    WITHOUT_LEADER_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Token for the next page; empty: this was the last."""
     metadata_offset: _builtins.int
     """Metadata offset of this state, exclusive."""
+    without_leader: _builtins.bool
+    """True: the quorum has no leader, and the broker answered from its own image, which may be behind."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicSummary]:
         """Topics, ascending by name."""
@@ -532,10 +535,11 @@ class ListTopicsResponse(_message.Message):
         topics: _abc.Iterable[Global___TopicSummary] | None = ...,
         next_page_token: _builtins.str = ...,
         metadata_offset: _builtins.int = ...,
+        without_leader: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "next_page_token", b"next_page_token", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_offset", b"metadata_offset", "next_page_token", b"next_page_token", "topics", b"topics", "without_leader", b"without_leader"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -863,8 +867,11 @@ class DescribeTopicResponse(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     CONFIGS_FIELD_NUMBER: _builtins.int
     METADATA_OFFSET_FIELD_NUMBER: _builtins.int
+    WITHOUT_LEADER_FIELD_NUMBER: _builtins.int
     metadata_offset: _builtins.int
     """Metadata offset of this state, exclusive."""
+    without_leader: _builtins.bool
+    """True: the quorum has no leader, and the broker answered from its own image, which may be behind."""
     @_builtins.property
     def topic(self) -> _metadata_pb2.Topic:
         """The topic."""
@@ -879,10 +886,11 @@ class DescribeTopicResponse(_message.Message):
         topic: _metadata_pb2.Topic | None = ...,
         configs: _abc.Iterable[Global___ConfigEntry] | None = ...,
         metadata_offset: _builtins.int = ...,
+        without_leader: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs", b"configs", "metadata_offset", b"metadata_offset", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configs", b"configs", "metadata_offset", b"metadata_offset", "topic", b"topic", "without_leader", b"without_leader"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
