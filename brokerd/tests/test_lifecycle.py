@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lograft.internal.v1 import controller_pb2, controller_pb2_grpc
 from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
+from lograft.wire.status import parse_rpc_error
 
 from brokerd.errors import BrokerFailedError, RegistrationRefusedError
 from brokerd.event_loop import new_event_loop
@@ -34,15 +35,20 @@ from storage.errors import DiskFailedError
 async def watch_until(
     client: Client, holds: Callable[[metadata_pb2.Broker], bool], broker_id: int
 ) -> metadata_pb2.Broker:
-    """Follow the cluster until a broker is as wanted."""
-    watch = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest(topics=["none"]))
+    """Follow the cluster until a broker is as wanted; as a client does, watch again when a broker out of touch ends it."""
     async with asyncio.timeout(WAIT_S):
-        async for response in watch:
-            for broker in response.brokers:
-                if broker.broker_id == broker_id and holds(broker):
-                    watch.cancel()
-                    return broker
-    raise AssertionError("the watch ended")
+        while True:
+            watch = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest(topics=["none"]))
+            try:
+                async for response in watch:
+                    for broker in response.brokers:
+                        if broker.broker_id == broker_id and holds(broker):
+                            watch.cancel()
+                            return broker
+            except grpc.aio.AioRpcError as error:
+                if parse_rpc_error(error).code is not ErrorCode.BROKER_FENCED:
+                    raise
+            await asyncio.sleep(0.05)
 
 
 async def test_replaced_registration_is_noticed_and_renewed(tmp_path: Path) -> None:
@@ -145,7 +151,10 @@ async def test_broker_outlives_an_outage_of_the_quorum(fixed_settings: BrokerSet
         await stream.receipts(1)
         request = metadata_pb2.GetClusterRequest(topics=["t"])
         assert len((await client.metadata.GetCluster(request)).topics) == 1
-        status = await refusal(client.admin.ListTopics(admin_pb2.ListTopicsRequest(), timeout=2))
+        listed = await client.admin.ListTopics(admin_pb2.ListTopicsRequest(), timeout=2)
+        assert listed.without_leader
+        assert [topic.topic for topic in listed.topics] == ["t"]
+        status = await refusal(client.admin.CreateTopic(admin_pb2.CreateTopicRequest(topic="v"), timeout=2))
         assert status.code is ErrorCode.QUORUM_UNAVAILABLE
 
         again = BrokerServer(fixed_settings)

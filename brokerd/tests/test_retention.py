@@ -85,6 +85,7 @@ async def test_old_data_of_an_idle_partition_goes(host: Host) -> None:
     assert f"{0:020d}.log.deleted" in names(host)
     assert await acked(replica, append(replica, [b"b"])) is Durability.FLUSHED
     assert replica.read(1, 100, end_offset=2).next_offset == 2
+    configure(host, retention_ms="-1")
     host.now_ms += 59_999
     assert await host.host.retention.run_round() == 0
     assert f"{0:020d}.log.deleted" in names(host)
