@@ -394,30 +394,42 @@ async def test_node_on_the_directory_of_another_is_refused(quorum_of: QuorumOf) 
 async def test_deadline_that_is_put_off_needs_no_new_timer(
     quorum_of: QuorumOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nearly every event puts some deadline off; a timer that fires too early is set again then, which is much rarer."""
+    """Nearly every event puts some deadline off; the timer that waits is left alone then, and is set again when it fires too early."""
     quorum = quorum_of(3)
     await quorum.start()
     leader = await quorum.wait_for_leader()
     loop = asyncio.get_running_loop()
     call_at, submit = loop.call_at, Driver.submit
-    timers: list[float] = []
-    events: list[Event] = []
+    waiting: dict[Driver, float] = {}
+    put_off_count = 0
+    needless: list[str] = []
 
-    def count_timer(
+    def watch_timer(
         when: float, callback: Callable[..., object], *arguments: object, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        if isinstance(getattr(callback, "__self__", None), Driver):
-            timers.append(when)
-        return call_at(when, callback, *arguments, context=context)
+        driver = getattr(callback, "__self__", None)
+        if not isinstance(driver, Driver):
+            return call_at(when, callback, *arguments, context=context)
+        if driver in waiting and when >= waiting[driver]:
+            needless.append(f"a timer at {when} beside one at {waiting[driver]}")
+        waiting[driver] = when
 
-    def count_event(driver: Driver, event: Event) -> None:
-        events.append(event)
+        def fire() -> None:
+            del waiting[driver]
+            callback(*arguments)
+
+        return call_at(when, fire, context=context)
+
+    def watch_event(driver: Driver, event: Event) -> None:
+        nonlocal put_off_count
         submit(driver, event)
+        deadline_ms = driver._node.deadline_ms()
+        put_off_count += driver in waiting and deadline_ms is not None and deadline_ms / 1_000 > waiting[driver]
 
-    monkeypatch.setattr(loop, "call_at", count_timer)
-    monkeypatch.setattr(Driver, "submit", count_event)
+    monkeypatch.setattr(loop, "call_at", watch_timer)
+    monkeypatch.setattr(Driver, "submit", watch_event)
     for number in range(1, 101):
         quorum.append([b"record"])
         await wait_for(lambda: len(leader.listener.records) == number, "the commit")  # noqa: B023
-    assert len(events) > 300
-    assert len(timers) < len(events) / 3, f"{len(timers)} timers for {len(events)} events"
+    assert put_off_count > 100
+    assert not needless
