@@ -33,9 +33,14 @@ install: $(INSTALLED) ## Create .venv with everything that development needs
 demo: $(INSTALLED) ## Main job: embedded cluster, PySpark ingest, replay, proof of equality (INPUT=file for your own records)
 	$(BIN)/python -m integration_tests.demo $(if $(INPUT),--input '$(INPUT)')
 
+# `make verify test` runs each test once, without coverage: `unit` has run the quick ones then, and `test` runs the others.
 test: $(INSTALLED) ## All tests: unit, property, real processes, Spark, clients in other languages; reports coverage
+ifneq ($(filter verify unit,$(MAKECMDGOALS)),)
+	$(BIN)/python -m pytest -q -m 'spark or process or slow'
+else
 	$(BIN)/python -m pytest -q -m simulation
 	$(BIN)/python -m pytest -q -m 'not simulation' --cov --cov-report=term:skip-covered
+endif
 
 verify: format-check lint types imports proto-check unit ## Read-only gate: format, lint, types, contracts, protobuf, unit tests and smoke seeds
 
