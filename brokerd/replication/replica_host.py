@@ -146,11 +146,23 @@ class ReplicaHost:
         self.scrubbing.start()
 
     def _take_unknown(self) -> None:
-        """Begin to set aside what lies here for partitions that have no replica here; one that comes meanwhile waits."""
+        """Begin to set aside what lies here for partitions that have no replica here; one that comes meanwhile waits.
+
+        The metadata may say that the topic was deleted, or that the partition has its replicas elsewhere: such a directory was
+        removed while this broker was away. Every other one may be a mistake, and is kept for longer.
+        """
+        deleted = self._observer.image.deleted_topics.ids()
         for name in self._directories.names:
             identity = parse_partition_directory_name(name)
-            if identity is not None and identity.partition not in self._slots.get(identity.topic_id, {}):
-                self._leaving.note(*identity, self._spawn(self._care.take(name, is_known=False)))
+            if identity is None or identity.partition in self._slots.get(identity.topic_id, {}):
+                continue
+            topic = self._observer.image.topic_by_id(identity.topic_id)
+            if topic is None:
+                is_known = identity.topic_id in deleted
+            else:
+                is_known = identity.partition < len(topic.partitions)
+                assert not is_known or self._node_id not in topic.partitions[identity.partition].replicas, name
+            self._leaving.note(*identity, self._spawn(self._care.take(name, is_known=is_known)))
 
     async def wait_idle(self) -> None:
         """Wait until no log is being opened or removed."""

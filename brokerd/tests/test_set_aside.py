@@ -90,6 +90,36 @@ async def test_unknown_directories_are_kept_longer() -> None:
     await host.host.stop()
 
 
+async def test_directory_of_a_topic_deleted_meanwhile_goes_like_any_deleted_one() -> None:
+    """A broker that was down when its topic was deleted does not keep the data for days: the metadata know that the topic is gone."""
+    disk = SimDisk()
+    name = f"{TOPIC_ID.hex()}-0"
+    host = host_that_finds(disk, name)
+    host.create_topic()
+    host.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
+    await host.host.start()
+    await host.host.wait_idle()
+    assert disk.list_directory(ROOT) == [f"{name}.{host.now_ms}.removed"]
+    host.now_ms += DELETED_PARTITION_KEEP_MS
+    assert host.set_aside.delete_due() == 1
+    await host.host.stop()
+
+
+async def test_directory_of_a_replica_moved_away_meanwhile_goes_too() -> None:
+    """The partition has its replicas elsewhere; a partition number that the topic never had may be a mistake."""
+    disk = SimDisk()
+    moved, strange = f"{TOPIC_ID.hex()}-0", f"{TOPIC_ID.hex()}-9"
+    host = host_that_finds(disk, moved, strange)
+    host.create_topic()
+    host.commit(
+        PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, replicas=(2,), isr=(2,), leader=LeaderChange(leader_id=2))
+    )
+    await host.host.start()
+    await host.host.wait_idle()
+    assert set(disk.list_directory(ROOT)) == {f"{moved}.{host.now_ms}.removed", f"{strange}.{host.now_ms}.unknown"}
+    await host.host.stop()
+
+
 class HeldRename(SimDisk):
     """A disk on which something happens on the event loop before the first rename."""
 

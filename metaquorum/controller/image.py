@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from metaquorum.controller.deleted_topics import DeletedTopics
 from metaquorum.controller.records import (
     ConfigRecord,
     ConfigResource,
@@ -43,6 +44,7 @@ class MetadataImage:
         self._other_configs: dict[tuple[ConfigResource, str], dict[str, str]] = {}
         self._producer_ids: ProducerIdsRecord | None = None
         self._unsealed: dict[bytes, TopicImage] = {}
+        self._deleted_topics = DeletedTopics()
         self._metadata_offset = 0
 
     @property
@@ -79,6 +81,11 @@ class MetadataImage:
     def producer_ids(self) -> ProducerIdsRecord | None:
         """The last block that was given out, or None."""
         return self._producer_ids
+
+    @property
+    def deleted_topics(self) -> DeletedTopics:
+        """Ids of the topics that were deleted last; to be read only."""
+        return self._deleted_topics
 
     def topic_by_name(self, topic: str) -> TopicImage | None:
         """Return the topic of this name, or None."""
@@ -170,8 +177,17 @@ class MetadataImage:
         for members, count in topic.partitions.add_block(number, data):
             self._counts.move(members, count)
 
+    def put_deleted_block(self, number: int, data: bytes) -> None:
+        """Add a block of deleted topics off a row, the next one.
+
+        Raises:
+            AssertionError: it is damaged, or out of turn.
+        """
+        self._deleted_topics.add_block(number, data)
+
     def drop_topic(self, topic: TopicImage) -> None:
-        """Remove a topic."""
+        """Remove a topic; its id is kept among the deleted ones."""
+        self._deleted_topics.add(topic.topic_id)
         del self._topics[topic.topic_id]
         del self._ids_by_name[topic.topic]
         del self._names[bisect_left(self._names, topic.topic)]

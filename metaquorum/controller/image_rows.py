@@ -16,6 +16,7 @@ integers big-endian:
     | other config   | 06, resource (1), resource name, 00, name          | ConfigRecord                       |
     | producer ids   | 07                                                 | ProducerIdsRecord                  |
     | partitions     | 08, topic id (16), block (4)                       | block (`partition_blocks.py`)      |
+    | deleted topics | 09, block (4)                                      | up to 64 topic ids (16 each)       |
 
 Rows of single partitions are read and never written: `is_old` tells a store to write the blocks in their place.
 Key 00 belongs to the store.
@@ -56,9 +57,11 @@ _TOPIC_CONFIG: Final = 5
 _OTHER_CONFIG: Final = 6
 _PRODUCER_IDS: Final = 7
 _BLOCK: Final = 8
+_DELETED: Final = 9
 
 _BROKER_KEY: Final = struct.Struct(">BIB")
 _BLOCK_KEY: Final = struct.Struct(">B16sI")
+_DELETED_KEY: Final = struct.Struct(">BI")
 _PRODUCER_IDS_KEY: Final = bytes([_PRODUCER_IDS])
 
 
@@ -71,7 +74,15 @@ class PartitionBlock:
     data: bytes
 
 
-Row = MetadataRecord | PartitionBlock
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedBlock:
+    """A row of ids of deleted topics; `data` has one after another (`deleted_topics.py`)."""
+
+    number: int
+    data: bytes
+
+
+Row = MetadataRecord | PartitionBlock | DeletedBlock
 
 
 def feature_key(name: str) -> bytes:
@@ -104,6 +115,23 @@ def block_place(key: bytes) -> tuple[bytes, int] | None:
         return None
     _, topic_id, number = _BLOCK_KEY.unpack(key)
     return topic_id, number
+
+
+def deleted_key(number: int) -> bytes:
+    """Return the key of a block of deleted topics."""
+    return _DELETED_KEY.pack(_DELETED, number)
+
+
+def deleted_place(key: bytes) -> int | None:
+    """Return the number of a block of deleted topics; None for the key of another row.
+
+    Raises:
+        struct.error: it is too long or too short.
+    """
+    if key[0] != _DELETED:
+        return None
+    _, number = _DELETED_KEY.unpack(key)
+    return number
 
 
 def is_old(key: bytes) -> bool:
@@ -155,6 +183,7 @@ def _topic_keys(topic_id: bytes, image: MetadataImage) -> list[bytes]:
     keys = [topic_key(topic_id)]
     keys.extend(block_keys(topic))
     keys.extend(config_key(ConfigResource.TOPIC, topic_id.hex(), name) for name in topic.configs)
+    keys.extend(deleted_key(number) for number in image.deleted_topics.touched_numbers())
     return keys
 
 
@@ -171,6 +200,8 @@ def add_row(image: MetadataImage, row: Row) -> None:
     """
     if isinstance(row, PartitionBlock):
         image.put_block(row.topic_id, row.number, row.data)
+    elif isinstance(row, DeletedBlock):
+        image.put_deleted_block(row.number, row.data)
     else:
         # Rows are states, not facts in time: the offset is set once, at the end.
         image.replay(row, image.metadata_offset)
@@ -204,6 +235,10 @@ def row(image: MetadataImage, key: bytes) -> Row | None:
             _, topic_id, number = _BLOCK_KEY.unpack(key)
             topic = image.topic_by_id(topic_id)
             return None if topic is None else _block_row(topic, number)
+        case 9:
+            _, number = _DELETED_KEY.unpack(key)
+            data = image.deleted_topics.block(number)
+            return None if data is None else DeletedBlock(number=number, data=data)
         case _:
             assert key == _PRODUCER_IDS_KEY, f"no row has the key {key.hex()}"
             return image.producer_ids
@@ -267,6 +302,8 @@ def all_keys(image: MetadataImage) -> Iterator[bytes]:
         yield _PRODUCER_IDS_KEY
     for topic in image.topics_by_id():
         yield from block_keys(topic)
+    for number in image.deleted_topics.numbers():
+        yield deleted_key(number)
 
 
 def all_rows(image: MetadataImage) -> Iterator[tuple[bytes, Row]]:

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of an image to bytes and back: the values in the image store and in snapshots.
 
-Owns which rows are records (`record_codec.py`) and which are blocks of partitions, whose bytes are stored as they are.
+Owns which rows are records (`record_codec.py`) and which are blocks of partitions or of deleted topics,
+whose bytes are stored as they are.
 Source: `metaquorum/controller/image_rows.py`.
 """
 
 from __future__ import annotations
 
 from metaquorum.controller import image_rows
-from metaquorum.controller.image_rows import PartitionBlock, Row
+from metaquorum.controller.image_rows import DeletedBlock, PartitionBlock, Row
 from metaquorum.runtime import record_codec
 
 
 def encode_row(row: Row) -> bytes:
     """Return the value of a row."""
-    return row.data if isinstance(row, PartitionBlock) else record_codec.encode(row)
+    return row.data if isinstance(row, PartitionBlock | DeletedBlock) else record_codec.encode(row)
 
 
 def decode_row(key: bytes, value: bytes) -> Row:
@@ -25,6 +26,9 @@ def decode_row(key: bytes, value: bytes) -> Row:
         RecordDecodeError: the value is no record.
     """
     place = image_rows.block_place(key)
-    if place is None:
-        return record_codec.decode(value)
-    return PartitionBlock(topic_id=place[0], number=place[1], data=value)
+    if place is not None:
+        return PartitionBlock(topic_id=place[0], number=place[1], data=value)
+    number = image_rows.deleted_place(key)
+    if number is not None:
+        return DeletedBlock(number=number, data=value)
+    return record_codec.decode(value)

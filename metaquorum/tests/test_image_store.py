@@ -227,7 +227,7 @@ def test_unreadable_database_is_thrown_away(tmp_path: Path, caplog: pytest.LogCa
     ("key", "value", "words"),
     [
         (b"\x00", image_format._STATE.pack(1, 5, 1), "image format 1"),
-        (b"\x00", image_format._STATE.pack(4, 5, 1), "image format 4"),
+        (b"\x00", image_format._STATE.pack(5, 5, 1), "image format 5"),
         (b"\x00", image_format._STATE.pack(2, -5, 1), "offset -5"),
         (b"\x00", b"short", "5 bytes"),
         (b"\x03" + bytes(16), b"\xff\xff", "cannot be read"),
@@ -284,7 +284,7 @@ def test_image_of_format_2_is_read_and_written_anew(tmp_path: Path) -> None:
     assert loaded.image.counts == world.image.counts
     state = store._database.get(b"\x00")
     assert isinstance(state, bytes)
-    assert state[:4] == (3).to_bytes(4, "big")
+    assert state[:4] == image_format.FORMAT_VERSION.to_bytes(4, "big")
     store.close()
 
 
