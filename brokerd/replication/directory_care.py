@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 
 from brokerd.clock import monotonic_ms
-from brokerd.replication.set_aside import SetAside
+from brokerd.replication.set_aside import SetAside, UnknownPartitions
 from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError, StorageError
 
@@ -40,6 +40,8 @@ class DirectoryCare:
         self._set_asides = {
             directory: SetAside(directory.disk, directory.partitions_path, now_ms) for directory in directories
         }
+        # Held by whoever looks into what was set aside, or deletes it: nothing goes under the eyes of another.
+        self._set_aside_in_use = asyncio.Lock()
 
     async def take(self, name: str, *, is_known: bool) -> None:
         """Set the directory of a partition aside that has no replica here; nothing happens when there is none.
@@ -67,10 +69,37 @@ class DirectoryCare:
         deleted = 0
         for directory, set_aside in self._set_asides.items():
             try:
-                deleted += await asyncio.to_thread(set_aside.delete_due)
+                async with self._set_aside_in_use:
+                    deleted += await asyncio.to_thread(set_aside.delete_due)
             except StorageError as error:
                 logger.error("set-aside directory not deleted: %s: %s", directory, error)
         return deleted
+
+    async def unknown(self, directory: LogDirectory) -> UnknownPartitions:
+        """Look how much in a directory was set aside because the metadata never knew it; nothing where it cannot be read."""
+        try:
+            async with self._set_aside_in_use:
+                return await asyncio.to_thread(self._set_asides[directory].unknown)
+        except StorageError as error:
+            logger.error("set-aside directories not counted: %s: %s", directory, error)
+            return UnknownPartitions()
+
+    async def delete_unknown(self) -> UnknownPartitions:
+        """Delete what the metadata never knew, in every directory that works; return how much that was.
+
+        Raises:
+            StorageError: something could not be deleted.
+        """
+        async with self._set_aside_in_use:
+            deleted = [
+                await asyncio.to_thread(set_aside.delete_unknown)
+                for directory, set_aside in self._set_asides.items()
+                if directory.failure is None
+            ]
+        return UnknownPartitions(
+            partition_count=sum(each.partition_count for each in deleted),
+            size_bytes=sum(each.size_bytes for each in deleted),
+        )
 
     async def tend_space(self) -> None:
         """Look how much room each directory has, and do what its ballast needs."""

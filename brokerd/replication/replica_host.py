@@ -48,6 +48,7 @@ from brokerd.replication.replica_peers import ReplicaPeers, ResignReason
 from brokerd.replication.replica_slot import LeavingReplicas, ReplicaSlot, directory_name
 from brokerd.replication.retention_task import RetentionTask
 from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
+from brokerd.replication.set_aside import UnknownPartitions
 from metaquorum.controller.awaited import awaited_directories
 from metaquorum.controller.configs import settings_of
 from metaquorum.controller.image import PartitionImage, TopicImage
@@ -484,6 +485,18 @@ class ReplicaHost:
     async def delete_due(self) -> int:
         """Delete what was set aside long enough ago; return how many directories were deleted."""
         return await self._care.delete_due()
+
+    async def unknown_partitions(self, directory: LogDirectory) -> UnknownPartitions:
+        """Look how much in a directory was set aside because the metadata never knew it."""
+        return await self._care.unknown(directory)
+
+    async def delete_unknown_partitions(self) -> UnknownPartitions:
+        """Delete what the metadata never knew, before its time.
+
+        Raises:
+            StorageError: something could not be deleted.
+        """
+        return await self._care.delete_unknown()
 
     async def expire_producers(self, expiration_ms: int) -> int:
         """Let every log forget the producers that were idle for longer; return how many."""

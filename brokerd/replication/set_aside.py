@@ -4,13 +4,15 @@
 Owns the names `<partition directory>.<wall-clock milliseconds>.removed|unknown` in `partitions/`. Must not judge
 which partitions are known. Every method blocks and may be called from any thread, one call at a time for one name.
 
-Law: nothing is deleted before its time has passed, counted from the moment it was set aside, over restarts.
+Law: nothing is deleted before its time has passed, counted from the moment it was set aside, over restarts; only what is
+unknown, and only when an operator asks for it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from brokerd.limits import DELETED_PARTITION_KEEP_MS, UNKNOWN_PARTITION_KEEP_MS
@@ -21,6 +23,20 @@ logger = logging.getLogger(__name__)
 
 _REMOVED: Final = "removed"
 _UNKNOWN: Final = "unknown"
+_KEEP_MS: Final = {_REMOVED: DELETED_PARTITION_KEEP_MS, _UNKNOWN: UNKNOWN_PARTITION_KEEP_MS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownPartitions:
+    """How much was set aside because the metadata never knew it.
+
+    Attributes:
+        partition_count: partition directories.
+        size_bytes: bytes of the files in them.
+    """
+
+    partition_count: int = 0
+    size_bytes: int = 0
 
 
 class SetAside:
@@ -58,7 +74,10 @@ class SetAside:
             return
         keep_s = UNKNOWN_PARTITION_KEEP_MS // 1000
         logger.warning(
-            "partition directory not in the cluster's metadata: set aside: %s, deleted in %d s", target, keep_s
+            "partition directory not in the cluster's metadata: set aside: %s, deleted in %d s, "
+            "or at once by `lograft directories delete-unknown`",
+            target,
+            keep_s,
         )
 
     def delete_due(self) -> int:
@@ -70,28 +89,53 @@ class SetAside:
         Raises:
             StorageError: one could not be deleted.
         """
-        deleted = 0
+        now_ms = self._now_ms()
+        return self._delete([name for name, since_ms, kind in self._found() if now_ms - since_ms >= _KEEP_MS[kind]])
+
+    def unknown(self) -> UnknownPartitions:
+        """Look how much lies here that the metadata never knew.
+
+        Raises:
+            StorageError: a directory could not be read.
+        """
+        names = self._unknown_names()
+        return UnknownPartitions(partition_count=len(names), size_bytes=sum(map(self._size_bytes, names)))
+
+    def delete_unknown(self) -> UnknownPartitions:
+        """Delete what the metadata never knew, before its time; an operator asks for it.
+
+        Returns:
+            What was deleted.
+
+        Raises:
+            StorageError: a directory could not be deleted; others may be.
+        """
+        names = self._unknown_names()
+        size_bytes = sum(map(self._size_bytes, names))
+        return UnknownPartitions(partition_count=self._delete(names), size_bytes=size_bytes)
+
+    def _unknown_names(self) -> list[str]:
+        return [name for name, _, kind in self._found() if kind == _UNKNOWN]
+
+    def _found(self) -> Iterator[tuple[str, int, str]]:
+        """Give name, moment and kind of what was set aside."""
         for name in self._disk.list_directory(self._directory):
-            since_ms, keep_ms = _parse(name)
-            if since_ms is None or self._now_ms() - since_ms < keep_ms:
-                continue
+            parts = name.rsplit(".", 2)
+            is_one = len(parts) == 3 and parts[1].isdecimal() and parts[2] in _KEEP_MS
+            if is_one and parse_partition_directory_name(parts[0]) is not None:
+                yield name, int(parts[1]), parts[2]
+
+    def _size_bytes(self, name: str) -> int:
+        path = f"{self._directory}/{name}"
+        return sum(self._disk.size_bytes(f"{path}/{file_name}") for file_name in self._disk.list_directory(path))
+
+    def _delete(self, names: Sequence[str]) -> int:
+        for name in names:
             path = f"{self._directory}/{name}"
             for file_name in self._disk.list_directory(path):
                 self._disk.remove(f"{path}/{file_name}")
             self._disk.remove_directory(path)
-            deleted += 1
             logger.info("partition directory deleted: %s", name)
-        if deleted:
+        if names:
             self._disk.sync_directory(self._directory)
-        return deleted
-
-
-def _parse(name: str) -> tuple[int | None, int]:
-    parts = name.rsplit(".", 2)
-    if len(parts) != 3 or not parts[1].isdecimal() or parse_partition_directory_name(parts[0]) is None:
-        return None, 0
-    if parts[2] == _REMOVED:
-        return int(parts[1]), DELETED_PARTITION_KEEP_MS
-    if parts[2] == _UNKNOWN:
-        return int(parts[1]), UNKNOWN_PARTITION_KEEP_MS
-    return None, 0
+        return len(names)

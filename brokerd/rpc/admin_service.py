@@ -89,6 +89,7 @@ class AdminService:
         methods = {name: raw_unary(self._behaviour(name)) for name in (*READ_METHODS, *CHANGE_METHODS)}
         own = self._log_directories
         methods["DescribeLogDirectories"] = unary(admin_pb2.DescribeLogDirectoriesRequest, own.describe)
+        methods["DeleteUnknownPartitions"] = unary(admin_pb2.DeleteUnknownPartitionsRequest, own.delete_unknown)
         methods["ExportMetadata"] = export_handler(self._calls)
         methods["MoveReplica"] = unary(admin_pb2.MoveReplicaRequest, own.move)
         return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -16,8 +16,10 @@ from brokerd.failure import refused
 from brokerd.replication.locator import Locator
 from brokerd.replication.moving import Move, MoveState
 from brokerd.replication.replica_host import ReplicaHost
+from brokerd.replication.set_aside import UnknownPartitions
 from brokerd.rpc.calls import ServicerContext, check_cluster
 from storage.directories import LogDirectory
+from storage.errors import StorageError
 from storage.names import TOPIC_ID_BYTES
 from storage.space import SpaceState
 
@@ -61,10 +63,13 @@ class LogDirectoryCalls:
             RefusedError: another cluster is meant.
         """
         check_cluster(request.cluster_id, self._cluster_id)
+        # Looked at first: what follows is of one moment.
+        unknown = {directory: await self._host.unknown_partitions(directory) for directory in self._host.directories}
         return admin_pb2.DescribeLogDirectoriesResponse(
             broker_id=self._node_id,
             directories=[
-                self._directory(directory, with_replicas=request.with_replicas) for directory in self._host.directories
+                self._directory(directory, each, with_replicas=request.with_replicas)
+                for directory, each in unknown.items()
             ],
             moves=[_move_message(move) for move in self._host.moves.report()],
         )
@@ -85,7 +90,26 @@ class LogDirectoryCalls:
         self._host.move(topic.topic_id, request.partition, request.directory_id)
         return admin_pb2.MoveReplicaResponse()
 
-    def _directory(self, directory: LogDirectory, *, with_replicas: bool) -> admin_pb2.LogDirectory:
+    async def delete_unknown(
+        self, request: admin_pb2.DeleteUnknownPartitionsRequest, _context: ServicerContext
+    ) -> admin_pb2.DeleteUnknownPartitionsResponse:
+        """Serve DeleteUnknownPartitions.
+
+        Raises:
+            RefusedError: another cluster is meant, or something could not be deleted.
+        """
+        check_cluster(request.cluster_id, self._cluster_id)
+        try:
+            deleted = await self._host.delete_unknown_partitions()
+        except StorageError as error:
+            raise refused(ErrorCode.STORAGE_FAILED, f"not everything unknown was deleted: {error}") from None
+        return admin_pb2.DeleteUnknownPartitionsResponse(
+            partition_count=deleted.partition_count, size_bytes=deleted.size_bytes
+        )
+
+    def _directory(
+        self, directory: LogDirectory, unknown: UnknownPartitions, *, with_replicas: bool
+    ) -> admin_pb2.LogDirectory:
         replicas = self._host.replicas_in(directory)
         names = [admin_pb2.ReplicaName(topic=replica.topic, partition=replica.partition) for replica in replicas]
         failure = directory.failure
@@ -97,6 +121,8 @@ class LogDirectoryCalls:
             replica_count=len(replicas),
             replicas=names if with_replicas else [],
             problem="" if failure is None else str(failure),
+            unknown_partition_count=unknown.partition_count,
+            unknown_partition_bytes=unknown.size_bytes,
         )
 
 

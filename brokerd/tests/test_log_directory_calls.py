@@ -100,3 +100,38 @@ async def test_moves_of_what_is_not_there_are_refused(client: Client) -> None:
     assert (await refusal(move(client, bytes(16)))).code is ErrorCode.INVALID_REQUEST
     assert (await refusal(move(client, b"short"))).code is ErrorCode.INVALID_REQUEST
     assert (await refusal(move(client, directory_id, cluster_id="other"))).code is ErrorCode.WRONG_CLUSTER
+
+
+async def test_unknown_partitions_are_counted_and_deleted_when_asked(tmp_path: Path) -> None:
+    """Directories that the metadata never knew are shown with their bytes in each log directory, and one call removes all of them."""
+    server = await start(tmp_path, more=("second",))
+    async with connected(server) as client:
+        await client.create_topic("t", 1)
+        await client.append("t", [b"stays"], partition=0)
+        first, second = (Path(directory.path) / "partitions" for directory in (await describe(client)).directories)
+    await server.stop()
+    for number, place in enumerate((first, first, second)):
+        stranger = place / f"{number:032x}-0"
+        stranger.mkdir()
+        (stranger / "00000000000000000000.log").write_bytes(bytes(100))
+    server = await start(tmp_path, more=("second",))
+    try:
+        async with connected(server) as client:
+            shown = (await describe(client)).directories
+            assert [each.unknown_partition_count for each in shown] == [2, 1]
+            assert [each.unknown_partition_bytes for each in shown] == [200, 100]
+            wrong = admin_pb2.DeleteUnknownPartitionsRequest(cluster_id="another")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await client.admin.DeleteUnknownPartitions(wrong, timeout=WAIT_S)
+            deleted = await client.admin.DeleteUnknownPartitions(
+                admin_pb2.DeleteUnknownPartitionsRequest(), timeout=WAIT_S
+            )
+            assert (deleted.partition_count, deleted.size_bytes) == (3, 300)
+            again = await client.admin.DeleteUnknownPartitions(
+                admin_pb2.DeleteUnknownPartitionsRequest(), timeout=WAIT_S
+            )
+            assert (again.partition_count, again.size_bytes) == (0, 0)
+            assert [each.unknown_partition_count for each in (await describe(client)).directories] == [0, 0]
+            assert await values(client, 1) == [b"stays"]
+    finally:
+        await server.stop()

@@ -306,6 +306,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         async with Answering(context):
             raise _only_a_broker()
 
+    async def DeleteUnknownPartitions(
+        self, request: admin_pb2.DeleteUnknownPartitionsRequest, context: ServicerContext
+    ) -> admin_pb2.DeleteUnknownPartitionsResponse:
+        """Refuse: log directories belong to a broker."""
+        async with Answering(context):
+            raise _only_a_broker()
+
     async def _catch_up(self, request: _Read, context: ServicerContext) -> None:
         """Wait until the image may be shown: it has all that is committed, and what the caller asks for."""
         wait_ms = timeout_ms(context)

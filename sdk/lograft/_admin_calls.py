@@ -16,7 +16,7 @@ from lograft._cluster import Attempt, Cluster
 from lograft._codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
 from lograft._configs import alter_configs, describe_configs
 from lograft._delete_records import delete_records
-from lograft._log_directories import describe_log_directories, move_replica
+from lograft._log_directories import delete_unknown_partitions, describe_log_directories, move_replica
 from lograft._metadata_export import export_metadata
 from lograft._offsets import list_offsets
 from lograft._partition_calls import all_named, alter_reassignments, elect_leaders, list_reassignments
@@ -40,6 +40,7 @@ from lograft.types import (
     TopicDescription,
     TopicPartition,
     TopicSummary,
+    UnknownPartitions,
 )
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
@@ -276,6 +277,10 @@ class AdminCalls:
     async def move_replica(self, where: TopicPartition, directory_id: bytes, broker_id: int | None) -> None:
         """Begin to move a replica."""
         await move_replica(self.cluster, where, directory_id, broker_id, timeout_ms=self._timeout_ms)
+
+    async def delete_unknown_partitions(self, broker_id: int | None) -> UnknownPartitions:
+        """Delete what a broker has set aside because the cluster does not know it."""
+        return await delete_unknown_partitions(self.cluster, broker_id, timeout_ms=self._timeout_ms)
 
     async def close(self) -> None:
         """Let the connections go."""

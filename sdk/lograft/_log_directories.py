@@ -10,7 +10,15 @@ from typing import Final
 
 from lograft._cluster import Attempt, Cluster
 from lograft.errors import UsageError
-from lograft.types import LogDirectories, LogDirectory, LogDirectoryState, MoveState, ReplicaMove, TopicPartition
+from lograft.types import (
+    LogDirectories,
+    LogDirectory,
+    LogDirectoryState,
+    MoveState,
+    ReplicaMove,
+    TopicPartition,
+    UnknownPartitions,
+)
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -78,6 +86,24 @@ async def move_replica(
     await cluster.call(work, timeout_ms=timeout_ms, address=address)
 
 
+async def delete_unknown_partitions(cluster: Cluster, broker_id: int | None, *, timeout_ms: int) -> UnknownPartitions:
+    """Delete what a broker has set aside because the cluster does not know it; None: the only broker.
+
+    Raises:
+        UsageError: there is no such broker, or there are several and none is named.
+        LograftError: the broker did not answer, or could not delete everything.
+    """
+    address = await _address_of(cluster, broker_id, timeout_ms)
+    request = admin_pb2.DeleteUnknownPartitionsRequest(cluster_id=cluster.cluster_id)
+
+    async def work(attempt: Attempt) -> admin_pb2.DeleteUnknownPartitionsResponse:
+        return await AdminServiceStub(attempt.channel).DeleteUnknownPartitions(request, timeout=attempt.timeout_s)
+
+    # Asked again after an answer that was lost, the broker finds nothing left, and says so.
+    response = await cluster.call(work, timeout_ms=timeout_ms, address=address)
+    return UnknownPartitions(partition_count=response.partition_count, size_bytes=response.size_bytes)
+
+
 async def _address_of(cluster: Cluster, broker_id: int | None, timeout_ms: int) -> str:
     await cluster.fetch_brokers(timeout_ms=timeout_ms)
     brokers = {broker.broker_id: broker.address for broker in cluster.view.brokers()}
@@ -101,6 +127,8 @@ def _directory(message: admin_pb2.LogDirectory) -> LogDirectory:
         replica_count=message.replica_count,
         replicas=tuple(TopicPartition(each.topic, each.partition) for each in message.replicas),
         problem=message.problem,
+        unknown_partition_count=message.unknown_partition_count,
+        unknown_partition_bytes=message.unknown_partition_bytes,
     )
 
 

@@ -33,6 +33,7 @@ from lograft.types import (
     TopicDescription,
     TopicPartition,
     TopicSummary,
+    UnknownPartitions,
 )
 
 T = TypeVar("T")
@@ -359,6 +360,23 @@ class Admin:
             RefusedError: the broker has no such replica or directory, or it cannot be moved now.
         """
         self._run(lambda calls: calls.move_replica(TopicPartition(*where), directory_id, broker_id))
+
+    def delete_unknown_partitions(self, broker_id: int | None = None) -> UnknownPartitions:
+        """Delete, for good, what one broker has set aside because the cluster does not know it.
+
+        `describe_log_directories` tells how much that is. The broker deletes it by itself after seven days.
+
+        Args:
+            broker_id: id of the broker; None: the only one there is.
+
+        Returns:
+            What was deleted.
+
+        Raises:
+            UsageError: there is no such broker, or there are several and none is named.
+            RefusedError: something could not be deleted.
+        """
+        return self._run(lambda calls: calls.delete_unknown_partitions(broker_id))
 
     def close(self) -> None:
         """Let the connections go. Further calls do nothing."""

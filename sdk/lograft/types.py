@@ -210,6 +210,8 @@ class LogDirectory:
         replica_count: number of replicas in it.
         replicas: the replicas, if they were asked for.
         problem: why it failed; empty: it has not.
+        unknown_partition_count: partition directories in it that were set aside because the cluster does not know them.
+        unknown_partition_bytes: bytes of the files in those.
     """
 
     directory_id: bytes
@@ -219,6 +221,21 @@ class LogDirectory:
     replica_count: int
     replicas: tuple[TopicPartition, ...]
     problem: str
+    unknown_partition_count: int = 0
+    unknown_partition_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownPartitions:
+    """Partition directories of a broker that the cluster does not know.
+
+    Attributes:
+        partition_count: how many.
+        size_bytes: bytes of the files in them.
+    """
+
+    partition_count: int
+    size_bytes: int
 
 
 class MoveState(Enum):

@@ -26,6 +26,7 @@ from lograft.types import (
     TopicDescription,
     TopicPartition,
     TopicSummary,
+    UnknownPartitions,
 )
 
 
@@ -174,6 +175,10 @@ class Admin:
     async def move_replica(self, where: TopicPartition, directory_id: bytes, broker_id: int | None = None) -> None:
         """Begin to move a replica to another log directory of its broker. See `lograft.Admin.move_replica`."""
         await self._start().move_replica(TopicPartition(*where), directory_id, broker_id)
+
+    async def delete_unknown_partitions(self, broker_id: int | None = None) -> UnknownPartitions:
+        """Delete, for good, what one broker has set aside because the cluster does not know it. See `lograft.Admin`."""
+        return await self._start().delete_unknown_partitions(broker_id)
 
     async def close(self) -> None:
         """Let the connections go. Further calls do nothing."""

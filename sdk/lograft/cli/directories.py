@@ -13,7 +13,7 @@ from lograft.admin import Admin
 from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap, ClusterId, Json, TimeoutMs
 from lograft.cli.output import print_json, print_table
 from lograft.errors import LograftError, RequestTimeoutError, UsageError
-from lograft.types import LogDirectories, LogDirectory, MoveState, ReplicaMove, TopicPartition
+from lograft.types import LogDirectories, LogDirectory, MoveState, ReplicaMove, TopicPartition, UnknownPartitions
 
 POLL_INTERVAL_S: Final = 0.2
 """Seconds between two looks at a move that is waited for."""
@@ -45,9 +45,18 @@ def list_directories(
         return
     print_table(
         f"log directories of broker {found.broker_id}",
-        ("id", "path", "state", "free bytes", "replicas", "problem"),
+        ("id", "path", "state", "free bytes", "replicas", "unknown partitions", "unknown bytes", "problem"),
         [
-            (each.directory_id.hex(), each.path, each.state.value, each.free_bytes, each.replica_count, each.problem)
+            (
+                each.directory_id.hex(),
+                each.path,
+                each.state.value,
+                each.free_bytes,
+                each.replica_count,
+                each.unknown_partition_count,
+                each.unknown_partition_bytes,
+                each.problem,
+            )
             for each in found.directories
         ],
     )
@@ -101,6 +110,37 @@ def move_replica(
         typer.echo(f"{topic}-{partition} is being moved to {target.path}; `lograft directories list` tells how it goes")
 
 
+@directories_app.command("delete-unknown")
+def delete_unknown(
+    broker: Broker = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    cluster_id: ClusterId = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    as_json: Json = False,
+) -> None:
+    """Delete, for good, what a broker has set aside because the cluster does not know it; otherwise it goes after seven days."""
+    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+        found = admin.describe_log_directories(broker)
+        count = sum(each.unknown_partition_count for each in found.directories)
+        size_bytes = sum(each.unknown_partition_bytes for each in found.directories)
+        if count and not yes:
+            typer.confirm(
+                f"Delete {count} partition directories of broker {found.broker_id} with {size_bytes} bytes?", abort=True
+            )
+        deleted = (
+            admin.delete_unknown_partitions(found.broker_id)
+            if count
+            else UnknownPartitions(partition_count=0, size_bytes=0)
+        )
+    if as_json:
+        print_json(
+            {"broker_id": found.broker_id, "partition_count": deleted.partition_count, "size_bytes": deleted.size_bytes}
+        )
+    else:
+        typer.echo(f"{deleted.partition_count} partition directories with {deleted.size_bytes} bytes deleted")
+
+
 def _find(found: LogDirectories, directory: str) -> LogDirectory:
     for each in found.directories:
         if directory in (each.directory_id.hex(), each.path):
@@ -141,6 +181,8 @@ def _as_json(found: LogDirectories) -> dict[str, object]:
                 "free_bytes": each.free_bytes,
                 "replica_count": each.replica_count,
                 "replicas": [{"topic": where.topic, "partition": where.partition} for where in each.replicas],
+                "unknown_partition_count": each.unknown_partition_count,
+                "unknown_partition_bytes": each.unknown_partition_bytes,
                 "problem": each.problem,
             }
             for each in found.directories

@@ -1265,6 +1265,8 @@ class LogDirectory(_message.Message):
     REPLICA_COUNT_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    UNKNOWN_PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    UNKNOWN_PARTITION_BYTES_FIELD_NUMBER: _builtins.int
     directory_id: _builtins.bytes
     """Id, 16 bytes; stays with the directory for its life."""
     path: _builtins.str
@@ -1277,6 +1279,10 @@ class LogDirectory(_message.Message):
     """Number of replicas in it."""
     problem: _builtins.str
     """Why it failed; empty: it has not."""
+    unknown_partition_count: _builtins.int
+    """Partition directories in it that were set aside because the cluster does not know them; they are deleted after seven days."""
+    unknown_partition_bytes: _builtins.int
+    """Bytes of the files in those."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaName]:
         """The replicas, if they were asked for; by topic and partition."""
@@ -1291,10 +1297,12 @@ class LogDirectory(_message.Message):
         replica_count: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaName] | None = ...,
         problem: _builtins.str = ...,
+        unknown_partition_count: _builtins.int = ...,
+        unknown_partition_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_free_bytes", b"_free_bytes", "free_bytes", b"free_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_bytes", b"_free_bytes", "directory_id", b"directory_id", "free_bytes", b"free_bytes", "path", b"path", "problem", b"problem", "replica_count", b"replica_count", "replicas", b"replicas", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_bytes", b"_free_bytes", "directory_id", b"directory_id", "free_bytes", b"free_bytes", "path", b"path", "problem", b"problem", "replica_count", b"replica_count", "replicas", b"replicas", "state", b"state", "unknown_partition_bytes", b"unknown_partition_bytes", "unknown_partition_count", b"unknown_partition_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_bytes: _TypeAlias = _typing.Literal["free_bytes"]  # noqa: Y015
     _WhichOneofArgType__free_bytes: _TypeAlias = _typing.Literal["_free_bytes", b"_free_bytes"]  # noqa: Y015
@@ -1385,6 +1393,54 @@ class DescribeLogDirectoriesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeLogDirectoriesResponse: _TypeAlias = DescribeLogDirectoriesResponse  # noqa: Y015
+
+@_typing.final
+class DeleteUnknownPartitionsRequest(_message.Message):
+    """Asks for the deletion of what is unknown."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Cluster id that the client expects; empty: any."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteUnknownPartitionsRequest: _TypeAlias = DeleteUnknownPartitionsRequest  # noqa: Y015
+
+@_typing.final
+class DeleteUnknownPartitionsResponse(_message.Message):
+    """What was deleted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_COUNT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    partition_count: _builtins.int
+    """Partition directories."""
+    size_bytes: _builtins.int
+    """Bytes of the files in them."""
+    def __init__(
+        self,
+        *,
+        partition_count: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition_count", b"partition_count", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteUnknownPartitionsResponse: _TypeAlias = DeleteUnknownPartitionsResponse  # noqa: Y015
 
 @_typing.final
 class MoveReplicaRequest(_message.Message):

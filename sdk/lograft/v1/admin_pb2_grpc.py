@@ -97,6 +97,11 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaResponse.FromString,
                 _registered_method=True)
+        self.DeleteUnknownPartitions = channel.unary_unary(
+                '/lograft.v1.AdminService/DeleteUnknownPartitions',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.DeleteUnknownPartitionsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.DeleteUnknownPartitionsResponse.FromString,
+                _registered_method=True)
         self.AddVoter = channel.unary_unary(
                 '/lograft.v1.AdminService/AddVoter',
                 request_serializer=lograft_dot_v1_dot_admin__pb2.AddVoterRequest.SerializeToString,
@@ -235,6 +240,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteUnknownPartitions(self, request, context):
+        """Deletes what the broker that is asked has set aside because the cluster does not know it: for good, and at once instead of
+        after seven days. DescribeLogDirectories tells how much that is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AddVoter(self, request, context):
         """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed.
         """
@@ -362,6 +375,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.MoveReplica,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.MoveReplicaResponse.SerializeToString,
+            ),
+            'DeleteUnknownPartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteUnknownPartitions,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.DeleteUnknownPartitionsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.DeleteUnknownPartitionsResponse.SerializeToString,
             ),
             'AddVoter': grpc.unary_unary_rpc_method_handler(
                     servicer.AddVoter,
@@ -736,6 +754,33 @@ class AdminService(object):
             '/lograft.v1.AdminService/MoveReplica',
             lograft_dot_v1_dot_admin__pb2.MoveReplicaRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.MoveReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteUnknownPartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/DeleteUnknownPartitions',
+            lograft_dot_v1_dot_admin__pb2.DeleteUnknownPartitionsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.DeleteUnknownPartitionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

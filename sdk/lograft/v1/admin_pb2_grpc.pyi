@@ -62,6 +62,10 @@ class AdminServiceStub:
     """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
     DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
     """
+    DeleteUnknownPartitions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DeleteUnknownPartitionsRequest, _admin_pb2.DeleteUnknownPartitionsResponse]
+    """Deletes what the broker that is asked has set aside because the cluster does not know it: for good, and at once instead of
+    after seven days. DescribeLogDirectories tells how much that is.
+    """
     AddVoter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AddVoterRequest, _admin_pb2.AddVoterResponse]
     """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed."""
     RemoveVoter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveVoterRequest, _admin_pb2.RemoveVoterResponse]
@@ -118,6 +122,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     MoveReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.MoveReplicaRequest, _admin_pb2.MoveReplicaResponse]  # type: ignore[assignment]
     """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
     DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+    """
+    DeleteUnknownPartitions: _aio.UnaryUnaryMultiCallable[_admin_pb2.DeleteUnknownPartitionsRequest, _admin_pb2.DeleteUnknownPartitionsResponse]  # type: ignore[assignment]
+    """Deletes what the broker that is asked has set aside because the cluster does not know it: for good, and at once instead of
+    after seven days. DescribeLogDirectories tells how much that is.
     """
     AddVoter: _aio.UnaryUnaryMultiCallable[_admin_pb2.AddVoterRequest, _admin_pb2.AddVoterResponse]  # type: ignore[assignment]
     """Makes a voter of an observer of the metadata quorum that has caught up. Answers when that is committed."""
@@ -244,6 +252,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.MoveReplicaResponse, _abc.Awaitable[_admin_pb2.MoveReplicaResponse]]:
         """Begins to move a replica of the broker that is asked to another of its log directories, while it is used. Answers at once;
         DescribeLogDirectories tells how it goes. Asked again for the same directory it changes nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteUnknownPartitions(
+        self,
+        request: _admin_pb2.DeleteUnknownPartitionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DeleteUnknownPartitionsResponse, _abc.Awaitable[_admin_pb2.DeleteUnknownPartitionsResponse]]:
+        """Deletes what the broker that is asked has set aside because the cluster does not know it: for good, and at once instead of
+        after seven days. DescribeLogDirectories tells how much that is.
         """
 
     @_abc_1.abstractmethod

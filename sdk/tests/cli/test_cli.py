@@ -8,12 +8,13 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from lograft import Producer
+from lograft import Admin, Producer
 from lograft.cli import main
 from tests.clients.reading import read_all
 from tests.clients.test_producer_errors import unused_address
@@ -164,6 +165,26 @@ def test_null_values_are_sent_and_shown(run: Run, make_topic: MakeTopic) -> None
     assert run("consume", topic, "--null-value", "gone")[1] == "v\ngone\n\n"
     values = [json.loads(line)["value"] for line in run("consume", topic, "--json")[1].splitlines()]
     assert values == ["v", None, ""]
+
+
+def test_unknown_partitions_are_shown_and_deleted_after_a_question(run: Run, bootstrap: str) -> None:
+    """`directories list` counts what the cluster does not know; `delete-unknown` asks before it deletes, and says what it did."""
+    with Admin(bootstrap) as admin:
+        (directory,) = admin.describe_log_directories().directories
+    stranger = Path(directory.path) / "partitions" / f"{'ab' * 16}-3.{time.time_ns() // 1_000_000}.unknown"
+    stranger.mkdir()
+    (stranger / "00000000000000000000.log").write_bytes(bytes(1_000))
+    code, out, _ = run("directories", "list", "--json")
+    assert code == 0
+    (shown,) = json.loads(out)["directories"]
+    assert (shown["unknown_partition_count"], shown["unknown_partition_bytes"]) == (1, 1_000)
+    assert run("directories", "delete-unknown", stdin=b"n\n")[0] == 1
+    assert stranger.exists()
+    code, out, _ = run("directories", "delete-unknown", "--yes")
+    assert (code, out) == (0, "1 partition directories with 1000 bytes deleted\n")
+    assert not stranger.exists()
+    code, out, _ = run("directories", "delete-unknown")
+    assert (code, out) == (0, "0 partition directories with 0 bytes deleted\n")
 
 
 def test_quorum_status_shows_leader_voters_and_brokers(run: Run) -> None:
