@@ -12,6 +12,13 @@ from .env import Disk
 from .names import EPOCH_FILE
 from .recovery import LogParts
 from .recovery_point import CleanEnd, RecoveryPoint
+from .segment import Segment
+
+
+def has_clean_mark(parts: LogParts) -> bool:
+    """Tell whether the mark on the disk speaks for the log as it is, as after an open that found it and no append since."""
+    active = parts.segments.active
+    return parts.epochs_saved and active.is_index_saved and parts.recovery_point.point == _clean_point(active)
 
 
 def leave_clean_mark(disk: Disk, directory: str, parts: LogParts) -> None:
@@ -26,6 +33,10 @@ def leave_clean_mark(disk: Disk, directory: str, parts: LogParts) -> None:
         parts.epochs_saved = True
     active.save_index()
     parts.snapshots.take(parts.producers, active.end_offset)
-    end = CleanEnd(segment_base_offset=active.base_offset, segment_bytes=active.size_bytes)
     disk.sync_directory(directory)
-    parts.recovery_point.write_synced(RecoveryPoint(flushed_offset=active.end_offset, clean_end=end))
+    parts.recovery_point.write_synced(_clean_point(active))
+
+
+def _clean_point(active: Segment) -> RecoveryPoint:
+    end = CleanEnd(segment_base_offset=active.base_offset, segment_bytes=active.size_bytes)
+    return RecoveryPoint(flushed_offset=active.end_offset, clean_end=end)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from lograft.wire.header import BatchHeader
 
-from .closing import leave_clean_mark
+from .closing import has_clean_mark, leave_clean_mark
 from .compaction.owner import LogCompaction
 from .env import Buffer, Disk
 from .errors import DiskFailedError, LogClosedError, OffsetOutOfRangeError, StorageError
@@ -428,6 +428,11 @@ class PartitionLog:
             work.run()
         return self.end_flush(work)
 
+    @property
+    def has_unsaved(self) -> bool:
+        """True if a clean close has something to write; otherwise it does not wait for the disk."""
+        return self._failure is None and (self.flushed_offset < self.log_end_offset or not has_clean_mark(self._parts))
+
     def close(self, *, clean: bool = True) -> None:
         """Close the log; a second call does nothing.
 
@@ -443,7 +448,8 @@ class PartitionLog:
         try:
             if clean and self._failure is None:
                 self.flush()
-                leave_clean_mark(self._disk, self._directory, self._parts)
+                if not has_clean_mark(self._parts):
+                    leave_clean_mark(self._disk, self._directory, self._parts)
         finally:
             self._closed = True
             # A descriptor must not be closed under a running sync: then `end_flush` does it.

@@ -54,7 +54,7 @@ from .names import (
 from .producer_snapshots import ProducerSnapshots
 from .producers import ProducerWindows
 from .recovery_caches import note_epoch, read_epochs, restore_producers, walk_epochs
-from .recovery_point import RecoveryPoint, RecoveryPointFile
+from .recovery_point import CleanEnd, RecoveryPoint, RecoveryPointFile
 from .recovery_prefix import drop_below, drop_torn_tail, note_lost_front, restart_empty
 from .recovery_walk import UncleanWalk, WalkFindings
 from .restart import finish_restart
@@ -210,7 +210,9 @@ class _Opening:
                 f"all segment files are missing, the log was flushed up to {flushed_offset}: restore them, or "
                 "remove the directory to let a replica send its records again",
             )
-        recovery_point.write_synced(RecoveryPoint(flushed_offset=start_offset))
+        # A new log is as a clean stop would leave it: until something is appended, closing it has nothing to write.
+        clean_end = CleanEnd(segment_base_offset=start_offset, segment_bytes=0) if is_new else None
+        recovery_point.write_synced(RecoveryPoint(flushed_offset=start_offset, clean_end=clean_end))
         self._segments.append(
             Segment.create(self._disk, self._directory, self._damage, base_offset=start_offset, created_ms=self._now_ms)
         )
@@ -283,7 +285,11 @@ class _Opening:
             # Of a life whose batches were lost: before anything is appended, or it would come true later.
             self._disk.sync_directory(self._directory)
         found = self._read_epochs(below=log_end_offset)
-        epochs, epochs_saved = found if found else (walk_epochs(self._segments, interval_bytes=interval_bytes), False)
+        if found is not None:
+            epochs, epochs_saved = found
+        else:
+            epochs = walk_epochs(self._segments, interval_bytes=interval_bytes)
+            epochs_saved = not self._has_epoch_file and epochs.last_epoch is None
         epochs_saved = not epochs.truncate_prefix(self._log_start_offset) and epochs_saved
         producers, _ = restore_producers(
             snapshots, self._segments, newest_at=log_end_offset, interval_bytes=interval_bytes

@@ -163,6 +163,11 @@ class Segment:
         if self._may_rest:
             self._index = None
 
+    @property
+    def is_index_saved(self) -> bool:
+        """True when the index files are as the indexes in memory, or there is nothing to index; valid until something is appended."""
+        return self._index is None or self._may_rest or self._index.first_timestamp_ms is None
+
     def save_index(self) -> None:
         """Write the index files (roll, clean close); without a sync."""
         if self._index is not None:
