@@ -7,7 +7,8 @@ Pure. Owns the answer to "what changed since offset N?"; must not hold any state
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.records import (
@@ -28,7 +29,13 @@ from metaquorum.controller.runs import Run
 class MetadataChange:
     """Names and ids that committed records below `metadata_offset` touched; their state stands in the image.
 
-    `inherited_configs` True: configs of the cluster or of a broker changed, which topics inherit.
+    Attributes:
+        metadata_offset: end of the change (exclusive).
+        topics: names of the topics.
+        topic_ids: ids of the topics.
+        broker_ids: ids of the brokers.
+        inherited_configs: True: configs of the cluster or of a broker changed, which topics inherit.
+        partitions: of a topic of which nothing but some partitions changed, their numbers; a topic that is not here changed as a whole.
     """
 
     metadata_offset: int
@@ -36,6 +43,7 @@ class MetadataChange:
     topic_ids: frozenset[bytes]
     broker_ids: frozenset[int]
     inherited_configs: bool = False
+    partitions: Mapping[bytes, frozenset[int]] = field(default_factory=dict[bytes, frozenset[int]])
 
     @property
     def is_empty(self) -> bool:
@@ -51,20 +59,31 @@ class ChangeCollector:
         self._topic_ids: set[bytes] = set()
         self._broker_ids: set[int] = set()
         self._inherited_configs = False
+        self._partitions: dict[bytes, set[int]] = {}
+        self._whole: set[bytes] = set()
 
     def add(self, record: Run, image: MetadataImage) -> None:
         """Note what a record, or a run, touches; `image` is the state before it."""
         match record:
             case list():
-                self._add_topic_id(record[0].topic_id, image)
+                topic_id = record[0].topic_id
+                self._add_topic_id(topic_id, image)
+                self._partitions.setdefault(topic_id, set()).update(change.partition for change in record)
             case TopicRecord():
                 self._topics.add(record.topic)
                 self._topic_ids.add(record.topic_id)
-            case RemoveTopicRecord() | PartitionRecord() | PartitionChangeRecord():
+                self._whole.add(record.topic_id)
+            case PartitionRecord() | PartitionChangeRecord():
                 self._add_topic_id(record.topic_id, image)
+                self._partitions.setdefault(record.topic_id, set()).add(record.partition)
+            case RemoveTopicRecord():
+                self._add_topic_id(record.topic_id, image)
+                self._whole.add(record.topic_id)
             case ConfigRecord():
                 if record.resource is ConfigResource.TOPIC:
-                    self._add_topic_id(bytes.fromhex(record.resource_name), image)
+                    topic_id = bytes.fromhex(record.resource_name)
+                    self._add_topic_id(topic_id, image)
+                    self._whole.add(topic_id)
                 else:
                     self._inherited_configs = True
             case BrokerRecord() | BrokerChangeRecord() | RemoveBrokerRecord():
@@ -86,6 +105,11 @@ class ChangeCollector:
             topic_ids=frozenset(self._topic_ids),
             broker_ids=frozenset(self._broker_ids),
             inherited_configs=self._inherited_configs,
+            partitions={
+                topic_id: frozenset(numbers)
+                for topic_id, numbers in self._partitions.items()
+                if topic_id not in self._whole
+            },
         )
 
 

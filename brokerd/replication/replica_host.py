@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Final
 
 from lograft.wire.codes import ErrorCode
@@ -256,7 +256,7 @@ class ReplicaHost:
         for topic_id in sorted(change.topic_ids):
             topic = self._observer.image.topic_by_id(topic_id)
             if topic is not None:
-                self._reconcile(topic)
+                self._reconcile(topic, change.partitions.get(topic_id))
                 continue
             for partition, slot in self._slots.pop(topic_id, {}).items():
                 self._remove(topic_id, partition, slot)
@@ -276,11 +276,14 @@ class ReplicaHost:
             if count % REPLICA_SLICE == 0:
                 await asyncio.sleep(0)
 
-    def _reconcile(self, topic: TopicImage) -> None:
+    def _reconcile(self, topic: TopicImage, changed: Iterable[int] | None = None) -> None:
+        """Have the replicas here of a topic as the metadata says; `changed`: of these partitions alone, None: of all."""
         settings = self._settings(topic)
+        is_known = topic.topic_id in self._slots
         slots = self._slots.setdefault(topic.topic_id, {})
         are_waiting = False
-        for image in topic.partitions:
+        images = topic.partitions if changed is None else [topic.partitions[number] for number in sorted(changed)]
+        for image in images:
             slot = slots.get(image.partition)
             if self._node_id not in image.replicas:
                 if slot is not None:
@@ -295,7 +298,12 @@ class ReplicaHost:
                 self._spawn(self._open(topic.topic, topic.topic_id, image.partition, slot, settings))
             elif slot.replica is not None:
                 self._update(slot.replica, topic, image, settings)
-        if not slots and not are_waiting:
+        if slots or are_waiting:
+            return
+        if changed is not None and is_known:
+            # Others of its partitions may wait to be opened here.
+            self._reconcile(topic)
+        else:
             del self._slots[topic.topic_id]
 
     def _may_begin(self, topic: TopicImage, image: PartitionImage) -> bool:

@@ -144,6 +144,19 @@ async def test_log_is_made_only_once_this_process_is_let_in(hosted: Hosted, lost
     assert hosted.host.find(TOPIC_ID, 0) is not None, "another replica was elected: this one begins anew behind it"
 
 
+async def test_waiting_logs_are_not_forgotten_when_another_partition_of_the_topic_changes(hosted: Hosted) -> None:
+    """The change is about a partition that this broker has no replica of; what waits for leave is made once it comes."""
+    fenced = replace(hosted.registration(1, broker_epoch=1), fenced=True)
+    elsewhere = replace(partition(1), replicas=(2, 3), isr=(2, 3))
+    hosted.commit(fenced, TopicRecord(topic="t", topic_id=TOPIC_ID), partition(0), elsewhere)
+    await hosted.host.start()
+    assert hosted.host.replica_count == 0
+    hosted.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=1, leader=LeaderChange(leader_id=3)))
+    hosted.commit(hosted.registration(1, broker_epoch=1))
+    await hosted.host.wait_idle()
+    assert hosted.host.find(TOPIC_ID, 0) is not None
+
+
 @pytest.mark.parametrize("directory_id", [bytes(16), b"another direct.."])
 async def test_log_in_an_awaited_directory_is_claimed_and_no_other(
     hosted: Hosted, lost: Lost, directory_id: bytes

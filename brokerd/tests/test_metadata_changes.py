@@ -19,8 +19,10 @@ from metaquorum.controller.records import (
     BrokerRecord,
     ConfigRecord,
     ConfigResource,
+    LeaderChange,
     MetadataRecord,
     NoOpRecord,
+    PartitionChangeRecord,
     PartitionRecord,
     RemoveTopicRecord,
     TopicRecord,
@@ -102,6 +104,27 @@ def test_each_record_touches_its_topic_or_broker() -> None:
     ]
     assert [change.inherited_configs for change in seen] == [False, False, False, True, False, False]
     assert observer.image.metadata_offset == observer.metadata_offset
+
+
+def test_a_change_names_the_partitions_where_nothing_else_of_the_topic_changed() -> None:
+    """So that nobody looks at thousands of partitions for one; with a config or a new topic in the batch it changed as a whole."""
+    observer = MetadataObserver()
+    commit(observer, *topic("t", TOPIC_ID, 3), *topic("u", bytes(16)))
+    seen: list[MetadataChange] = []
+    observer.on_change(seen.append)
+
+    def led_by(partition: int, leader_id: int | None) -> PartitionChangeRecord:
+        return PartitionChangeRecord(topic_id=TOPIC_ID, partition=partition, leader=LeaderChange(leader_id=leader_id))
+
+    config = ConfigRecord(
+        resource=ConfigResource.TOPIC, resource_name=TOPIC_ID.hex(), name="flush.policy", value="none"
+    )
+    commit(observer, led_by(1, None))
+    commit(observer, led_by(0, None), led_by(2, None))
+    commit(observer, led_by(0, 1), config)
+    commit(observer, *topic("v", bytes([1]) * 16))
+    commit(observer, RemoveTopicRecord(topic_id=bytes(16)))
+    assert [dict(change.partitions) for change in seen] == [{TOPIC_ID: {1}}, {TOPIC_ID: {0, 2}}, {}, {}, {}]
 
 
 def test_history_answers_only_what_it_knows_wholly() -> None:

@@ -13,7 +13,7 @@ from lograft.wire.codes import ErrorCode
 from brokerd.failure import Failure, RefusedError
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.effects import LossReason
-from brokerd.partition.events import AckLevel, Durability
+from brokerd.partition.events import AckLevel, Durability, PartitionChanged
 from brokerd.replication import inherited_configs
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.locator import Locator
@@ -243,6 +243,30 @@ async def test_process_leads_nothing_of_what_the_one_before_it_led_until_it_is_l
         assert await acked(replica, append(replica, [b"v"])) is Durability.FLUSHED
     finally:
         await made.host.stop()
+
+
+async def test_a_change_of_one_partition_is_told_to_its_replica_alone(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop or a lost broker changes partitions in slices: looking at all of the topic for each slice would take squares of time."""
+    host.create_topic(partition_count=20)
+    for partition in range(20):
+        await host.replica(partition)
+    told: list[int] = []
+    take = HostedReplica.take_partition
+
+    def note(replica: HostedReplica, event: PartitionChanged) -> None:
+        told.append(replica.partition)
+        take(replica, event)
+
+    monkeypatch.setattr(HostedReplica, "take_partition", note)
+    host.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=7, leader=LeaderChange(leader_id=None)))
+    assert told == [7]
+    host.commit(
+        ConfigRecord(resource=ConfigResource.TOPIC, resource_name=TOPIC_ID.hex(), name="flush.policy", value="none")
+    )
+    assert told == [7, *range(20)]
+    await host.host.wait_idle()
 
 
 async def test_inherited_configs_are_applied_in_slices(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
