@@ -8,11 +8,13 @@ blocking consumer uses it under its lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Final, cast
 
 from lograft._core.fetcher import Arrival, ArrivalQueue, Chunk, Cursor
-from lograft.errors import CorruptDataError, LograftError, NotAssignedError, UsageError
+from lograft._producer_book import monotonic_ms
+from lograft.errors import CorruptDataError, LograftError, NotAssignedError, UnreachableError, UsageError
 from lograft.fetched import FetchedBatch, leading_records
 from lograft.settings import ConsumerSettings
 from lograft.types import ConsumerRecord, TopicPartition
@@ -47,6 +49,8 @@ class ConsumerBook:
 
     Attributes:
         cursors: assigned partitions.
+        outage: set while nothing comes from any of them, and nothing has for `unreachable_timeout_ms`; its writer is the consumer,
+            as the fetch engine reports.
     """
 
     def __init__(self, settings: ConsumerSettings, give_back: Callable[[object, int], None]) -> None:
@@ -57,6 +61,7 @@ class ConsumerBook:
             give_back: told of the bytes that were used up, with the source that they came from.
         """
         self.cursors: dict[TopicPartition, Cursor] = {}
+        self.outage: UnreachableError | None = None
         self._settings = settings
         self._give_back = give_back
         self._queue = ArrivalQueue()
@@ -265,6 +270,43 @@ class ConsumerBook:
         for source, used in self._used.items():
             self._give_back(source, used)
         self._used.clear()
+
+
+class PollWait:
+    """The wait of one poll: how long still, and what its end means.
+
+    A poll ends with an error as soon as an outage is reported. One that begins while it lasts gives the brokers the time that it
+    has, at most `unreachable_timeout_ms`, so that a program which polls on after the error neither spins nor hangs.
+    """
+
+    __slots__ = ("_again_ms", "_book", "_deadline_ms", "_is_old_outage")
+
+    def __init__(self, book: ConsumerBook, timeout_ms: int, unreachable_timeout_ms: int) -> None:
+        at_ms = monotonic_ms()
+        self._book = book
+        self._deadline_ms = at_ms + timeout_ms
+        self._again_ms = at_ms + unreachable_timeout_ms
+        self._is_old_outage = book.outage is not None
+
+    def left_ms(self) -> int:
+        """Return the milliseconds to wait for an arrival; 0: the poll ends with nothing.
+
+        Raises:
+            UnreachableError: there is an outage, and the time that it has is over.
+        """
+        at_ms = monotonic_ms()
+        end_ms = self._deadline_ms
+        outage = self._book.outage
+        if outage is not None and self._is_old_outage:
+            end_ms = min(end_ms, self._again_ms)
+        elif outage is not None:
+            end_ms = at_ms
+        self._is_old_outage = self._is_old_outage and outage is not None
+        if at_ms < end_ms:
+            return end_ms - at_ms
+        if outage is not None:
+            raise copy(outage)
+        return 0
 
 
 def check_offset(offset: object, what: str) -> None:

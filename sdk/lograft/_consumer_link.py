@@ -10,22 +10,27 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lograft._cluster import Cluster, now_ms
 from lograft._consumer_book import check_offset
-from lograft._core.fetcher import Arrival
+from lograft._core.fetcher import Arrival, Cursor
 from lograft._fetch_engine import FetchEngine
 from lograft._offsets import find_offsets
-from lograft.errors import UnknownPartitionError
+from lograft.errors import UnknownPartitionError, UnreachableError
 from lograft.settings import ClientSettings, ConsumerSettings
-from lograft.types import OffsetQuery, Position, TopicPartition
+from lograft.types import ConsumerHealth, OffsetQuery, PartitionHealth, Position, TopicPartition
 
 
 class ConsumerLink:
     """See the module docstring. Belongs to one event loop."""
 
     def __init__(
-        self, client: ClientSettings, settings: ConsumerSettings, deliver: Callable[[Arrival], None], timeout_ms: int
+        self,
+        client: ClientSettings,
+        settings: ConsumerSettings,
+        deliver: Callable[[Arrival], None],
+        report: Callable[[UnreachableError | None], None],
+        timeout_ms: int,
     ) -> None:
         self.cluster = Cluster(client)
-        self.engine = FetchEngine(self.cluster, settings, deliver)
+        self.engine = FetchEngine(self.cluster, settings, deliver, report)
         self._timeout_ms = timeout_ms
 
     async def check(self, tps: Sequence[TopicPartition]) -> None:
@@ -79,6 +84,21 @@ class ConsumerLink:
         if found is not None:
             return found
         return (await self.find_position([tp], Position.LATEST))[tp]
+
+    def health(self, cursors: Sequence[Cursor]) -> ConsumerHealth:
+        """Describe how it stands with the partitions of a consumer."""
+        partitions: dict[TopicPartition, PartitionHealth] = {}
+        for cursor in cursors:
+            leader_id, address = self.engine.place_of(cursor.tp)
+            partitions[cursor.tp] = PartitionHealth(
+                position=cursor.position,
+                high_watermark=cursor.high_watermark,
+                leader_id=leader_id,
+                address=address,
+                trouble=self.engine.trouble_of(cursor.tp),
+                error=cursor.error,
+            )
+        return ConsumerHealth(partitions=partitions, unreachable_ms=self.engine.unreachable_ms)
 
     async def close(self) -> None:
         """Let the connections go."""

@@ -6,13 +6,15 @@ application must see. What a follower refuses means nothing but that the leader 
 decode or keep what arrives: it goes to the sink. Runs on one event loop.
 
 Retriable troubles never end a partition: it is tried again, with pauses of at most a second, until the consumer lets
-it go.
+it go. Once nothing has come from any partition for `unreachable_timeout_ms` that is reported as an outage, with a fresh account
+every second, until something comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -20,13 +22,24 @@ from lograft._cluster import Cluster, now_ms
 from lograft._codec import decode_error
 from lograft._core.fetcher import Arrival, Chunk, Cursor, Failure, Reset
 from lograft._core.nearest import ReadPlace, read_place
+from lograft._core.troubles import Troubles
 from lograft._fetch_stream import FetchStream, PartitionFetcher
 from lograft._offsets import find_offsets
-from lograft.errors import FatalError, LograftError, OffsetOutOfRangeError, UnknownTopicError
+from lograft.errors import (
+    FatalError,
+    LeaderNotAvailableError,
+    LograftError,
+    OffsetOutOfRangeError,
+    PartitionTrouble,
+    UnknownTopicError,
+    UnreachableError,
+)
 from lograft.settings import (
     FOLLOWER_RETRY_MS,
+    MAX_REPORTED_TROUBLES,
     REQUEST_TIMEOUT_MS,
     STALL_REFRESH_MS,
+    TROUBLE_LOG_MS,
     UNKNOWN_TOPIC_WAIT_MS,
     ConsumerSettings,
 )
@@ -46,17 +59,29 @@ _UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITIO
 class FetchEngine:
     """See the module docstring."""
 
-    def __init__(self, cluster: Cluster, settings: ConsumerSettings, deliver: Callable[[Arrival], None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        deliver: Callable[[Arrival], None],
+        report: Callable[[UnreachableError | None], None],
+    ) -> None:
         """Start without connecting.
 
         Args:
             cluster: the connection to the cluster.
             settings: the consumer's settings.
             deliver: gets everything that arrives, in order.
+            report: told of an outage, of every new account of it, and (None) of its end.
         """
         self._cluster = cluster
         self._settings = settings
         self._deliver = deliver
+        self._report = report
+        self._troubles = Troubles()
+        self._outage_check: asyncio.TimerHandle | None = None
+        self._is_outage = False
+        self._trouble_logged_ms: int | None = None
         self._loop = asyncio.get_running_loop()
         self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
         self._streams: dict[int, FetchStream] = {}
@@ -68,9 +93,13 @@ class FetchEngine:
 
     def start(self, cursor: Cursor, generation: int, offset: int) -> None:
         """Fetch a partition from an offset on; what is under way for it is dropped."""
+        trouble = self._troubles.of(cursor.tp)
         self.stop(cursor.tp)
         if self._is_closed:
             return
+        if trouble is not None:
+            # A seek reaches nobody either: the time goes on.
+            self._troubles.begin(cursor.tp, trouble.since_ms, trouble.error)
         fetcher = PartitionFetcher(cursor, generation, offset, self._cluster.backoff())
         self._fetchers[cursor.tp] = fetcher
         if self._tick is None:
@@ -82,6 +111,8 @@ class FetchEngine:
         fetcher = self._fetchers.pop(tp, None)
         if fetcher is None:
             return
+        self._troubles.forget(tp)
+        self._check_outage()
         if fetcher.retry is not None:
             fetcher.retry.cancel()
         if fetcher.stream is not None:
@@ -97,6 +128,8 @@ class FetchEngine:
         self._is_closed = True
         if self._tick is not None:
             self._tick.cancel()
+        if self._outage_check is not None:
+            self._outage_check.cancel()
         for tp in list(self._fetchers):
             self.stop(tp)
         for task in self._tasks:
@@ -124,11 +157,13 @@ class FetchEngine:
         if self._is_closed or fetcher.stream is not None or not self._is_current(fetcher):
             return
         tp = fetcher.cursor.tp
+        self._note_trouble(fetcher)
         place = self._place(fetcher)
         if place is None:
             if self._cluster.is_missing(tp.topic, tp.partition) and self._is_gone(fetcher):
                 self._fail(fetcher, UnknownTopicError(f"{tp} does not exist (any more)"))
                 return
+            self._note_trouble(fetcher, LeaderNotAvailableError(f"{tp} has no leader, as far as is known"))
             self._cluster.request_refresh()
             self._retry_later(fetcher, None)
             return
@@ -213,6 +248,7 @@ class FetchEngine:
     def on_chunk(self, fetcher: PartitionFetcher, stream: FetchStream, frame: FetchFrame) -> None:
         """See `StreamOwner`."""
         fetcher.fetch_offset = frame.next_offset
+        self._note_progress(fetcher)
         self._deliver(
             Chunk(
                 cursor=fetcher.cursor,
@@ -227,6 +263,7 @@ class FetchEngine:
     def on_mark(self, fetcher: PartitionFetcher, stream: FetchStream, mark: log_pb2.FetchMark) -> None:
         """See `StreamOwner`."""
         fetcher.fetch_offset = max(fetcher.fetch_offset, mark.next_offset)
+        self._note_progress(fetcher)
         self._deliver(
             Chunk(
                 cursor=fetcher.cursor,
@@ -243,6 +280,7 @@ class FetchEngine:
         tp = fetcher.cursor.tp
         cause = decode_error(error)
         logger.info("%s: route ended: %s", tp, cause)
+        self._note_trouble(fetcher, cause)
         if fetcher.is_at_follower:
             if error.HasField("leader"):
                 self._cluster.take_hint(tp.topic, tp.partition, error.leader)
@@ -273,6 +311,7 @@ class FetchEngine:
             logger.info("fetch stream from %s ended: %s", stream.address, error)
             self._cluster.request_refresh()
         for fetcher in fetchers:
+            self._note_trouble(fetcher, error)
             if fetcher.is_at_follower:
                 self._leave_follower(fetcher)
             elif isinstance(error, FatalError):
@@ -335,6 +374,106 @@ class FetchEngine:
                 # It may be frozen or cut off, and with it the watch.
                 self._asked_ms = at_ms
                 self._cluster.request_refresh(avoid=stream.address)
+            if stream.is_stalled(at_ms):
+                for fetcher in stream.fetchers():
+                    self._note_trouble(fetcher, since_ms=stream.heard_ms)
             stream.check_silence(at_ms)
         if self._settings.client_rack is not None:
             self._on_metadata()  # time alone may let a follower be asked again
+        if self._is_outage:
+            self._report_outage(at_ms)
+        self._log_troubles(at_ms)
+
+    # -- troubles
+
+    def place_of(self, tp: TopicPartition) -> tuple[int | None, str | None]:
+        """Return the leader's node id and the address that a partition is fetched from, or was last."""
+        leader = self._cluster.leader(tp.topic, tp.partition)
+        fetcher = self._fetchers.get(tp)
+        place = None if fetcher is None else fetcher.place
+        address = place.address if place is not None else None if leader is None else leader.address
+        return None if leader is None else leader.broker_id, address
+
+    def trouble_of(self, tp: TopicPartition) -> PartitionTrouble | None:
+        """Describe why nothing of a partition comes; None: it flows, or is not fetched."""
+        trouble = self._troubles.of(tp)
+        if trouble is None:
+            return None
+        leader_id, address = self.place_of(tp)
+        duration_ms = now_ms() - trouble.since_ms
+        fetcher = self._fetchers.get(tp)
+        is_follower = fetcher is not None and fetcher.stream is not None and fetcher.is_at_follower
+        if leader_id is None:
+            waits_for = "a leader"
+        elif is_follower:
+            waits_for = f"a follower at {address}"
+        else:
+            waits_for = f"its leader, broker {leader_id} at {address}"
+        return PartitionTrouble(
+            topic=tp.topic,
+            partition=tp.partition,
+            leader_id=leader_id,
+            address=address,
+            since_ms=time.time_ns() // 1_000_000 - duration_ms,
+            duration_ms=duration_ms,
+            waits_for=waits_for,
+            error=trouble.error,
+        )
+
+    @property
+    def unreachable_ms(self) -> int | None:
+        """Milliseconds since which nothing comes from any partition; None: something does, or there is none."""
+        since_ms = self._troubles.all_since_ms
+        return None if since_ms is None else now_ms() - since_ms
+
+    def _note_trouble(
+        self, fetcher: PartitionFetcher, error: LograftError | None = None, *, since_ms: int | None = None
+    ) -> None:
+        if self._is_current(fetcher):
+            self._troubles.begin(fetcher.cursor.tp, now_ms() if since_ms is None else since_ms, error)
+            self._check_outage()
+
+    def _note_progress(self, fetcher: PartitionFetcher) -> None:
+        if self._troubles.end(fetcher.cursor.tp):
+            self._check_outage()
+
+    def _check_outage(self) -> None:
+        """Report the end of an outage, or see to it that a beginning one is looked at when it is due."""
+        unreachable_ms = self.unreachable_ms
+        if unreachable_ms is None:
+            if self._is_outage:
+                self._is_outage = False
+                logger.info("records can be fetched again")
+                self._report(None)
+        elif not self._is_outage and self._outage_check is None and not self._is_closed:
+            left_ms = max(0, self._settings.unreachable_timeout_ms - unreachable_ms)
+            self._outage_check = self._loop.call_later(left_ms / 1000, self._on_outage_due)
+
+    def _on_outage_due(self) -> None:
+        self._outage_check = None
+        unreachable_ms = self.unreachable_ms
+        if unreachable_ms is not None and unreachable_ms >= self._settings.unreachable_timeout_ms:
+            self._is_outage = True
+            self._report_outage(now_ms())
+        else:
+            # It was another outage, which is over; the next one, if there is one, is due later.
+            self._check_outage()
+
+    def _report_outage(self, at_ms: int) -> None:
+        since_ms = self._troubles.all_since_ms
+        assert since_ms is not None, "no outage"
+        found = map(self.trouble_of, self._troubles.partitions()[:MAX_REPORTED_TROUBLES])
+        troubles = [trouble for trouble in found if trouble is not None]
+        self._report(UnreachableError(troubles, partition_count=len(self._troubles), duration_ms=at_ms - since_ms))
+
+    def _log_troubles(self, at_ms: int) -> None:
+        since_ms = self._troubles.oldest_since_ms
+        if since_ms is None or at_ms - since_ms < self._settings.unreachable_timeout_ms:
+            return
+        if self._trouble_logged_ms is None or at_ms - self._trouble_logged_ms >= TROUBLE_LOG_MS:
+            self._trouble_logged_ms = at_ms
+            trouble = self.trouble_of(self._troubles.partitions()[0])
+            count = len(self._troubles)
+            logger.warning(
+                "%d of %d partitions give nothing: for %d ms %s", count, len(self._fetchers), at_ms - since_ms, trouble
+            )

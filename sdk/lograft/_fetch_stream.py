@@ -175,6 +175,15 @@ class FetchStream:
             self._wake()
 
     @property
+    def heard_ms(self) -> int:
+        """When the broker sent something last, or was granted something."""
+        return self._heard_ms
+
+    def fetchers(self) -> list[PartitionFetcher]:
+        """Partitions whose routes are open, or asked for."""
+        return list(self._routes.values())
+
+    @property
     def _is_owed(self) -> bool:
         """True while the broker could send something, at least marks."""
         return bool(self._routes) and self._ledger.open_bytes > 0

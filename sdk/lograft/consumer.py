@@ -11,18 +11,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from types import TracebackType
 from typing import Any, TypeVar
 
-from lograft._consumer_book import ConsumerBook, check_partitions
+from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
 from lograft._consumer_link import ConsumerLink
 from lograft._core.fetcher import Arrival, Cursor
-from lograft._producer_book import monotonic_ms
 from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, on_fork, open_on_runtime, release_runtime
-from lograft.errors import ClientClosedError, ForkedClientError, UsageError
+from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError, UsageError
 from lograft.fetched import FetchedBatch
-from lograft.settings import REQUEST_TIMEOUT_MS, ConsumerSettings, check_range, parse_bootstrap
-from lograft.types import ConsumerRecord, Position, TopicPartition
+from lograft.settings import REQUEST_TIMEOUT_MS, UNREACHABLE_TIMEOUT_MS, ConsumerSettings, check_range, parse_bootstrap
+from lograft.types import ConsumerHealth, ConsumerRecord, Position, TopicPartition
 
 T = TypeVar("T")
 
@@ -45,6 +45,8 @@ class Consumer:
         check_crcs: check the checksum of every batch.
         client_rack: rack of this consumer: partitions whose leader is in another rack are read from a follower in sync in this one,
         if there is one; None: from leaders only.
+        unreachable_timeout_ms: milliseconds without anything from any assigned partition, after which a poll raises `UnreachableError`,
+        100 to 86,400,000.
         request_timeout_ms: milliseconds that look-ups of topics and offsets may take.
 
     Raises:
@@ -61,6 +63,7 @@ class Consumer:
         on_out_of_range: str = "error",
         check_crcs: bool = True,
         client_rack: str | None = None,
+        unreachable_timeout_ms: int = UNREACHABLE_TIMEOUT_MS,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
     ) -> None:
         self._settings = ConsumerSettings(
@@ -69,6 +72,7 @@ class Consumer:
             on_out_of_range=on_out_of_range,
             check_crcs=check_crcs,
             client_rack=client_rack,
+            unreachable_timeout_ms=unreachable_timeout_ms,
         )
         check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
         self._timeout_ms = request_timeout_ms
@@ -136,6 +140,20 @@ class Consumer:
         with self._lock:
             return self._book.cursor(tp).high_watermark
 
+    def health(self) -> ConsumerHealth:
+        """Describe how it stands with every assigned partition: where it is read, since when nothing comes, and why. Asks nobody."""
+        self._check_usable()
+        with self._lock:
+            cursors = [copy(cursor) for cursor in self._book.cursors.values()]
+        link, runtime = self._link, self._runtime
+        if link is None or runtime is None:
+            return ConsumerHealth(partitions={}, unreachable_ms=None)
+
+        async def look() -> ConsumerHealth:
+            return link.health(cursors)
+
+        return runtime.run(look())
+
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Go on from an offset.
 
@@ -194,18 +212,20 @@ class Consumer:
         Raises:
             OffsetOutOfRangeError: the position does not exist (any more), and the policy is "error".
             CorruptDataError: a batch is damaged.
+            UnreachableError: nothing came from any assigned partition for `unreachable_timeout_ms`, nor in this poll's time; the
+                next poll goes on where this one was.
             LograftError: a partition cannot be read; raised again until its position is moved by a seek.
         """
         with self._caller:
-            deadline_ms = monotonic_ms() + timeout_ms
+            wait = self._wait(timeout_ms)
             while True:
                 with self._lock:
                     self._check_usable()
                     fetched = self._book.next_batch()
                     if fetched is not None:
                         return fetched
-                    left_ms = deadline_ms - monotonic_ms()
-                    if left_ms <= 0:
+                    left_ms = wait.left_ms()
+                    if left_ms == 0:
                         return None
                     if not self._book.has_arrivals:
                         self._arrived.wait(left_ms / 1000)
@@ -225,15 +245,15 @@ class Consumer:
         """
         check_range("max_records", max_records, 1, 1_000_000_000)
         with self._caller:
-            deadline_ms = monotonic_ms() + timeout_ms
+            wait = self._wait(timeout_ms)
             while True:
                 with self._lock:
                     self._check_usable()
                     records = self._book.next_records(max_records)
                     if records:
                         return records
-                    left_ms = deadline_ms - monotonic_ms()
-                    if left_ms <= 0:
+                    left_ms = wait.left_ms()
+                    if left_ms == 0:
                         return []
                     if not self._book.has_arrivals:
                         self._arrived.wait(left_ms / 1000)
@@ -293,7 +313,7 @@ class Consumer:
     def _start(self) -> tuple[ConsumerLink, Runtime]:
         if self._link is None or self._runtime is None:
             self._link, self._runtime = open_on_runtime(
-                lambda: ConsumerLink(self._client, self._settings, self._deliver, self._timeout_ms)
+                lambda: ConsumerLink(self._client, self._settings, self._deliver, self._report, self._timeout_ms)
             )
         return self._link, self._runtime
 
@@ -314,6 +334,15 @@ class Consumer:
         with self._lock:
             self._book.put(arrival)
             self._arrived.notify()
+
+    def _report(self, outage: UnreachableError | None) -> None:
+        with self._lock:
+            self._book.outage = outage
+            self._arrived.notify()
+
+    def _wait(self, timeout_ms: int) -> PollWait:
+        with self._lock:
+            return PollWait(self._book, timeout_ms, self._settings.unreachable_timeout_ms)
 
     def _give_back(self, source: object, size_bytes: int) -> None:
         link, runtime = self._link, self._runtime

@@ -5,6 +5,7 @@
     +-- RetriableError               may work later; the client has already tried until its own limit
     |   +-- NoBrokerError            no broker answered at any of the addresses
     |   +-- RequestTimeoutError      the time that was given passed (also a TimeoutError)
+    |   +-- UnreachableError         nothing that a consumer is assigned could be fetched, .troubles says why
     |   +-- BufferTimeoutError       the producer's buffer stayed full for the delivery timeout
     |   +-- NotLeaderError           leadership moves
     |   +-- LeaderNotAvailableError  the partition has no leader
@@ -145,6 +146,52 @@ class ServerUnavailableError(RetriableError):
     """Other passing troubles of a server."""
 
     default_code = ErrorCode.SHUTTING_DOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionTrouble:
+    """Why nothing of a partition can be fetched at the moment.
+
+    Attributes:
+        topic: topic name.
+        partition: partition, from 0.
+        leader_id: node id of its leader, as far as is known; None: it has none.
+        address: host:port that it is fetched from, or was last; None: none yet.
+        since_ms: since when nothing comes, in milliseconds since 1970-01-01 UTC.
+        duration_ms: milliseconds from then to the moment of this report.
+        waits_for: what it waits for, as text.
+        error: the last failure; None: none yet.
+    """
+
+    topic: str
+    partition: int
+    leader_id: int | None
+    address: str | None
+    since_ms: int
+    duration_ms: int
+    waits_for: str
+    error: LograftError | None
+
+    def __str__(self) -> str:
+        why = "" if self.error is None else f" ({self.error.message})"
+        return f"{self.topic}-{self.partition} waits for {self.waits_for}{why}"
+
+
+class UnreachableError(RetriableError, TimeoutError):
+    """Nothing that a consumer is assigned could be fetched for `unreachable_timeout_ms`. It goes on trying: poll again.
+
+    Attributes:
+        troubles: the first 100 partitions, those that have waited longest first.
+        partition_count: number of partitions that are assigned and give nothing: all.
+    """
+
+    def __init__(self, troubles: Sequence[PartitionTrouble], *, partition_count: int, duration_ms: int) -> None:
+        more = f", and {partition_count - 1} more partitions" if partition_count > 1 else ""
+        super().__init__(
+            f"nothing could be fetched for {duration_ms} ms: {troubles[0]}{more}; the consumer goes on trying"
+        )
+        self.troubles = tuple(troubles)
+        self.partition_count = partition_count
 
 
 class FatalError(LograftError):

@@ -21,6 +21,10 @@ MAX_IN_FLIGHT_BATCHES: Final = 16
 """Unacknowledged batches of one partition that a broker's idempotence window holds."""
 REQUEST_TIMEOUT_MS: Final = 30_000
 """Milliseconds that a unary call may take, all tries together, unless the caller says otherwise."""
+UNREACHABLE_TIMEOUT_MS: Final = 30_000
+"""Milliseconds without anything from any assigned partition, after which a poll says so, unless the caller says otherwise."""
+UNREACHABLE_RANGE_MS: Final = (100, 86_400_000)
+"""Least and largest value of that, inclusive."""
 CONNECT_TIMEOUT_MS: Final = 2_000
 """Milliseconds that one broker address gets to answer before the next one is tried."""
 STREAM_OPEN_TIMEOUT_MS: Final = 15_000
@@ -33,6 +37,10 @@ MAX_RETRY_BACKOFF_MS: Final = 1_000
 """Most milliseconds between two tries."""
 UNKNOWN_TOPIC_WAIT_MS: Final = 1_000
 """Milliseconds during which a topic that the broker does not know is asked for again (it may have just been made)."""
+MAX_REPORTED_TROUBLES: Final = 100
+"""Partitions that an `UnreachableError` names; further ones are only counted."""
+TROUBLE_LOG_MS: Final = 30_000
+"""Least milliseconds between two lines of the log about partitions that give nothing."""
 MAX_REPORTED_FAILURES: Final = 1_000
 """Failed batches that a producer remembers for the next flush; further ones are only counted."""
 
@@ -127,6 +135,8 @@ class ConsumerSettings:
         check_crcs: check the checksum of every batch.
         client_rack: rack of the consumer, 1 to 249 characters: partitions whose leader is in another one are read from a follower in
             sync in this one, if there is one; None: from leaders only.
+        unreachable_timeout_ms: milliseconds without anything from any assigned partition, after which a poll says so, 100 to
+            86,400,000.
     """
 
     fetch_credit_bytes: int = 8 * 1024 * 1024
@@ -134,10 +144,12 @@ class ConsumerSettings:
     on_out_of_range: str = "error"
     check_crcs: bool = True
     client_rack: str | None = None
+    unreachable_timeout_ms: int = UNREACHABLE_TIMEOUT_MS
 
     def __post_init__(self) -> None:
         check_range("fetch_credit_bytes", self.fetch_credit_bytes, 1_024, 1024**3)
         check_range("max_chunk_bytes", self.max_chunk_bytes, 1_024, 4 * 1024 * 1024)
+        check_range("unreachable_timeout_ms", self.unreachable_timeout_ms, *UNREACHABLE_RANGE_MS)
         if self.on_out_of_range not in ("error", "earliest", "latest"):
             raise InvalidSettingError(
                 f'on_out_of_range is "error", "earliest" or "latest", not {self.on_out_of_range!r}'

@@ -20,7 +20,7 @@ from lograft._config_types import ConfigValue as ConfigValue
 from lograft._partition_types import ElectedLeader as ElectedLeader
 from lograft._partition_types import ElectionType as ElectionType
 from lograft._partition_types import PartitionReassignment as PartitionReassignment
-from lograft.errors import LograftError
+from lograft.errors import LograftError, PartitionTrouble
 
 Headers = Sequence[tuple[str, bytes | None]]
 """Headers of one record: (name, value) in order; names may repeat."""
@@ -34,6 +34,45 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionHealth:
+    """How it stands with one partition of a consumer.
+
+    Attributes:
+        position: offset of the next record that will be handed out.
+        high_watermark: end of the readable offsets (exclusive) as last seen; None: nothing has come yet.
+        leader_id: node id of the leader, as far as is known; None: there is none.
+        address: host:port of the broker that it is fetched from, or was last; None: none yet.
+        trouble: why nothing comes, and since when; None: it flows, or is not fetched any more.
+        error: why it is not fetched any more, until a seek; None: it is.
+    """
+
+    position: int
+    high_watermark: int | None
+    leader_id: int | None
+    address: str | None
+    trouble: PartitionTrouble | None
+    error: LograftError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerHealth:
+    """How it stands with a consumer, by `Consumer.health`.
+
+    Attributes:
+        partitions: every assigned partition.
+        unreachable_ms: milliseconds since which nothing comes from any of them; None: something comes, or nothing is assigned.
+    """
+
+    partitions: Mapping[TopicPartition, PartitionHealth]
+    unreachable_ms: int | None
+
+    @property
+    def troubles(self) -> list[PartitionTrouble]:
+        """Partitions that give nothing at the moment."""
+        return [health.trouble for health in self.partitions.values() if health.trouble is not None]
 
 
 class Acks(Enum):
@@ -437,6 +476,7 @@ __all__ = [
     "BatchReceipt",
     "BrokerDescription",
     "ClusterDescription",
+    "ConsumerHealth",
     "ConsumerRecord",
     "DeletedRecords",
     "Durability",
@@ -449,6 +489,8 @@ __all__ = [
     "OffsetAnswer",
     "OffsetQuery",
     "PartitionDescription",
+    "PartitionHealth",
+    "PartitionTrouble",
     "Position",
     "QuorumDescription",
     "QuorumReplicaDescription",

@@ -11,15 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 
-from lograft._consumer_book import ConsumerBook, check_partitions
+from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
 from lograft._consumer_link import ConsumerLink
 from lograft._core.fetcher import Arrival, Cursor
-from lograft._producer_book import monotonic_ms
 from lograft.consumer import parse_start
-from lograft.errors import ClientClosedError
+from lograft.errors import ClientClosedError, UnreachableError
 from lograft.fetched import FetchedBatch
-from lograft.settings import REQUEST_TIMEOUT_MS, ConsumerSettings, check_range, parse_bootstrap
-from lograft.types import ConsumerRecord, Position, TopicPartition
+from lograft.settings import REQUEST_TIMEOUT_MS, UNREACHABLE_TIMEOUT_MS, ConsumerSettings, check_range, parse_bootstrap
+from lograft.types import ConsumerHealth, ConsumerRecord, Position, TopicPartition
 
 
 class Consumer:
@@ -35,6 +34,7 @@ class Consumer:
         on_out_of_range: str = "error",
         check_crcs: bool = True,
         client_rack: str | None = None,
+        unreachable_timeout_ms: int = UNREACHABLE_TIMEOUT_MS,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
     ) -> None:
         self._settings = ConsumerSettings(
@@ -43,6 +43,7 @@ class Consumer:
             on_out_of_range=on_out_of_range,
             check_crcs=check_crcs,
             client_rack=client_rack,
+            unreachable_timeout_ms=unreachable_timeout_ms,
         )
         check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
         self._timeout_ms = request_timeout_ms
@@ -82,6 +83,13 @@ class Consumer:
         """Return the end of the readable offsets (exclusive) as last seen; None: nothing has come yet."""
         return self._book.cursor(tp).high_watermark
 
+    def health(self) -> ConsumerHealth:
+        """Describe how it stands with every assigned partition; see `lograft.Consumer.health`."""
+        self._check_usable()
+        if self._link is None:
+            return ConsumerHealth(partitions={}, unreachable_ms=None)
+        return self._link.health(list(self._book.cursors.values()))
+
     async def seek(self, tp: TopicPartition, offset: int) -> None:
         """Go on from an offset."""
         self._start()
@@ -116,25 +124,25 @@ class Consumer:
 
     async def poll_batch(self, timeout_ms: int = 1_000) -> FetchedBatch | None:
         """Return the next batch and move the position behind it; see `lograft.Consumer.poll_batch`."""
-        deadline_ms: int | None = None
+        wait: PollWait | None = None
         while True:
             self._check_usable()
             fetched = self._book.next_batch()
             if fetched is not None:
                 return fetched
-            if deadline_ms is None:
-                deadline_ms = monotonic_ms() + timeout_ms
-            if not await self._wait(deadline_ms):
+            if wait is None:
+                wait = PollWait(self._book, timeout_ms, self._settings.unreachable_timeout_ms)
+            if not await self._wait(wait):
                 return None
 
     async def poll(self, max_records: int = 500, timeout_ms: int = 1_000) -> list[ConsumerRecord]:
         """Return the next records and move the positions behind them; see `lograft.Consumer.poll`."""
         check_range("max_records", max_records, 1, 1_000_000_000)
-        deadline_ms = monotonic_ms() + timeout_ms
+        wait = PollWait(self._book, timeout_ms, self._settings.unreachable_timeout_ms)
         while True:
             self._check_usable()
             records = self._book.next_records(max_records)
-            if records or not await self._wait(deadline_ms):
+            if records or not await self._wait(wait):
                 return records
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
@@ -164,7 +172,7 @@ class Consumer:
     def _start(self) -> ConsumerLink:
         self._check_usable()
         if self._link is None:
-            self._link = ConsumerLink(self._client, self._settings, self._deliver, self._timeout_ms)
+            self._link = ConsumerLink(self._client, self._settings, self._deliver, self._report, self._timeout_ms)
         return self._link
 
     def _check_usable(self) -> None:
@@ -178,14 +186,18 @@ class Consumer:
         self._book.put(arrival)
         self._wake()
 
+    def _report(self, outage: UnreachableError | None) -> None:
+        self._book.outage = outage
+        self._wake()
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _wait(self, deadline_ms: int) -> bool:
+    async def _wait(self, wait: PollWait) -> bool:
         """Wait for an arrival; False: the time is up."""
-        left_ms = deadline_ms - monotonic_ms()
-        if left_ms <= 0:
+        left_ms = wait.left_ms()
+        if left_ms == 0:
             return False
         if self._book.has_arrivals:
             return True

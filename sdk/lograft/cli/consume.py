@@ -22,10 +22,17 @@ from lograft.cli.options import (
     format_time,
     parse_time_ms,
 )
-from lograft.cli.output import bytes_as_json, print_json
+from lograft.cli.output import bytes_as_json, print_json, print_note
 from lograft.consumer import Consumer
-from lograft.errors import UsageError
+from lograft.errors import UnreachableError, UsageError
+from lograft.settings import UNREACHABLE_RANGE_MS
 from lograft.types import ConsumerRecord, TopicPartition
+
+POLL_MS: Final = 1_000
+"""Milliseconds of one wait for records up to a known end."""
+
+FOLLOW_POLL_MS: Final = 30_000
+"""Milliseconds of one wait of somebody who follows, and between two notes that nothing can be fetched."""
 
 POLL_RECORDS: Final = 10_000
 """Records that are printed at a time."""
@@ -69,7 +76,13 @@ def consume(
         count = admin.describe_topic(topic).partition_count
     partitions = sorted(set(partition)) if partition else list(range(count))
     tps = [TopicPartition(topic, number) for number in partitions]
-    with Consumer(bootstrap, cluster_id=cluster_id, client_rack=rack, request_timeout_ms=timeout_ms) as consumer:
+    with Consumer(
+        bootstrap,
+        cluster_id=cluster_id,
+        client_rack=rack,
+        unreachable_timeout_ms=max(UNREACHABLE_RANGE_MS[0], timeout_ms),
+        request_timeout_ms=timeout_ms,
+    ) as consumer:
         is_tail = follow and not from_beginning and offset is None and start_ms is None
         offsets = None if offset is None else dict.fromkeys(tps, offset)
         if offset is not None:
@@ -112,12 +125,23 @@ def _print_records(
         if not follow and all(consumer.position(tp) >= ends[tp] for tp in tps):
             break
         wanted = POLL_RECORDS if max_records is None else min(POLL_RECORDS, max_records - printed)
-        for record in consumer.poll(wanted, timeout_ms=1_000):
+        for record in _poll(consumer, wanted, follow):
             if follow or record.offset < ends[TopicPartition(record.topic, record.partition)]:
                 show(record)
                 printed += 1
         sys.stdout.flush()
     return printed
+
+
+def _poll(consumer: Consumer, wanted: int, follow: bool) -> list[ConsumerRecord]:
+    """Poll once. Who follows waits for brokers that are gone, and is told so; the others have waited long enough."""
+    try:
+        return consumer.poll(wanted, timeout_ms=FOLLOW_POLL_MS if follow else POLL_MS)
+    except UnreachableError as error:
+        if not follow:
+            raise
+        print_note(error.message)
+        return []
 
 
 def _show_value(null_value: str, record: ConsumerRecord) -> None:

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from lograft.admin import Admin
 from lograft.consumer import Consumer
 from lograft.errors import OffsetOutOfRangeError, RequestTimeoutError, UnknownTopicError
+from lograft.settings import UNREACHABLE_RANGE_MS
 from lograft.spark.ranges import OffsetRange, Plan, Readable, check_named_partitions, plan, wanted_timestamps
 from lograft.spark.settings import Assign, Bound, Connection, ReadOptions, Selection, Subscribe
 from lograft.spark.values import OptionError
@@ -120,6 +121,7 @@ def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch
         OffsetOutOfRangeError: records of the range are gone, and failOnDataLoss is true.
         UnknownTopicError: the topic is gone, and failOnDataLoss is true.
         RequestTimeoutError: nothing came for `kafkaConsumer.pollTimeoutMs`.
+        UnreachableError: the same, where the partition could not be fetched.
     """
     from lograft.spark.arrow_rows import rows_of
 
@@ -130,6 +132,7 @@ def read_range(options: ReadOptions, chosen: OffsetRange) -> Iterator[ArrowBatch
         max_chunk_bytes=options.chunk_bytes,
         check_crcs=options.check_crcs,
         client_rack=options.client_rack,
+        unreachable_timeout_ms=min(max(UNREACHABLE_RANGE_MS[0], options.poll_timeout_ms), UNREACHABLE_RANGE_MS[1]),
     ) as consumer:
         partition, position = chosen.partition, chosen.start_offset
         try:

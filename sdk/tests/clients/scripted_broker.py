@@ -36,6 +36,8 @@ class Leaders:
         self.isr: tuple[int, ...] = ()
         self.partition_count = partition_count
         self.leader_id = 1
+        self.leaders: dict[int, int] = {}
+        """Leaders of single partitions, where they are not led by `leader_id`."""
         self.leader_epoch = 1
         self.topic_id = TOPIC_ID
         self.cluster_id = "scripted"
@@ -57,7 +59,7 @@ class Leaders:
                     partitions=[
                         metadata_pb2.Partition(
                             partition=number,
-                            leader_id=self.leader_id,
+                            leader_id=self.leaders.get(number, self.leader_id),
                             leader_epoch=self.leader_epoch,
                             isr=self.isr,
                         )
