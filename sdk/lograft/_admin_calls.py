@@ -77,7 +77,9 @@ class AdminCalls:
         )
 
         async def work(attempt: Attempt) -> admin_pb2.CreateTopicResponse:
-            return await AdminServiceStub(attempt.channel).CreateTopic(request, timeout=attempt.timeout_s)
+            return await attempt.answer(
+                AdminServiceStub(attempt.channel).CreateTopic(request, timeout=attempt.timeout_s)
+            )
 
         response = await self.cluster.call(work, timeout_ms=self._timeout_ms, may_repeat=validate_only)
         if validate_only:
@@ -94,7 +96,9 @@ class AdminCalls:
         )
 
         async def work(attempt: Attempt) -> admin_pb2.CreatePartitionsResponse:
-            return await AdminServiceStub(attempt.channel).CreatePartitions(request, timeout=attempt.timeout_s)
+            return await attempt.answer(
+                AdminServiceStub(attempt.channel).CreatePartitions(request, timeout=attempt.timeout_s)
+            )
 
         response = await self.cluster.call(work, timeout_ms=self._timeout_ms, may_repeat=validate_only)
         if validate_only:
@@ -106,7 +110,9 @@ class AdminCalls:
         request = admin_pb2.DeleteTopicRequest(cluster_id=self.cluster.cluster_id, topic=_topic_name(topic))
 
         async def work(attempt: Attempt) -> admin_pb2.DeleteTopicResponse:
-            return await AdminServiceStub(attempt.channel).DeleteTopic(request, timeout=attempt.timeout_s)
+            return await attempt.answer(
+                AdminServiceStub(attempt.channel).DeleteTopic(request, timeout=attempt.timeout_s)
+            )
 
         response = await self.cluster.call(work, timeout_ms=self._timeout_ms, may_repeat=False)
         # Read your writes: wait until the broker that was asked shows it, too.
@@ -131,7 +137,9 @@ class AdminCalls:
 
     async def _list_page(self, request: admin_pb2.ListTopicsRequest) -> admin_pb2.ListTopicsResponse:
         async def work(attempt: Attempt) -> admin_pb2.ListTopicsResponse:
-            return await AdminServiceStub(attempt.channel).ListTopics(request, timeout=attempt.timeout_s)
+            return await attempt.answer(
+                AdminServiceStub(attempt.channel).ListTopics(request, timeout=attempt.timeout_s)
+            )
 
         return await self.cluster.call(work, timeout_ms=self._timeout_ms)
 
@@ -142,7 +150,9 @@ class AdminCalls:
             request.min_metadata_offset = min_metadata_offset
 
         async def work(attempt: Attempt) -> admin_pb2.DescribeTopicResponse:
-            return await AdminServiceStub(attempt.channel).DescribeTopic(request, timeout=attempt.timeout_s)
+            return await attempt.answer(
+                AdminServiceStub(attempt.channel).DescribeTopic(request, timeout=attempt.timeout_s)
+            )
 
         response = await self.cluster.call(work, timeout_ms=self._timeout_ms)
         _warn_without_leader(response.without_leader)
@@ -169,7 +179,9 @@ class AdminCalls:
         request = admin_pb2.DescribeFeatureLevelRequest(cluster_id=self.cluster.cluster_id)
 
         async def work(attempt: Attempt) -> admin_pb2.DescribeFeatureLevelResponse:
-            return await AdminServiceStub(attempt.channel).DescribeFeatureLevel(request, timeout=attempt.timeout_s)
+            return await attempt.answer(
+                AdminServiceStub(attempt.channel).DescribeFeatureLevel(request, timeout=attempt.timeout_s)
+            )
 
         response = await self.cluster.call(work, timeout_ms=self._timeout_ms)
         return FeatureLevelDescription(
@@ -185,7 +197,9 @@ class AdminCalls:
         )
 
         async def work(attempt: Attempt) -> admin_pb2.UpdateFeatureLevelResponse:
-            return await AdminServiceStub(attempt.channel).UpdateFeatureLevel(request, timeout=attempt.timeout_s)
+            return await attempt.answer(
+                AdminServiceStub(attempt.channel).UpdateFeatureLevel(request, timeout=attempt.timeout_s)
+            )
 
         # Raising it twice is raising it once.
         await self.cluster.call(work, timeout_ms=self._timeout_ms)
@@ -195,7 +209,9 @@ class AdminCalls:
         request = admin_pb2.DescribeQuorumRequest(cluster_id=self.cluster.cluster_id)
 
         async def work(attempt: Attempt) -> admin_pb2.DescribeQuorumResponse:
-            return await AdminServiceStub(attempt.channel).DescribeQuorum(request, timeout=attempt.timeout_s)
+            return await attempt.answer(
+                AdminServiceStub(attempt.channel).DescribeQuorum(request, timeout=attempt.timeout_s)
+            )
 
         return decode_quorum(await self.cluster.call(work, timeout_ms=self._timeout_ms))
 

@@ -57,7 +57,9 @@ def _page(
     request: admin_pb2.DescribeBrokersRequest,
 ) -> Callable[[Attempt], Awaitable[admin_pb2.DescribeBrokersResponse]]:
     async def work(attempt: Attempt) -> admin_pb2.DescribeBrokersResponse:
-        return await AdminServiceStub(attempt.channel).DescribeBrokers(request, timeout=attempt.timeout_s)
+        return await attempt.answer(
+            AdminServiceStub(attempt.channel).DescribeBrokers(request, timeout=attempt.timeout_s)
+        )
 
     return work
 
@@ -75,7 +77,7 @@ async def remove_broker(cluster: Cluster, broker_id: int, *, validate_only: bool
     )
 
     async def work(attempt: Attempt) -> admin_pb2.RemoveBrokerResponse:
-        return await AdminServiceStub(attempt.channel).RemoveBroker(request, timeout=attempt.timeout_s)
+        return await attempt.answer(AdminServiceStub(attempt.channel).RemoveBroker(request, timeout=attempt.timeout_s))
 
     await cluster.call(work, timeout_ms=timeout_ms, may_repeat=validate_only)
 

@@ -69,6 +69,11 @@ class Attempt:
     address: str
     channel: grpc.aio.Channel
     timeout_s: float
+    transport: Transport
+
+    async def answer(self, call: Awaitable[T]) -> T:
+        """Wait for the answer of a call that was started on the channel; see `Transport.answer`."""
+        return await self.transport.answer(call)
 
 
 class Cluster:
@@ -88,6 +93,7 @@ class Cluster:
         ) = None
         self._refresh: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._is_loop_ending = False
 
     @property
     def cluster_id(self) -> str:
@@ -169,7 +175,9 @@ class Cluster:
         connect_s = min(CONNECT_TIMEOUT_MS, left_ms) / 1000
         channel = await self.transport.connect(address, Purpose.CONTROL, timeout_s=connect_s)
         try:
-            result = await work(Attempt(address=address, channel=channel, timeout_s=left_ms / 1000))
+            result = await work(
+                Attempt(address=address, channel=channel, timeout_s=left_ms / 1000, transport=self.transport)
+            )
         except grpc.RpcError as error:
             if not may_repeat and is_connection_loss(error):
                 raise OutcomeUnknownError(
@@ -216,7 +224,9 @@ class Cluster:
             request.min_metadata_offset = min_metadata_offset
 
         async def work(attempt: Attempt) -> metadata_pb2.GetClusterResponse:
-            return await MetadataServiceStub(attempt.channel).GetCluster(request, timeout=attempt.timeout_s)
+            return await attempt.answer(
+                MetadataServiceStub(attempt.channel).GetCluster(request, timeout=attempt.timeout_s)
+            )
 
         response = await self.call(work, timeout_ms=timeout_ms, attempt_ms=attempt_ms, avoid=avoid)
         self._check_cluster(response.cluster_id)
@@ -271,9 +281,20 @@ class Cluster:
             self._notify()
         return is_news
 
+    @property
+    def is_leaving(self) -> bool:
+        """True when nothing may be started any more: the client is closed, or its event loop ends."""
+        return self._is_closed or self._is_loop_ending
+
+    def note_cancelled(self) -> None:
+        """A task of the client was cancelled; if not by the client, then by the end of its event loop, as `asyncio.run` does."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            self._is_loop_ending = True
+
     def request_refresh(self, *, avoid: str | None = None) -> None:
         """Fetch the watched topics soon, from another broker than `avoid` if there is one; several requests become one."""
-        if self._refresh is None and not self._is_closed and self._topics:
+        if self._refresh is None and not self.is_leaving and self._topics:
             self._refresh = asyncio.get_running_loop().create_task(self._refresh_once(avoid))
 
     async def _refresh_once(self, avoid: str | None) -> None:
@@ -339,6 +360,7 @@ class Cluster:
             # Either this task is cancelled, or only the call was, for a wider filter.
             task = asyncio.current_task()
             if task is None or task.cancelling() or not call.cancelled():
+                self.note_cancelled()
                 raise
         finally:
             self._watch_call = None

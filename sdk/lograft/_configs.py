@@ -54,7 +54,7 @@ async def alter_configs(
     )
 
     async def work(attempt: Attempt) -> admin_pb2.AlterConfigsResponse:
-        return await AdminServiceStub(attempt.channel).AlterConfigs(request, timeout=attempt.timeout_s)
+        return await attempt.answer(AdminServiceStub(attempt.channel).AlterConfigs(request, timeout=attempt.timeout_s))
 
     await cluster.call(work, timeout_ms=timeout_ms, may_repeat=validate_only)
 
@@ -73,7 +73,9 @@ async def describe_configs(
     )
 
     async def work(attempt: Attempt) -> admin_pb2.DescribeConfigsResponse:
-        return await AdminServiceStub(attempt.channel).DescribeConfigs(request, timeout=attempt.timeout_s)
+        return await attempt.answer(
+            AdminServiceStub(attempt.channel).DescribeConfigs(request, timeout=attempt.timeout_s)
+        )
 
     response = await cluster.call(work, timeout_ms=timeout_ms)
     return {

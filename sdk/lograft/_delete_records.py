@@ -68,7 +68,7 @@ async def _ask(cluster: Cluster, partitions: Sequence[log_pb2.RecordsBefore], ti
     request = log_pb2.DeleteRecordsRequest(cluster_id=cluster.cluster_id, partitions=partitions)
 
     async def work(attempt: Attempt) -> log_pb2.DeleteRecordsResponse:
-        return await LogServiceStub(attempt.channel).DeleteRecords(request, timeout=attempt.timeout_s)
+        return await attempt.answer(LogServiceStub(attempt.channel).DeleteRecords(request, timeout=attempt.timeout_s))
 
     response = await cluster.call(work, timeout_ms=timeout_ms)
     return [decode_deleted(result) for result in response.results]

@@ -26,6 +26,7 @@ from lograft._core.troubles import Troubles
 from lograft._fetch_stream import FetchStream, PartitionFetcher
 from lograft._offsets import find_offsets
 from lograft.errors import (
+    ClientClosedError,
     FatalError,
     LeaderNotAvailableError,
     LograftError,
@@ -155,6 +156,9 @@ class FetchEngine:
     def _route(self, fetcher: PartitionFetcher) -> None:
         fetcher.retry = None
         if self._is_closed or fetcher.stream is not None or not self._is_current(fetcher):
+            return
+        if self._cluster.is_leaving:
+            self._note_trouble(fetcher, ClientClosedError("the event loop of this client is ending"))
             return
         tp = fetcher.cursor.tp
         self._note_trouble(fetcher)

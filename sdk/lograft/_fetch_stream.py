@@ -248,6 +248,8 @@ class FetchStream:
         except asyncio.CancelledError:
             if self.is_closed:
                 raise
+            if self._reset_reason is None:
+                self._cluster.note_cancelled()
             error = self._reset_reason or NoBrokerError(f"the fetch stream from {self.address} was cancelled")
         except Exception as cause:
             logger.exception("fetch stream from %s failed", self.address)

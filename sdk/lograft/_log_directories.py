@@ -53,7 +53,9 @@ async def describe_log_directories(
     request = admin_pb2.DescribeLogDirectoriesRequest(cluster_id=cluster.cluster_id, with_replicas=with_replicas)
 
     async def work(attempt: Attempt) -> admin_pb2.DescribeLogDirectoriesResponse:
-        return await AdminServiceStub(attempt.channel).DescribeLogDirectories(request, timeout=attempt.timeout_s)
+        return await attempt.answer(
+            AdminServiceStub(attempt.channel).DescribeLogDirectories(request, timeout=attempt.timeout_s)
+        )
 
     response = await cluster.call(work, timeout_ms=timeout_ms, address=address)
     return LogDirectories(
@@ -80,7 +82,7 @@ async def move_replica(
     )
 
     async def work(attempt: Attempt) -> admin_pb2.MoveReplicaResponse:
-        return await AdminServiceStub(attempt.channel).MoveReplica(request, timeout=attempt.timeout_s)
+        return await attempt.answer(AdminServiceStub(attempt.channel).MoveReplica(request, timeout=attempt.timeout_s))
 
     # Asked twice for the same directory, the broker does it once.
     await cluster.call(work, timeout_ms=timeout_ms, address=address)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from lograft._cluster import Attempt, Cluster
+from lograft._transport import finish, open_call
 from lograft.errors import CorruptDataError, ProtocolError
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
@@ -64,11 +65,16 @@ async def export_metadata(cluster: Cluster, *, timeout_ms: int) -> list[str]:
     async def work(attempt: Attempt) -> list[str]:
         lines: list[str] = []
         size = 0
-        async for piece in AdminServiceStub(attempt.channel).ExportMetadata(request, timeout=attempt.timeout_s):
-            lines += piece.lines
-            size += sum(map(len, piece.lines))
-            if size > MAX_EXPORT_CHARACTERS:
-                raise ProtocolError(f"the export has more than {MAX_EXPORT_CHARACTERS} characters")
+        stub = AdminServiceStub(attempt.channel)
+        opened = await open_call(lambda: stub.ExportMetadata(request, timeout=attempt.timeout_s))
+        try:
+            async for piece in opened.call:
+                lines += piece.lines
+                size += sum(map(len, piece.lines))
+                if size > MAX_EXPORT_CHARACTERS:
+                    raise ProtocolError(f"the export has more than {MAX_EXPORT_CHARACTERS} characters")
+        finally:
+            await finish(opened)
         return lines
 
     lines = await cluster.call(work, timeout_ms=timeout_ms)

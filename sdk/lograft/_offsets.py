@@ -59,7 +59,7 @@ async def _ask(cluster: Cluster, queries: Sequence[OffsetQuery], timeout_ms: int
     )
 
     async def work(attempt: Attempt) -> log_pb2.ListOffsetsResponse:
-        return await LogServiceStub(attempt.channel).ListOffsets(request, timeout=attempt.timeout_s)
+        return await attempt.answer(LogServiceStub(attempt.channel).ListOffsets(request, timeout=attempt.timeout_s))
 
     response = await cluster.call(work, timeout_ms=timeout_ms)
     return [decode_offset_result(result) for result in response.results]

@@ -98,7 +98,7 @@ def _elections(
     request: admin_pb2.ElectLeadersRequest,
 ) -> Callable[[Attempt], Awaitable[admin_pb2.ElectLeadersResponse]]:
     async def work(attempt: Attempt) -> admin_pb2.ElectLeadersResponse:
-        return await AdminServiceStub(attempt.channel).ElectLeaders(request, timeout=attempt.timeout_s)
+        return await attempt.answer(AdminServiceStub(attempt.channel).ElectLeaders(request, timeout=attempt.timeout_s))
 
     return work
 
@@ -153,7 +153,9 @@ def _reassignments(
     request: admin_pb2.AlterPartitionReassignmentsRequest,
 ) -> Callable[[Attempt], Awaitable[admin_pb2.AlterPartitionReassignmentsResponse]]:
     async def work(attempt: Attempt) -> admin_pb2.AlterPartitionReassignmentsResponse:
-        return await AdminServiceStub(attempt.channel).AlterPartitionReassignments(request, timeout=attempt.timeout_s)
+        return await attempt.answer(
+            AdminServiceStub(attempt.channel).AlterPartitionReassignments(request, timeout=attempt.timeout_s)
+        )
 
     return work
 
@@ -229,7 +231,9 @@ def _reassignment_page(
     request: admin_pb2.ListPartitionReassignmentsRequest,
 ) -> Callable[[Attempt], Awaitable[admin_pb2.ListPartitionReassignmentsResponse]]:
     async def work(attempt: Attempt) -> admin_pb2.ListPartitionReassignmentsResponse:
-        return await AdminServiceStub(attempt.channel).ListPartitionReassignments(request, timeout=attempt.timeout_s)
+        return await attempt.answer(
+            AdminServiceStub(attempt.channel).ListPartitionReassignments(request, timeout=attempt.timeout_s)
+        )
 
     return work
 

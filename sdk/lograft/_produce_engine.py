@@ -125,7 +125,8 @@ class ProduceEngine:
     def _route(self, sender: PartitionSender) -> None:
         """Bind a partition at its leader, or try again later."""
         sender.retry = None
-        if self._is_closed or sender.sequencer.is_empty or sender.stream is not None:
+        is_leaving = self._is_closed or self._cluster.is_leaving
+        if is_leaving or sender.sequencer.is_empty or sender.stream is not None:
             return
         self._refresh_session(sender)
         leader = self._cluster.leader(sender.topic, sender.partition)

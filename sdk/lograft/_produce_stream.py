@@ -203,6 +203,8 @@ class ProduceStream:
         except asyncio.CancelledError:
             if self.is_closed:
                 raise
+            if self._reset_reason is None:
+                self._cluster.note_cancelled()
             error = self._reset_reason or NoBrokerError(f"the produce stream to {self.address} was cancelled")
         except Exception as cause:
             logger.exception("produce stream to %s failed", self.address)

@@ -28,7 +28,7 @@ async def add_voter(cluster: Cluster, node_id: int, directory_id: bytes | None, 
     )
 
     async def work(attempt: Attempt) -> admin_pb2.AddVoterResponse:
-        return await AdminServiceStub(attempt.channel).AddVoter(request, timeout=attempt.timeout_s)
+        return await attempt.answer(AdminServiceStub(attempt.channel).AddVoter(request, timeout=attempt.timeout_s))
 
     return (await cluster.call(work, timeout_ms=timeout_ms, may_repeat=False)).directory_id
 
@@ -45,7 +45,7 @@ async def remove_voter(
     )
 
     async def work(attempt: Attempt) -> admin_pb2.RemoveVoterResponse:
-        return await AdminServiceStub(attempt.channel).RemoveVoter(request, timeout=attempt.timeout_s)
+        return await attempt.answer(AdminServiceStub(attempt.channel).RemoveVoter(request, timeout=attempt.timeout_s))
 
     return (await cluster.call(work, timeout_ms=timeout_ms, may_repeat=False)).directory_id
 
@@ -77,7 +77,9 @@ async def transfer_leadership(cluster: Cluster, node_id: int | None, *, timeout_
     )
 
     async def work(attempt: Attempt) -> admin_pb2.TransferLeadershipResponse:
-        return await AdminServiceStub(attempt.channel).TransferLeadership(request, timeout=attempt.timeout_s)
+        return await attempt.answer(
+            AdminServiceStub(attempt.channel).TransferLeadership(request, timeout=attempt.timeout_s)
+        )
 
     # To whom leads already there is nothing to hand over, so a named voter may be asked for twice.
     return (await cluster.call(work, timeout_ms=timeout_ms, may_repeat=node_id is not None)).leader_id

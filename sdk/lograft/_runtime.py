@@ -34,11 +34,23 @@ STOP_TIMEOUT_S: Final = 2.0
 """Seconds that the end of the process waits for the thread."""
 
 
+class KeptLoop(asyncio.SelectorEventLoop):
+    """The event loop of the blocking clients: one for the whole life of the process, whether a thread runs it or not.
+
+    It is never closed. gRPC hands the events of all loops out through one queue; one for a closed loop is an error in whatever
+    loop takes it, while one for a loop that nobody runs waits for the next thread. Nor is it closed when it is collected, at the
+    end of the process or in a forked child, which has its parent's selector: it would take the parent's file descriptors out of it.
+    """
+
+    def __del__(self) -> None:
+        """Do nothing; see above."""
+
+
 class Runtime:
     """An event loop in a thread."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, loop: KeptLoop) -> None:
+        self.loop = loop
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._main, name="lograft", daemon=True)
         self._thread.start()
@@ -64,6 +76,13 @@ class Runtime:
             TimeoutError: it did not end in time.
         """
         assert threading.current_thread() is not self._thread, "a blocking call from a callback would wait for itself"
+        try:
+            return self._run(work, timeout_s)
+        except BaseException:
+            wait_if_ending()
+            raise
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
         future = self.submit(work)
         try:
             return future.result(timeout_s)
@@ -81,8 +100,8 @@ class Runtime:
         """True on the loop's own thread."""
         return threading.current_thread() is self._thread
 
-    def stop(self) -> None:
-        """Cancel what runs and end the thread."""
+    def stop(self) -> bool:
+        """Cancel what runs and end the thread; False: it did not end within `STOP_TIMEOUT_S`."""
 
         async def _cancel_all() -> None:
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -93,8 +112,7 @@ class Runtime:
 
         asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop)
         self._thread.join(STOP_TIMEOUT_S)
-        if not self._thread.is_alive():
-            self.loop.close()
+        return not self._thread.is_alive()
 
 
 class Forkable(Protocol):
@@ -115,6 +133,10 @@ class Leaving(Protocol):
 
 _lock = threading.Lock()
 _runtime: Runtime | None = None
+_idle_loop: KeptLoop | None = None
+"""The loop between two runtimes."""
+_ending_thread: int | None = None
+"""Thread that ends the process."""
 _leaving: weakref.WeakSet[Leaving] = weakref.WeakSet()
 _user_count = 0
 _forkables: weakref.WeakSet[Forkable] = weakref.WeakSet()
@@ -139,10 +161,12 @@ def open_on_runtime(make: Callable[[], T]) -> tuple[T, Runtime]:
 
 
 def _acquire() -> Runtime:
-    global _runtime, _user_count
+    global _runtime, _user_count, _idle_loop
+    wait_if_ending()
     with _lock:
         if _runtime is None:
-            _runtime = Runtime()
+            loop, _idle_loop = _idle_loop, None
+            _runtime = Runtime(KeptLoop() if loop is None else loop)
             _user_count = 0
         _user_count += 1
         return _runtime
@@ -158,7 +182,21 @@ def release_runtime(runtime: Runtime) -> None:
         if _user_count > 0:
             return
         _runtime = None
-    runtime.stop()
+    _end(runtime)
+
+
+def _end(runtime: Runtime) -> None:
+    """End a runtime, and keep its loop for the next one."""
+    global _idle_loop
+    if runtime.stop():
+        with _lock:
+            _idle_loop = runtime.loop
+
+
+def wait_if_ending() -> None:
+    """Wait for ever in a daemon thread when the process ends: its clients have left, and it is not to hear of that by an error."""
+    if _ending_thread is not None and _ending_thread != threading.get_ident():
+        threading.Event().wait()
 
 
 def on_exit(client: Leaving) -> None:
@@ -171,14 +209,15 @@ def on_exit(client: Leaving) -> None:
 
 def _at_exit() -> None:
     """Runs when only daemon threads are left besides this one, and before they are stopped."""
-    global _runtime
+    global _runtime, _ending_thread
+    _ending_thread = threading.get_ident()
     started_s = time.monotonic()
     for client in list(_leaving):
         client.leave(started_s)
     with _lock:
         runtime, _runtime = _runtime, None
     if runtime is not None:
-        runtime.stop()
+        _end(runtime)
 
 
 def on_fork(client: Forkable) -> None:
@@ -187,9 +226,9 @@ def on_fork(client: Forkable) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _runtime, _lock
+    global _runtime, _lock, _idle_loop, _ending_thread
     _lock = threading.Lock()
-    _runtime = None
+    _runtime = _idle_loop = _ending_thread = None
     _leaving.clear()
     for client in list(_forkables):
         client.after_fork()

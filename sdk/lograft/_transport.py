@@ -13,16 +13,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from enum import Enum
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
 import grpc
 import grpc.aio
 
 from lograft.errors import (
+    ClientClosedError,
     ForkedClientError,
     LograftError,
     NoBrokerError,
@@ -69,6 +72,7 @@ CHANNEL_OPTIONS: Final = (
 
 
 _C = TypeVar("_C", bound=grpc.aio.Call)
+_T = TypeVar("_T")
 
 
 class OpenCall(NamedTuple, Generic[_C]):
@@ -90,11 +94,14 @@ class Transport:
         _claim_process()
         tune_allocator()
         self._channels: dict[tuple[str, Purpose], grpc.aio.Channel] = {}
+        self._pending = _Pending(self._channels, {}, {})
+        self._guard: AsyncGenerator[None, None] | None = None
         self._is_closed = False
 
     def channel(self, address: str, purpose: Purpose) -> grpc.aio.Channel:
         """Return the channel of an address, made now if need be; it connects at its first use."""
-        assert not self._is_closed, "the transport is closed"
+        if self._is_closed:
+            raise ClientClosedError("the client is closed")
         key = (address, purpose)
         channel = self._channels.get(key)
         if channel is None:
@@ -111,6 +118,7 @@ class Transport:
             NoBrokerError: nobody answers there.
         """
         channel = self.channel(address, purpose)
+        await self._watch_loop_end()
         try:
             async with asyncio.timeout(timeout_s):
                 state = channel.get_state(try_to_connect=True)
@@ -121,9 +129,9 @@ class Transport:
                         state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not was_failed
                     ):
                         raise _nobody_at(address)
-                    await channel.wait_for_state_change(state)
-                    state = channel.get_state(try_to_connect=True)
-                    was_failed = False
+                    await self._wait_change(channel, state)
+                    seen, state = state, channel.get_state(try_to_connect=True)
+                    was_failed = was_failed and state is seen
         except TimeoutError:
             raise _nobody_at(address) from None
         return channel
@@ -133,13 +141,127 @@ class Transport:
         channel = self._channels.get((address, purpose))
         return channel is not None and channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
+    async def _wait_change(self, channel: grpc.aio.Channel, state: grpc.ChannelConnectivity) -> None:
+        """Wait until a channel may have left a state. Who gives up leaves the wait to the next one, or to the end of the channel."""
+        watches = self._pending.watches
+        watch = watches.get(channel)
+        if watch is None:
+            watch = watches[channel] = _keep(asyncio.ensure_future(channel.wait_for_state_change(state)))
+            watch.add_done_callback(partial(_drop_watch, watches, channel))
+        await asyncio.shield(watch)
+
+    async def answer(self, call: Awaitable[_T]) -> _T:
+        """Wait for the answer of a unary call. A wait that is cancelled cancels the call, and ends when gRPC has let go of it.
+
+        Raises:
+            ClientClosedError: the client was closed meanwhile.
+        """
+        invocation = getattr(call, "_invocation_task", None)
+        if isinstance(invocation, asyncio.Task):
+            _keep(cast("asyncio.Task[object]", invocation))
+        waiter = _keep(asyncio.ensure_future(_await(call)))
+        self._pending.calls[waiter] = call
+        waiter.add_done_callback(lambda done: self._pending.calls.pop(done, None))
+        try:
+            return await asyncio.shield(waiter)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if waiter.cancelled() and (task is None or not task.cancelling()):
+                raise ClientClosedError("the client was closed during a call") from None
+            _cancel_gently(call)
+            await asyncio.wait((waiter,), timeout=FINISH_TIMEOUT_S)
+            raise
+
     async def close(self) -> None:
-        """Close every channel; calls on them end."""
+        """Cancel all calls and close every channel; returns when gRPC has let go of them."""
         self._is_closed = True
-        channels = list(self._channels.values())
-        self._channels.clear()
-        for channel in channels:
-            await channel.close()
+        await _let_go(self._pending)
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            # It may be ending by itself, with the loop.
+            with suppress(RuntimeError):
+                await guard.aclose()
+
+    async def _watch_loop_end(self) -> None:
+        """Have the channels of a client that is left open closed by the end of its event loop.
+
+        `asyncio.run` cancels all tasks, then closes all asynchronous generators, then the loop.
+        """
+        # A loop that does not close generators has no hook for them.
+        if self._guard is None and sys.get_asyncgen_hooks().firstiter is not None:
+            self._guard = guard = _let_go_at_end(self._pending)
+            await anext(guard)
+
+
+class _Pending(NamedTuple):
+    """What gRPC still owes events for. Written by the transport of a client.
+
+    Attributes:
+        channels: open channels.
+        watches: waits for a change of a channel's state.
+        calls: unary calls under way, by the tasks that wait for their answers.
+    """
+
+    channels: dict[tuple[str, Purpose], grpc.aio.Channel]
+    watches: dict[grpc.aio.Channel, asyncio.Task[None]]
+    calls: dict[asyncio.Task[Any], Awaitable[Any]]
+
+
+async def _let_go(pending: _Pending) -> None:
+    """Cancel calls, close channels, and wait for the last events that gRPC owes for them.
+
+    An event that comes when its event loop is closed is an error in whatever other loop takes it from gRPC's one queue.
+    """
+    calls = dict(pending.calls)
+    for call in calls.values():
+        _cancel_gently(call)
+    if calls:
+        await asyncio.wait(calls, timeout=FINISH_TIMEOUT_S)
+    channels = list(pending.channels.values())
+    pending.channels.clear()
+    for channel in channels:
+        await channel.close()
+    watches = list(pending.watches.values())
+    if watches and (await asyncio.wait(watches, timeout=FINISH_TIMEOUT_S))[1]:
+        logger.warning("gRPC did not let go of a channel within %s s", FINISH_TIMEOUT_S)
+
+
+async def _let_go_at_end(pending: _Pending) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await _let_go(pending)
+
+
+async def _await(call: Awaitable[_T]) -> _T:
+    return await call
+
+
+def _cancel_gently(call: Awaitable[object]) -> None:
+    """Cancel a unary call in gRPC's core alone: its task then ends with the call's last event, not before."""
+    core = getattr(call, "_cython_call", None)
+    if core is None:
+        assert isinstance(call, grpc.aio.Call) or hasattr(call, "cancel"), f"no call: {call!r}"
+        cast("grpc.aio.Call", call).cancel()
+    elif not core.done():
+        core.cancel("Locally cancelled by application!")
+
+
+def _drop_watch(
+    watches: dict[grpc.aio.Channel, asyncio.Task[None]], channel: grpc.aio.Channel, watch: asyncio.Task[None]
+) -> None:
+    watches.pop(channel, None)
+    if not watch.cancelled():
+        watch.exception()
+
+
+def _keep(task: asyncio.Task[_T]) -> asyncio.Task[_T]:
+    """Take a task out of `asyncio.all_tasks`, whose tasks `asyncio.run` cancels at its end: this one must see its event.
+
+    Cancelling it would not end what it waits for, only the wait. Whoever keeps a task waits for it.
+    """
+    asyncio.tasks._unregister_task(task)
+    return task
 
 
 _process_ids: Final[list[int]] = []
@@ -184,6 +306,8 @@ def _claim(call: _C, before: set[asyncio.Task[Any]]) -> OpenCall[_C]:
     """Note the tasks of gRPC that are there since a call was started."""
     tasks = [task for task in _status_tasks() - before if task not in _claimed]
     _claimed.update(tasks)
+    for task in tasks:
+        _keep(task)
     return OpenCall(call, tuple(tasks))
 
 

@@ -33,7 +33,7 @@ from lograft._producer_book import (
     wall_clock_ms,
 )
 from lograft._producer_pump import ProducerPump
-from lograft._runtime import Runtime, on_exit, on_fork, open_on_runtime, release_runtime
+from lograft._runtime import Runtime, on_exit, on_fork, open_on_runtime, release_runtime, wait_if_ending
 from lograft.errors import (
     BufferTimeoutError,
     ClientClosedError,
@@ -199,6 +199,7 @@ class Producer:
         buffers = self._open_topic(topic)
         deadline_ms: int | None = None
         while True:
+            wait_if_ending()
             with self._progress:
                 self._check_usable()
                 part = self._book.choose(buffers, record[1], partition)
@@ -302,6 +303,7 @@ class Producer:
     def _send_piece(self, buffers: TopicBuffers, piece: LoosePiece | EncodedPiece) -> AddResult:
         deadline_ms: int | None = None
         while True:
+            wait_if_ending()
             with self._progress:
                 self._check_usable()
                 result = self._book.take(buffers, piece)
@@ -321,6 +323,13 @@ class Producer:
             DeliveryError: batches failed since the last flush.
             RequestTimeoutError: the time is up; what was sent is still under way.
         """
+        try:
+            self._flush(timeout_ms)
+        except LograftError:
+            wait_if_ending()
+            raise
+
+    def _flush(self, timeout_ms: int | None) -> None:
         deadline_ms = None if timeout_ms is None else monotonic_ms() + timeout_ms
         with self._progress:
             self._check_usable()
@@ -384,6 +393,9 @@ class Producer:
         with self._lock:
             if self._is_closed or self._is_forked:
                 return
+            # What daemon threads go on to send waits with them, and is not half delivered.
+            self._live.clear()
+            self._recent = NO_TOPIC
             count = self._book.unresolved_records()
         left_ms = self._settings.exit_flush_ms - round((time.monotonic() - started_s) * 1000)
         try:
@@ -405,6 +417,7 @@ class Producer:
     # -- inside
 
     def _open_topic(self, topic: str) -> TopicBuffers:
+        wait_if_ending()
         with self._lock:
             self._check_usable()
             buffers = self._live.get(topic)

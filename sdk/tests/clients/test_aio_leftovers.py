@@ -21,6 +21,7 @@ def test_a_finished_call_leaves_no_task_of_grpc_in_its_loop(bootstrap: str) -> N
         assert len(opened.tasks) == 1
         assert isinstance(await opened.call.read(), metadata_pb2.WatchClusterResponse)
         await finish(opened)
+        assert all(task.done() for task in opened.tasks)
         left = {repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}}
         await transport.close()
         return left
