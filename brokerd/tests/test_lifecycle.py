@@ -12,6 +12,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from lograft import aio
+from lograft.errors import RetriableError
 from lograft.internal.v1 import controller_pb2, controller_pb2_grpc
 from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
@@ -20,6 +22,7 @@ from lograft.wire.status import parse_rpc_error
 from brokerd.errors import BrokerFailedError, RegistrationRefusedError
 from brokerd.event_loop import new_event_loop
 from brokerd.health import LIVENESS
+from brokerd.metadata.lifecycle import BrokerLifecycle
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings, CombinedSettings
 from brokerd.standalone import standalone_settings
@@ -49,6 +52,48 @@ async def watch_until(
                 if parse_rpc_error(error).code is not ErrorCode.BROKER_FENCED:
                     raise
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("held", ["_run", "set_ready"], ids=["not registered", "fenced"])
+async def test_topic_waits_for_a_broker_that_is_not_let_in_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    """The port is open before the controller has let the broker in: the refusal passes, and the admin client waits for that."""
+    leave = asyncio.Event()
+    run, set_ready = getattr(BrokerLifecycle, "_run"), BrokerLifecycle.set_ready  # noqa: B009 (private)
+
+    async def run_later(self: BrokerLifecycle) -> None:
+        await leave.wait()
+        await run(self)
+
+    def set_ready_later(self: BrokerLifecycle) -> None:
+        waiting.append(asyncio.ensure_future(_then(leave, lambda: set_ready(self))))
+
+    waiting: list[asyncio.Future[None]] = []
+    monkeypatch.setattr(BrokerLifecycle, held, run_later if held == "_run" else set_ready_later)
+    server = BrokerServer(standalone_settings(tmp_path, port=0))
+    try:
+        await server.start()
+        address = str(server.address)
+        async with connected(server) as client, aio.Admin(address) as admin:
+            await admin.describe_quorum()  # once it has a leader
+            assert (await refusal(client.create_topic("t"))).code is ErrorCode.BROKER_FENCED
+            async with aio.Admin(address, request_timeout_ms=300) as hasty:
+                with pytest.raises(RetriableError, match=r"1 usable broker\(s\) needed, 0 present"):
+                    await hasty.create_topic("t")
+            creation = asyncio.create_task(admin.create_topic("t"))
+            assert (await refusal(client.create_topic("t"))).code is ErrorCode.BROKER_FENCED
+            leave.set()
+            assert (await creation).partition_count == 1
+    finally:
+        leave.set()
+        await asyncio.gather(*waiting)
+        await server.stop()
+
+
+async def _then(event: asyncio.Event, work: Callable[[], None]) -> None:
+    await event.wait()
+    work()
 
 
 async def test_replaced_registration_is_noticed_and_renewed(tmp_path: Path) -> None:

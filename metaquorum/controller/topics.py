@@ -120,10 +120,7 @@ def _place(
         if replicas.get(broker.broker_id, 0) < settings.max_broker_replicas
     ]
     if len(fit) < factor:
-        return refuse(
-            ErrorCode.NOT_ENOUGH_BROKERS,
-            f"{factor} usable broker(s) needed, {len(fit)} present; start a broker, or wait until it is ready",
-        )
+        return _too_few_brokers(factor, usable=len(fit), registered=sum(1 for _ in image.brokers()))
     if len(usable) < factor:
         return _brokers_full(settings)
     present = PartitionCounts()
@@ -137,6 +134,16 @@ def _place(
     return tuple(
         PartitionImage(number, each, each, each[0], FIRST_EPOCH, FIRST_EPOCH)
         for number, each in enumerate(placed, start=first)
+    )
+
+
+def _too_few_brokers(factor: int, *, usable: int, registered: int) -> Decision:
+    """Refuse for want of brokers: for now where those that are known would do, or none has come yet, else for good."""
+    # A cluster that has just started has no broker for a moment; one that asks for more than it has is a mistake.
+    is_passing = registered >= factor or not registered
+    return refuse(
+        ErrorCode.BROKER_FENCED if is_passing else ErrorCode.NOT_ENOUGH_BROKERS,
+        f"{factor} usable broker(s) needed, {usable} present ({registered} registered); start a broker, or wait until it is ready",
     )
 
 

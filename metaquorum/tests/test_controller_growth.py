@@ -95,7 +95,7 @@ def test_growth_needs_a_usable_broker() -> None:
     assert (refusal.code, "more than 2 replicas" in refusal.message) == (ErrorCode.LIMIT_EXCEEDED, True)
     for broker_id in (1, 2):
         world.run(FenceBroker(broker_id=broker_id, broker_epoch=world.epoch(broker_id)))
-    assert world.refusal(grow("t", 5)).code is ErrorCode.NOT_ENOUGH_BROKERS
+    assert world.refusal(grow("t", 5)).code is ErrorCode.BROKER_FENCED
 
 
 def test_growth_keeps_the_replication_factor_and_spreads_over_racks() -> None:

@@ -161,13 +161,26 @@ def test_create_topic_with_more_replicas_than_brokers_is_refused(factor: int) ->
 def test_create_topic_without_a_usable_broker_is_refused() -> None:
     """Fenced brokers and those that leave get no partitions."""
     world = World()
-    assert world.refusal(create_topic("t")).code is ErrorCode.NOT_ENOUGH_BROKERS
+    assert world.refusal(create_topic("t")).code is ErrorCode.BROKER_FENCED
     world.run(register(1))
-    assert world.refusal(create_topic("t")).code is ErrorCode.NOT_ENOUGH_BROKERS
+    assert world.refusal(create_topic("t")).code is ErrorCode.BROKER_FENCED
     world.beat(1)
     world.run(create_topic("t"))
     world.beat(1, want_shutdown=True)
-    assert world.refusal(create_topic("u")).code is ErrorCode.NOT_ENOUGH_BROKERS
+    assert world.refusal(create_topic("u")).code is ErrorCode.BROKER_FENCED
+
+
+def test_want_of_brokers_is_for_now_where_those_that_are_registered_would_do() -> None:
+    """Then it is worth to try again; not where more replicas are asked for than there are brokers."""
+    world = World()
+    for broker_id in (1, 2):
+        world.run(register(broker_id))
+    passing = world.refusal(create_topic("t", replication_factor=2))
+    assert (passing.code, passing.code.retriable) == (ErrorCode.BROKER_FENCED, True)
+    assert "2 usable broker(s) needed, 0 present (2 registered)" in passing.message
+    lasting = world.refusal(create_topic("t", replication_factor=3))
+    assert (lasting.code, lasting.code.retriable) == (ErrorCode.NOT_ENOUGH_BROKERS, False)
+    assert "3 usable broker(s) needed, 0 present (2 registered)" in lasting.message
 
 
 @pytest.mark.parametrize(

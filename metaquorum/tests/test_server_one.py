@@ -124,11 +124,11 @@ async def test_validate_only_answers_and_creates_nothing(cluster: QuorumCluster)
         ({"topic": "a/b"}, ErrorCode.INVALID_TOPIC_NAME),
         ({"topic": "a\x00"}, ErrorCode.INVALID_TOPIC_NAME),
         ({"topic": "t", "partition_count": -5}, ErrorCode.INVALID_PARTITION_COUNT),
-        ({"topic": "t", "replication_factor": 3}, ErrorCode.NOT_ENOUGH_BROKERS),
+        ({"topic": "t", "replication_factor": 3}, ErrorCode.BROKER_FENCED),
         ({"topic": "t", "replication_factor": 101}, ErrorCode.INVALID_REPLICATION_FACTOR),
         ({"topic": "t", "configs": {"no.such": "1"}}, ErrorCode.INVALID_CONFIG),
         ({"topic": "t", "cluster_id": "other"}, ErrorCode.WRONG_CLUSTER),
-        ({"topic": "t"}, ErrorCode.NOT_ENOUGH_BROKERS),
+        ({"topic": "t"}, ErrorCode.BROKER_FENCED),
     ],
 )
 async def test_bad_creation_is_refused_with_its_code(

@@ -52,7 +52,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     ERROR_CODE_NOT_CONTROLLER: _ErrorCode.ValueType  # 13
     """This node is not the active controller."""
     ERROR_CODE_BROKER_FENCED: _ErrorCode.ValueType  # 14
-    """The broker is not registered, or is fenced."""
+    """The broker is not registered, or is fenced. Of a new topic or new partitions: so are the brokers that would have the replicas."""
     ERROR_CODE_STALE_BROKER_EPOCH: _ErrorCode.ValueType  # 15
     """The broker epoch is not the one of the current registration."""
     ERROR_CODE_DUPLICATE_BROKER: _ErrorCode.ValueType  # 16
@@ -144,7 +144,7 @@ ERROR_CODE_LEADER_NOT_AVAILABLE: ErrorCode.ValueType  # 12
 ERROR_CODE_NOT_CONTROLLER: ErrorCode.ValueType  # 13
 """This node is not the active controller."""
 ERROR_CODE_BROKER_FENCED: ErrorCode.ValueType  # 14
-"""The broker is not registered, or is fenced."""
+"""The broker is not registered, or is fenced. Of a new topic or new partitions: so are the brokers that would have the replicas."""
 ERROR_CODE_STALE_BROKER_EPOCH: ErrorCode.ValueType  # 15
 """The broker epoch is not the one of the current registration."""
 ERROR_CODE_DUPLICATE_BROKER: ErrorCode.ValueType  # 16
