@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -24,6 +24,7 @@ import grpc.aio
 from lograft._codec import decode_cluster, decode_error, decode_watch
 from lograft._core.backoff import Backoff
 from lograft._core.metadata import ClusterView, Leader, TopicState
+from lograft._probe import MAX_PROBES, Probe, end_probes, wait_seen
 from lograft._transport import Purpose, Transport, finish, is_connection_loss, open_call, to_error
 from lograft.errors import (
     FatalError,
@@ -150,6 +151,32 @@ class Cluster:
             OutcomeUnknownError: the answer was lost and `may_repeat` is false.
             LograftError: a server refused.
         """
+        probes: dict[str, Probe] = {}
+        try:
+            return await self._call(
+                work,
+                probes,
+                timeout_ms=timeout_ms,
+                may_repeat=may_repeat,
+                address=address,
+                attempt_ms=attempt_ms,
+                avoid=avoid,
+            )
+        finally:
+            await end_probes(probes.values())
+
+    async def _call(
+        self,
+        work: Callable[[Attempt], Awaitable[T]],
+        probes: dict[str, Probe],
+        *,
+        timeout_ms: int,
+        may_repeat: bool,
+        address: str | None,
+        attempt_ms: int | None,
+        avoid: str | None,
+    ) -> T:
+        """See `call`; `probes` gets looks at the addresses where nobody answers."""
         deadline_ms = now_ms() + timeout_ms
         backoff = self.backoff()
         failure: LograftError | None = None
@@ -165,9 +192,14 @@ class Cluster:
                     return await self._try(work, candidate, left_ms, may_repeat)
                 except RetriableError as error:
                     failure = _worse(failure, error)
+                    # Not in a refresh in the background, of which nobody hears.
+                    is_silent = isinstance(error, NoBrokerError) and attempt_ms is None
+                    if is_silent and candidate not in probes and len(probes) < MAX_PROBES:
+                        probes[candidate] = Probe(candidate)
             left_ms = deadline_ms - now_ms()
             if failure is None or left_ms <= 0:
-                raise self._give_up(failure, timeout_ms, candidates)
+                await wait_seen(probes.values())
+                raise self._give_up(failure, timeout_ms, candidates, probes)
             delay_ms = backoff.next_delay_ms(at_least_ms=failure.retry_after_ms or 0)
             await asyncio.sleep(min(delay_ms, left_ms) / 1000)
 
@@ -199,10 +231,18 @@ class Cluster:
             dict.fromkeys(ordered), key=lambda address: (is_failing(address, Purpose.CONTROL), address == avoid)
         )
 
-    def _give_up(self, failure: LograftError | None, timeout_ms: int, candidates: Sequence[str]) -> LograftError:
+    def _give_up(
+        self,
+        failure: LograftError | None,
+        timeout_ms: int,
+        candidates: Sequence[str],
+        probes: Mapping[str, Probe],
+    ) -> LograftError:
         if isinstance(failure, NoBrokerError):
             addresses = ", ".join(candidates)
-            return NoBrokerError(f"no broker answered at {addresses} within {timeout_ms} ms; is it running?")
+            seen = "; ".join(str(probe) for address, probe in probes.items() if address in candidates)
+            why = f": {seen}" if seen else "; is it running?"
+            return NoBrokerError(f"no broker answered at {addresses} within {timeout_ms} ms{why}")
         if failure is None:
             return RequestTimeoutError(f"no time was left for a call ({timeout_ms} ms)")
         return failure

@@ -126,6 +126,19 @@ for n in range(12):
 for _ in range(8):
     loop = asyncio.new_event_loop(); loop.run_until_complete(ause(0)); loop.close()
 """,
+    "a loop of its own, dead port": """
+for _ in range(8):
+    loop = asyncio.new_event_loop(); loop.run_until_complete(ause(0, dead)); loop.close()
+""",
+    "a name that nobody knows": """
+async def main():
+    try: await aio.Admin("no-such-host.invalid", request_timeout_ms=50).list_topics()
+    except LograftError: pass
+for _ in range(4):
+    asyncio.run(main())
+    try: Admin("no-such-host.invalid", request_timeout_ms=50).list_topics()
+    except LograftError: pass
+""",
     "blocking clients left open": """
 admin, producer, consumer = Admin(bootstrap), Producer(bootstrap), Consumer(bootstrap)
 admin.list_topics(); producer.send(topic, b"v"); consumer.assign([tp]); consumer.poll()
