@@ -4,7 +4,8 @@
 Owns the search: the leader that the quorum node knows, then the hint of the last refusal, then the configured
 addresses in turn. Must not know what is called. Everything runs on the event loop thread. Laws: a call that changes
 something is sent again only when it is known not to have been carried out; no call waits long for a leader of old, which
-may be frozen or cut off and then answers never.
+may be frozen or cut off and then answers never; once another leader is known, every call that is not under way goes there
+at once, and what is heard of the places asked before says nothing of it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 import grpc
 import grpc.aio
 from lograft.wire.codes import ErrorCode
-from lograft.wire.status import parse_rpc_error
+from lograft.wire.status import LeaderHint, parse_rpc_error
 
 from brokerd.failure import Failure, RefusedError
 from brokerd.metadata.observer import MetadataObserver
@@ -35,6 +36,9 @@ RETRY_MS_MAX: Final = 250
 
 OLD_LEADER_GRACE_MS: Final = 1_000
 """A leader of old has so long to answer a change once another one is known: it may just be telling that it was committed."""
+
+_NOT_DONE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.QUORUM_UNAVAILABLE)
+"""Refusals of a node that is not the active controller, or not yet: nothing was done, and another one may do it."""
 
 _UNANSWERED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 """What gRPC itself says of a call whose answer did not come."""
@@ -83,6 +87,7 @@ class ControllerCalls:
         self._failure_count = 0
         # A dictionary for its order: who asked first hears first.
         self._asked: dict[_Asked, None] = {}
+        self._pausing: dict[asyncio.Future[None], None] = {}
         observer.on_leader_change(self._take_leader)
 
     @property
@@ -97,14 +102,25 @@ class ControllerCalls:
         leader_address = self._leader_address()
         if self._own_voter is not None and leader_address == self._own_voter[1]:
             return leader_address
+        if not self._bootstrap:
+            return leader_address
+        if leader_address is None:
+            return self._bootstrap[self._failure_count % len(self._bootstrap)]
         # The known leader may have died, or its address be out of date: every second failure asks elsewhere.
-        if self._bootstrap and (leader_address is None or self._failure_count % 2 == 1):
+        if self._failure_count % 2 == 1:
             return self._bootstrap[self._failure_count // 2 % len(self._bootstrap)]
         return leader_address
 
-    def note_failure(self, hint: str | None) -> None:
-        """Learn that the address did not serve; `hint` is where to go instead, if it said so."""
-        self._hint = hint
+    def note_failure(self, address: str, hint: LeaderHint | None) -> None:
+        """Learn that an address did not serve; `hint` is where to go instead, if it said so.
+
+        Of calls that went elsewhere meanwhile, or that another one has spoken for already, it is old news; and so is a hint at the
+        leader of an older epoch.
+        """
+        if address != self.address():
+            return
+        is_news = hint is not None and hint.leader_epoch >= self._observer.leader.quorum_epoch
+        self._hint = hinted_address(hint) if is_news else None
         self._failure_count += 1
 
     def note_success(self) -> None:
@@ -124,6 +140,9 @@ class ControllerCalls:
         address = self._leader_address()
         if address is None:
             return
+        for pausing in self._pausing:
+            if not pausing.done():
+                pausing.set_result(None)
         for asked in self._asked:
             if asked.address == address or asked.give_up is not None:
                 continue
@@ -155,8 +174,21 @@ class ControllerCalls:
             answer = await self._attempt(method, request, left_ms, is_read_only)
             if answer is not None:
                 return answer
-            await asyncio.sleep(min(pause_ms, max(left_ms, 0)) / 1000)
-            pause_ms = min(pause_ms * 2, RETRY_MS_MAX)
+            is_news = await self._pause(min(pause_ms, left_ms))
+            pause_ms = RETRY_MS if is_news else min(pause_ms * 2, RETRY_MS_MAX)
+
+    async def _pause(self, pause_ms: int) -> bool:
+        """Wait, at most until a leader is known; whether that was the end of it."""
+        pausing = asyncio.get_running_loop().create_future()
+        self._pausing[pausing] = None
+        try:
+            async with asyncio.timeout(pause_ms / 1000):
+                await pausing
+        except TimeoutError:
+            return False
+        finally:
+            del self._pausing[pausing]
+        return True
 
     async def _attempt(self, method: str, request: bytes, left_ms: int, is_read_only: bool) -> bytes | None:
         address = self.address()
@@ -164,7 +196,7 @@ class ControllerCalls:
             return None
         async with self._peers.use(address) as channel:
             if not await is_ready_within(channel, min(CONNECT_MS, left_ms)):
-                self.note_failure(None)
+                self.note_failure(address, None)
                 return None
             call = unary_method(channel, method)(request, timeout=left_ms / 1000)
             asked = _Asked(address, call, is_read_only)
@@ -183,13 +215,13 @@ class ControllerCalls:
                 raise _lost_answer() from None
             except grpc.aio.AioRpcError as error:
                 status = parse_rpc_error(error)
-                if status.code is ErrorCode.NOT_CONTROLLER:
-                    self.note_failure(hinted_address(status.leader))
+                if status.code in _NOT_DONE or (is_read_only and status.code is ErrorCode.SHUTTING_DOWN):
+                    self.note_failure(address, status.leader)
                     return None
                 if status.code is not None or error.code() not in _UNANSWERED:
                     raise
                 # The connection broke under the call, or nobody answered in time.
-                self.note_failure(None)
+                self.note_failure(address, None)
                 if is_read_only:
                     return None
                 raise _lost_answer() from error

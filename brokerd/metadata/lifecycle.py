@@ -32,7 +32,7 @@ from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
 from brokerd.failure import RefusedError, refused
 from brokerd.metadata.controller_calls import CONNECT_MS, RETRY_MS, RETRY_MS_MAX, ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import hinted_address, is_ready_within
+from brokerd.metadata.peer_channels import is_ready_within
 from metaquorum.rpc.controller_service import is_gone
 
 logger = logging.getLogger(__name__)
@@ -323,7 +323,7 @@ class BrokerLifecycle:
         answered = False
         async with self._calls.peers.use(address) as channel:
             if not await is_ready_within(channel, CONNECT_MS):
-                self._calls.note_failure(None)
+                self._calls.note_failure(address, None)
                 return False
             call = cast("HeartbeatCall", channel.stream_stream(HEARTBEAT_METHOD)())
             try:
@@ -331,10 +331,10 @@ class BrokerLifecycle:
                     answered = True
                     await self._wait_for_beat()
             except grpc.aio.AioRpcError as error:
-                self._on_stream_broken(error)
+                self._on_stream_broken(address, error)
             except TimeoutError:
                 logger.warning("the controller at %s does not answer heartbeats", address)
-                self._calls.note_failure(None)
+                self._calls.note_failure(address, None)
             except asyncio.InvalidStateError:
                 pass  # the call ended between two beats; its status was seen by the read
             finally:
@@ -386,11 +386,11 @@ class BrokerLifecycle:
         except TimeoutError:
             pass  # an interval has passed, which is the usual reason for the next beat
 
-    def _on_stream_broken(self, error: grpc.aio.AioRpcError) -> None:
+    def _on_stream_broken(self, address: str, error: grpc.aio.AioRpcError) -> None:
         status = parse_rpc_error(error)
         if status.code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_FENCED, ErrorCode.DUPLICATE_BROKER):
             raise _StaleRegistrationError from error
-        self._calls.note_failure(hinted_address(status.leader))
+        self._calls.note_failure(address, status.leader)
         logger.info("heartbeat stream ended: %s %s", (status.code or status.grpc_code).name, status.message)
 
     def _set_state(self, state: BrokerState) -> None:

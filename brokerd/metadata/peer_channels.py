@@ -37,6 +37,9 @@ _OPTIONS: Final = (
 )
 
 
+_FAILED: Final = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
+
+
 def peer_address(host: str, port: int) -> str:
     """Return the address of a server as gRPC takes it: an IPv6 address has brackets there, and has none in the metadata."""
     return str(Address(host=host, port=port))
@@ -96,21 +99,25 @@ class PeerChannels:
 
 
 async def is_ready_within(channel: grpc.aio.Channel, timeout_ms: int) -> bool:
-    """Connect if need be; False when that fails or takes longer.
+    """Connect if need be; False when that fails or takes longer, and at once when the last attempt has failed.
 
-    A call on a channel that was ready is known to have left; one that was refused before is known not to have.
+    A call on a channel that was ready is known to have left; one that was refused before is known not to have. A channel whose
+    attempt failed says so until one succeeds, however many it makes meanwhile: to wait for news of it would be to wait for its
+    server. Who asks again should pause before.
     """
+    state = channel.get_state(try_to_connect=True)
+    if state is grpc.ChannelConnectivity.READY:
+        return True
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            state = channel.get_state(try_to_connect=True)
-            while state is not grpc.ChannelConnectivity.READY:
+            while state not in _FAILED:
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
-                if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
-                    return False
+                if state is grpc.ChannelConnectivity.READY:
+                    return True
     except TimeoutError:
-        return False
-    return True
+        pass
+    return False
 
 
 def unary_method(channel: grpc.aio.Channel, method: str) -> grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]:

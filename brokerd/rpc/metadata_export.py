@@ -15,7 +15,7 @@ from lograft.wire.status import DETAILS_KEY, RichStatus, parse_rpc_error
 
 from brokerd.failure import RefusedError, refused
 from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.peer_channels import hinted_address, is_ready_within
+from brokerd.metadata.peer_channels import is_ready_within
 from brokerd.rpc.calls import ServicerContext, abort, left_ms
 
 METHOD: Final = "/lograft.v1.AdminService/ExportMetadata"
@@ -51,7 +51,7 @@ async def _forward(calls: ControllerCalls, request: bytes, context: ServicerCont
     async with calls.peers.use(address) as channel:
         timeout_ms = left_ms(context, at_most_ms=MAX_EXPORT_MS)
         if not await is_ready_within(channel, min(CONNECT_MS, timeout_ms)):
-            calls.note_failure(None)
+            calls.note_failure(address, None)
             raise _no_controller()
         method = cast("grpc.aio.UnaryStreamMultiCallable[bytes, bytes]", channel.unary_stream(METHOD))
         try:
@@ -60,7 +60,7 @@ async def _forward(calls: ControllerCalls, request: bytes, context: ServicerCont
         except grpc.aio.AioRpcError as error:
             status = parse_rpc_error(error)
             if status.code is ErrorCode.NOT_CONTROLLER:
-                calls.note_failure(hinted_address(status.leader))
+                calls.note_failure(address, status.leader)
                 raise _no_controller() from error
             raise
     calls.note_success()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,17 +13,23 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from lograft.wire.codes import ErrorCode
+from lograft.wire.status import LeaderHint, abort_status
 
 from brokerd.failure import RefusedError
+from brokerd.metadata import controller_calls
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from metaquorum.runtime.listener import QuorumLeader
+from metaquorum.tests.quorum_cluster import until
 
 METHOD = "/lograft.v1.AdminService/CreateTopic"
 TIMEOUT_MS = 2_000
 LONG_MS = 600_000
 """Longer than any test: only something else can end the call."""
+
+GIVE_UP_S = 60.0
+"""Seconds after which a call that should have ended has not."""
 
 
 class Silent(grpc.GenericRpcHandler):
@@ -51,6 +58,24 @@ class Answering(grpc.GenericRpcHandler):
         """Return the handler of any method."""
 
         async def answer(_request: bytes, _context: object) -> bytes:
+            return b"answer"
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+class JustElected(grpc.GenericRpcHandler):
+    """Refuses the first call, for it is only just taking over, and answers the others."""
+
+    def __init__(self) -> None:
+        self.call_count = 0
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return the handler of any method."""
+
+        async def answer(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            self.call_count += 1
+            if self.call_count == 1:
+                await context.abort_with_status(abort_status(ErrorCode.QUORUM_UNAVAILABLE, "taking over"))
             return b"answer"
 
         return grpc.unary_unary_rpc_method_handler(answer)
@@ -155,3 +180,53 @@ async def test_call_to_the_new_leader_itself_goes_on(handover: Handover) -> None
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+async def test_pause_of_a_call_ends_when_a_leader_is_known(handover: Handover, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that found nobody at the dead leader's address goes to the new one at once, however long it would pause."""
+    monkeypatch.setattr(controller_calls, "RETRY_MS", LONG_MS)
+    monkeypatch.setattr(controller_calls, "RETRY_MS_MAX", LONG_MS)
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        handover.know_leader(f"127.0.0.1:{gone.getsockname()[1]}", 2)
+        call = asyncio.create_task(handover.calls.call(METHOD, b"", timeout_ms=LONG_MS))
+        failed = handover.calls.address()
+        await until(lambda: handover.calls.address() != failed, what="the refusal of the dead leader's address")
+        handover.know_leader(handover.new_address, 3)
+        async with asyncio.timeout(GIVE_UP_S):
+            assert await call == b"answer"
+
+
+async def test_what_is_heard_of_the_leader_of_old_says_nothing_of_the_new_one(handover: Handover) -> None:
+    """Calls that fail at the dead leader after the broker has learnt of another one do not send anybody away from that."""
+    handover.know_leader(handover.new_address, 2)
+    handover.calls.note_failure(handover.old_address, None)
+    assert handover.calls.address() == handover.new_address
+    host, _, port = handover.old_address.rpartition(":")
+    old = LeaderHint(leader_id=1, leader_epoch=1, host=host, port=int(port))
+    handover.calls.note_failure(handover.new_address, old)
+    handover.calls.note_failure(handover.old_address, None)
+    assert handover.calls.address() == handover.new_address
+
+
+async def test_many_calls_that_fail_together_are_one_failure(handover: Handover) -> None:
+    """Where they all went is left once, not passed over by as many steps as there were calls."""
+    handover.know_leader(handover.new_address, 2)
+    for _ in range(4):
+        handover.calls.note_failure(handover.new_address, None)
+    assert handover.calls.address() == handover.old_address
+
+
+async def test_change_is_sent_again_to_a_leader_that_is_taking_over() -> None:
+    """It was refused before anything was done; the client is not made to pause for as long as clients do."""
+    handler, server, peers = JustElected(), grpc.aio.server(), PeerChannels()
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        calls = ControllerCalls(MetadataObserver(), peers, [f"127.0.0.1:{port}"])
+        assert await calls.call(METHOD, b"", timeout_ms=LONG_MS) == b"answer"
+        assert handler.call_count == 2
+    finally:
+        await peers.close()
+        await server.stop(None)

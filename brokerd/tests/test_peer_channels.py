@@ -20,6 +20,9 @@ from brokerd.metadata.peer_channels import PeerChannels, is_ready_within
 from metaquorum.runtime import transport
 from metaquorum.tests.quorum_cluster import until
 
+LONG_MS, GIVE_UP_S = 600_000, 60.0
+"""A wait that nothing but news ends, and the seconds after which a test that waits for it has failed."""
+
 GONE, THERE = "127.0.0.2", "127.0.0.1"
 HEADER, TYPE_A = struct.Struct(">6H"), 1
 
@@ -75,7 +78,7 @@ async def test_peer_that_comes_back_under_another_address_is_found_soon(names: t
             assert server.questions > 0
             server.address = THERE
             moved_ms = monotonic_ms()
-            ready = asyncio.ensure_future(_connect(channel))
+            ready = asyncio.ensure_future(channel.channel_ready())
             await until(ready.done, what="the peer at its new address")
             assert monotonic_ms() - moved_ms < 10 * PEER_RESOLVE_MS
     finally:
@@ -92,11 +95,20 @@ async def test_voters_and_clients_look_names_up_again_as_soon(
         assert not await is_ready_within(channel, FOLLOWER_PAUSE_MAX_MS)
         server.address = THERE
         moved_ms = monotonic_ms()
-        ready = asyncio.ensure_future(_connect(channel))
+        ready = asyncio.ensure_future(channel.channel_ready())
         await until(ready.done, what="the peer at its new address")
         assert monotonic_ms() - moved_ms < 10 * max(transport.RESOLVE_MS, MAX_RETRY_BACKOFF_MS)
 
 
-async def _connect(channel: grpc.aio.Channel) -> None:
-    while not await is_ready_within(channel, FOLLOWER_PAUSE_MAX_MS):
-        pass
+async def test_channel_whose_server_is_gone_is_not_waited_for() -> None:
+    """It shows no further attempt until one succeeds: who waited for news of it would wait for as long as it may."""
+    with socket.socket() as gone:
+        # Bound and not listening: whoever connects is refused.
+        gone.bind(("127.0.0.1", 0))
+        channels = PeerChannels()
+        try:
+            async with channels.use(f"127.0.0.1:{gone.getsockname()[1]}") as channel, asyncio.timeout(GIVE_UP_S):
+                for _ in range(3):
+                    assert not await is_ready_within(channel, LONG_MS)
+        finally:
+            await channels.close()
