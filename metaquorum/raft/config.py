@@ -17,6 +17,7 @@ class RaftConfig:
             one and a half times this (exclusive), drawn at random.
         fetch_wait_ms: how long a fetch asks the leader to wait for something to send.
         fetch_wait_ms_max: longest time that a leader parks a fetch, whatever was asked.
+        fetch_retry_wait_ms: the same for a fetch after one that failed: it is to show soon whether the leader is there.
         commit_news_ms: a voter with nothing to fetch hears at the latest so long afterwards that the high watermark moved, and an
             observer that keeps up hears of commits in a row at most so often.
         crowd_size: a round of so many proposals (or more) shows that many ask at once; the next one then waits for as many,
@@ -24,7 +25,8 @@ class RaftConfig:
         crowd_wait_ms: but no longer than this after the commit of the last one.
         crowd_hold_rounds: rounds after one that waited for more in vain before more is waited for again.
         spare_wait_ms: a voter that keeps up and that a commit does not need is given the round under way so much later.
-        request_timeout_ms: a request without an answer for so long has failed.
+        request_timeout_ms: a request without an answer for so long is sent again, a fetch so long after the wait that it asked for; a
+            late answer counts until the fetch timeout.
         retry_backoff_ms: first pause after a failed request; doubles up to `retry_backoff_ms_max`.
         retry_backoff_ms_max: longest pause after a failed request.
         shutdown_grace_ms: a stopping leader waits at most so long for its voters to hear of it.
@@ -48,12 +50,13 @@ class RaftConfig:
     leader_gone_ms: int = 200
     fetch_wait_ms: int = 400
     fetch_wait_ms_max: int = 400
+    fetch_retry_wait_ms: int = 10
     commit_news_ms: int = 10
     crowd_size: int = 4
     crowd_wait_ms: int = 10
     crowd_hold_rounds: int = 16
     spare_wait_ms: int = 20
-    request_timeout_ms: int = 1_000
+    request_timeout_ms: int = 150
     retry_backoff_ms: int = 20
     retry_backoff_ms_max: int = 400
     shutdown_grace_ms: int = 1_000

@@ -119,11 +119,15 @@ class FlushLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send a request to the node at `address` (`host:port`) and report its response or failure under request_id."""
+    """Send a request to the node at `address` (`host:port`) and report its response or failure under request_id.
+
+    After timeout_ms nobody waits for the response any more.
+    """
 
     request_id: int
     address: str
     request: Request
+    timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def on_vote_response(state: RaftState, request_id: int, response: VoteResponse, 
     if vote is None:
         return
     if response.refusal is Refusal.UNAVAILABLE:
-        vote.call.fail(now_ms=now_ms, config=state.config)
+        vote.call.fail(request_id, now_ms=now_ms, config=state.config)
         return
     vote.call.succeed(ready_at_ms=now_ms)
     vote.granted = response.granted and response.refusal is None and response.quorum_epoch == state.quorum_epoch
@@ -138,7 +138,7 @@ def on_vote_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
     vote = _find(state.role, request_id)
     if vote is None:
         return False
-    vote.call.fail(now_ms=now_ms, config=state.config)
+    vote.call.fail(request_id, now_ms=now_ms, config=state.config)
     return True
 
 
@@ -204,7 +204,7 @@ def _tally(votes: dict[NodeId, VoteCall]) -> tuple[int, int]:
 
 def _find(role: Prospective | Candidate, request_id: int) -> VoteCall | None:
     for vote in role.votes.values():
-        if vote.call.request_id == request_id:
+        if vote.call.awaits(request_id):
             return vote
     return None
 
@@ -213,8 +213,7 @@ def _ask(state: RaftState, role: Prospective | Candidate, now_ms: int) -> None:
     end = state.log.end_position
     request_type = PreVoteRequest if isinstance(role, Prospective) else VoteRequest
     for vote in role.votes.values():
-        if vote.call.is_expired(now_ms):
-            vote.call.fail(now_ms=now_ms, config=state.config)
+        vote.call.poll(now_ms=now_ms, config=state.config)
         if vote.granted is None and vote.call.is_ready(now_ms):
             key = vote.voter.key
             request = request_type(

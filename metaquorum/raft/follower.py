@@ -35,8 +35,7 @@ def poll_unattached(state: RaftState, role: Unattached, *, now_ms: int) -> None:
     if deadline_ms is not None and (now_ms >= deadline_ms or state.voter_set.is_only(state.key)):
         become_prospective(state, now_ms=now_ms)
         return
-    if role.fetch.is_expired(now_ms):
-        role.fetch.fail(now_ms=now_ms, config=state.config)
+    role.fetch.poll(now_ms=now_ms, config=state.config)
     # Whom it asks may be the leader, who takes the offset at its word.
     if role.fetch.is_ready(now_ms) and _is_word_good(state) and (peers := state.peer_addresses()):
         address = peers[role.next_peer % len(peers)]
@@ -64,10 +63,12 @@ def poll_follower(state: RaftState, role: Follower, *, now_ms: int) -> None:
         if state.shutdown_deadline_ms is None:
             become_prospective(state, now_ms=now_ms)
             return
-    if role.fetch.is_expired(now_ms):
-        role.fetch.fail(now_ms=now_ms, config=state.config)
+    role.fetch.poll(now_ms=now_ms, config=state.config)
     if role.fetch.is_ready(now_ms) and _is_word_good(state) and download_of(state, role) is None:
-        request = _fetch_request(state, max_wait_ms=state.config.fetch_wait_ms)
+        # After one that was lost the leader is to say soon that it is there, so that a second one may be lost as well.
+        is_first = role.fetch.failure_count == 0
+        max_wait_ms = state.config.fetch_wait_ms if is_first else state.config.fetch_retry_wait_ms
+        request = _fetch_request(state, max_wait_ms=max_wait_ms)
         state.send(role.fetch, role.leader_address, request, now_ms=now_ms)
 
 
@@ -120,17 +121,17 @@ def on_fetch_response(state: RaftState, request_id: int, response: FetchResponse
     observe(state, response.quorum_epoch, response.leader_id, response.leader_address, now_ms=now_ms)
     if role is not state.role:
         return
-    if isinstance(role, Unattached) and role.fetch.request_id == request_id:
+    if isinstance(role, Unattached) and role.fetch.awaits(request_id):
         # The next peer is asked after a pause, else a cluster without a leader is asked in a tight circle.
-        role.fetch.fail(now_ms=now_ms, config=state.config)
-    elif isinstance(role, Follower) and role.fetch.request_id == request_id:
+        role.fetch.fail(request_id, now_ms=now_ms, config=state.config)
+    elif isinstance(role, Follower) and role.fetch.awaits(request_id):
         if _take(state, role, response, now_ms):
             role.has_fetched = True
             role.is_leader_gone = False
             role.fetch_deadline_ms = now_ms + state.config.fetch_timeout_ms
             role.fetch.succeed(ready_at_ms=now_ms)
         else:
-            role.fetch.fail(now_ms=now_ms, config=state.config)
+            role.fetch.fail(request_id, now_ms=now_ms, config=state.config)
 
 
 def _take(state: RaftState, role: Follower, response: FetchResponse, now_ms: int) -> bool:
@@ -197,9 +198,9 @@ def on_fetch_failure(state: RaftState, request_id: int, failure: Failure, *, now
         Whether the request was the present fetch of this role.
     """
     role = state.role
-    if not isinstance(role, Unattached | Follower) or role.fetch.request_id != request_id:
+    if not isinstance(role, Unattached | Follower) or not role.fetch.awaits(request_id):
         return False
-    role.fetch.fail(now_ms=now_ms, config=state.config)
+    role.fetch.fail(request_id, now_ms=now_ms, config=state.config)
     if failure is Failure.REFUSED:
         leader_is_gone(state, now_ms=now_ms)
     return True

@@ -47,8 +47,7 @@ def poll_leader(state: RaftState, role: Leader, *, now_ms: int) -> None:
         become_resigned(state, role, now_ms=now_ms)
         return
     for node_id, call in role.begin_calls.items():
-        if call.is_expired(now_ms):
-            call.fail(now_ms=now_ms, config=state.config)
+        call.poll(now_ms=now_ms, config=state.config)
         if call.is_ready(now_ms):
             progress = role.voters[node_id]
             request = BeginQuorumEpochRequest(
@@ -95,11 +94,11 @@ def on_begin_response(state: RaftState, request_id: int, response: BeginQuorumEp
     if not isinstance(state.role, Leader):
         return
     for call in state.role.begin_calls.values():
-        if call.request_id == request_id:
+        if call.awaits(request_id):
             if response.refusal is None:
                 call.succeed(ready_at_ms=now_ms + state.config.begin_quorum_epoch_after_ms)
             else:
-                call.fail(now_ms=now_ms, config=state.config)
+                call.fail(request_id, now_ms=now_ms, config=state.config)
 
 
 def on_begin_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
@@ -111,8 +110,8 @@ def on_begin_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool:
     if not isinstance(state.role, Leader):
         return False
     for call in state.role.begin_calls.values():
-        if call.request_id == request_id:
-            call.fail(now_ms=now_ms, config=state.config)
+        if call.awaits(request_id):
+            call.fail(request_id, now_ms=now_ms, config=state.config)
             return True
     return False
 

@@ -235,8 +235,7 @@ def _has_moved(state: RaftState) -> bool:
 def poll_own_address(state: RaftState, role: Follower, *, now_ms: int) -> None:
     """Tell the leader where this voter is, as long as the set in the log says otherwise."""
     call = role.update_call
-    if call.is_expired(now_ms):
-        call.fail(now_ms=now_ms, config=state.config)
+    call.poll(now_ms=now_ms, config=state.config)
     if role.has_fetched and _has_moved(state) and call.is_ready(now_ms):
         assert state.identity.address is not None, "a node that has moved has an address"
         request = UpdateVoterRequest(
@@ -257,7 +256,7 @@ def on_update_response(state: RaftState, request_id: int, response: UpdateVoterR
     """The leader has heard of the address, or has no time for it now."""
     observe(state, response.quorum_epoch, response.leader_id, None, now_ms=now_ms)
     role = state.role
-    if isinstance(role, Follower) and role.update_call.request_id == request_id:
+    if isinstance(role, Follower) and role.update_call.awaits(request_id):
         role.update_call.succeed(ready_at_ms=now_ms + state.config.update_voter_every_ms)
 
 
@@ -268,7 +267,7 @@ def on_update_failure(state: RaftState, request_id: int, *, now_ms: int) -> bool
         Whether the request was the one of this role.
     """
     role = state.role
-    if not isinstance(role, Follower) or role.update_call.request_id != request_id:
+    if not isinstance(role, Follower) or not role.update_call.awaits(request_id):
         return False
-    role.update_call.fail(now_ms=now_ms, config=state.config)
+    role.update_call.fail(request_id, now_ms=now_ms, config=state.config)
     return True

@@ -30,8 +30,7 @@ def poll_resigned(state: RaftState, role: Resigned, *, now_ms: int) -> None:
         become_unattached(state, QuorumEpoch(state.quorum_epoch + 1), now_ms=now_ms)
         return
     for end in role.end_calls.values():
-        if end.call.is_expired(now_ms):
-            end.call.fail(now_ms=now_ms, config=state.config)
+        end.call.poll(now_ms=now_ms, config=state.config)
         if not end.is_done and end.call.is_ready(now_ms):
             request = EndQuorumEpochRequest(
                 cluster_id=state.identity.cluster_id,
@@ -69,14 +68,14 @@ def on_end_failure(state: RaftState, request_id: int, failure: Failure, *, now_m
     if end is None:
         return False
     end.is_gone = failure is Failure.REFUSED
-    end.call.fail(now_ms=now_ms, config=state.config)
+    end.call.fail(request_id, now_ms=now_ms, config=state.config)
     return True
 
 
 def _find(state: RaftState, request_id: int) -> EndCall | None:
     if isinstance(state.role, Resigned):
         for end in state.role.end_calls.values():
-            if end.call.request_id == request_id:
+            if end.call.awaits(request_id):
                 return end
     return None
 

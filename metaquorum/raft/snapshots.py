@@ -149,7 +149,7 @@ def on_event(
             if role is not None:
                 state.snapshots.download = None
                 # It asks again by a fetch: the leader may have a newer snapshot by now, or the log may do.
-                role.fetch.fail(now_ms=now_ms, config=state.config)
+                role.fetch.fail(None, now_ms=now_ms, config=state.config)
                 if failure is Failure.REFUSED:
                     leader_is_gone(state, now_ms=now_ms)
 

@@ -16,7 +16,7 @@ from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import AdvanceCommit, AnnounceLeader, FlushLog, Reply, ReportViolation, Send
 from metaquorum.raft.kept_snapshots import KeptSnapshots
 from metaquorum.raft.log_view import LogView
-from metaquorum.raft.messages import Request, Response
+from metaquorum.raft.messages import FetchRequest, Request, Response
 from metaquorum.raft.outbox import Outbox
 from metaquorum.raft.roles import Follower, Leader, Prospective, Resigned, Role
 from metaquorum.raft.types import (
@@ -185,10 +185,18 @@ class RaftState:
         return request_id
 
     def send(self, call: PeerCall, address: str, request: Request, *, now_ms: int) -> None:
-        """Send the next request of a repeated call."""
+        """Send the next request of a repeated call.
+
+        It is repeated soon when no answer comes; a late answer counts all the same, so the shell waits for it for as long as
+        anything is waited for.
+        """
         request_id = self.next_request_id()
-        call.start(request_id, now_ms=now_ms, config=self.config)
-        self.outbox.say(Send(request_id=request_id, address=address, request=request))
+        timeout_ms = self.config.request_timeout_ms
+        if isinstance(request, FetchRequest):
+            timeout_ms += request.max_wait_ms
+        call.start(request_id, now_ms=now_ms, timeout_ms=timeout_ms)
+        late_ms = max(timeout_ms, self.config.fetch_timeout_ms)
+        self.outbox.say(Send(request_id=request_id, address=address, request=request, timeout_ms=late_ms))
 
     def reply(self, token: int, response: Response) -> None:
         """Answer a request."""

@@ -96,7 +96,6 @@ class Driver:
         log: the open log that the core's shadow was made from.
         elections: the vote file that the core's election state was read from.
         transport: way to the peers.
-        request_timeout_ms: deadline of a request to a peer.
         snapshots: carries out what concerns snapshots; None: this node has no image, makes none and takes none.
     """
 
@@ -107,13 +106,12 @@ class Driver:
         log: LogStore,
         elections: ElectionStore,
         transport: GrpcTransport,
-        request_timeout_ms: int,
         snapshots: SnapshotShell | None = None,
     ) -> None:
         self._node = node
         self._log = log
         self._elections = elections
-        self._peers = PeerRequests(transport, timeout_ms=request_timeout_ms, on_event=self.submit, on_failure=self.fail)
+        self._peers = PeerRequests(transport, on_event=self.submit, on_failure=self.fail)
         self._snapshots = snapshots
         self._feeds: tuple[ListenerFeed, ...] = ()
         self._loop = asyncio.get_running_loop()

@@ -42,10 +42,14 @@ class FetchLink(asyncio.Protocol):
         self.greeted: asyncio.Future[None] = self._loop.create_future()
 
     @property
+    def is_open(self) -> bool:
+        """Whether it is there and greeted, free or not."""
+        return self._transport is not None and not self._transport.is_closing() and self._reader.is_greeted
+
+    @property
     def is_ready(self) -> bool:
         """Whether a fetch can be sent."""
-        is_open = self._transport is not None and not self._transport.is_closing()
-        return is_open and self._reader.is_greeted and self._on_answer is None
+        return self.is_open and self._on_answer is None
 
     def send(self, message: bytes, *, timeout_s: float, on_answer: Callable[[Outcome], None]) -> None:
         """Send a fetch; its outcome is told once, later."""
@@ -132,9 +136,13 @@ class PeerLink:
         self._link.send(message, timeout_s=timeout_s, on_answer=on_answer)
 
     def offer(self, port: int) -> None:
-        """The peer listens for fetches at this port: connect, unless that is done, under way, or has just failed."""
+        """The peer listens for fetches at this port: connect, unless that is done, under way, or has just failed.
+
+        A connection on which a late answer is awaited stays: the answer counts, or its time ends the connection.
+        """
         loop = asyncio.get_running_loop()
-        if self.is_ready or self._opening is not None or loop.time() < self._retry_at:
+        is_open = self._link is not None and self._link.is_open
+        if is_open or self._opening is not None or loop.time() < self._retry_at:
             return
         self.close()
         self._retry_at = loop.time() + RETRY_AFTER_S

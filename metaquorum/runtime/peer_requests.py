@@ -24,7 +24,6 @@ class PeerRequests:
 
     Args:
         transport: way to the peers; closed with this.
-        timeout_ms: deadline of each request.
         on_event: takes the outcome.
         on_failure: told of an error that is none of the peer's.
     """
@@ -33,12 +32,10 @@ class PeerRequests:
         self,
         transport: GrpcTransport,
         *,
-        timeout_ms: int,
         on_event: Callable[[ResponseReceived | RequestFailed], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._transport = transport
-        self._timeout_ms = timeout_ms
         self._on_event = on_event
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
@@ -49,7 +46,7 @@ class PeerRequests:
         request = effect.request
         told = partial(self._told, effect.request_id)
         if isinstance(request, FetchRequest) and self._transport.fetch_by_link(
-            effect.address, request, timeout_ms=self._timeout_ms, on_answer=told
+            effect.address, request, timeout_ms=effect.timeout_ms, on_answer=told
         ):
             return
         task = self._loop.create_task(self._call(effect))
@@ -65,7 +62,7 @@ class PeerRequests:
 
     async def _call(self, effect: Send) -> None:
         try:
-            response = await self._transport.call(effect.address, effect.request, timeout_ms=self._timeout_ms)
+            response = await self._transport.call(effect.address, effect.request, timeout_ms=effect.timeout_ms)
         except PeerFailureError as error:
             self._told(effect.request_id, error)
         else:

@@ -169,7 +169,6 @@ class QuorumNode:
             log=log,
             elections=elections,
             transport=transport,
-            request_timeout_ms=settings.timers.request_timeout_ms,
             snapshots=snapshots,
         )
         driver = self._driver
@@ -187,7 +186,7 @@ class QuorumNode:
             key=self._key,
             cluster_id=self._settings.cluster_id,
             settings=self._settings.snapshots,
-            piece_timeout_ms=self._settings.timers.request_timeout_ms,
+            piece_timeout_ms=self._settings.timers.snapshot_piece_timeout_ms,
         )
 
     async def stop(self) -> None:

@@ -28,19 +28,22 @@ class QuorumTimers:
         fetch_timeout_ms: a follower that has no valid answer of the leader for so long starts an election; the leader
             resigns when no majority has fetched for 1.5 times as long.
         fetch_wait_ms_max: longest time that the leader parks a fetch which has nothing to send.
-        request_timeout_ms: longest time that one request to a peer may take.
+        request_timeout_ms: time after which a request to a peer without an answer is sent again; for a fetch, besides the wait that it
+            asks for. A late answer counts all the same, until the fetch timeout.
         retry_backoff_ms: first pause after a failed request; doubles up to `retry_backoff_ms_max`.
         retry_backoff_ms_max: longest pause after a failed request.
         shutdown_grace_ms: longest time that a stopping leader waits for its voters to hear of it.
+        snapshot_piece_timeout_ms: longest time to wait for the next piece of a snapshot.
     """
 
     election_timeout_ms: int = 500
     fetch_timeout_ms: int = 1_000
     fetch_wait_ms_max: int = 400
-    request_timeout_ms: int = 1_000
+    request_timeout_ms: int = 150
     retry_backoff_ms: int = 20
     retry_backoff_ms_max: int = 400
     shutdown_grace_ms: int = 1_000
+    snapshot_piece_timeout_ms: int = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

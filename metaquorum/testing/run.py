@@ -84,11 +84,11 @@ def in_order(work: Callable[[int], T], numbers: Sequence[int], jobs: int) -> Ite
         yield from map(work, numbers)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_be_quiet) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=be_quiet) as pool:
         yield from pool.map(work, numbers)
 
 
-def _be_quiet() -> None:
+def be_quiet() -> None:
     """The real files warn of what the simulation does to them, thousands of times."""
     logging.disable(logging.CRITICAL)
 
@@ -169,5 +169,5 @@ def _run_one(seed: int, *, event_count: int) -> SeedResult:
 
 
 if __name__ == "__main__":
-    _be_quiet()
+    be_quiet()
     sys.exit(main())

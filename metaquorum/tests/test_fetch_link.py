@@ -233,6 +233,20 @@ async def test_fetch_without_an_answer_in_time_ends_the_connection(leader: Leade
     await linked(follower)
 
 
+async def test_connection_with_a_late_answer_stays_while_fetches_go_by_grpc(leader: Leader, follower: Follower) -> None:
+    """Whoever asks again meanwhile does so by gRPC; the late answer counts, and the connection is used again after it."""
+    await linked(follower)
+    late = follower.begin(SILENT_OFFSET)
+    assert late is not None
+    for offset in range(3):
+        assert offset_of(await follower.fetch(offset)) == offset
+        assert leader.called[-1] == offset
+    assert not late.done()
+    leader.answer(answer_to(request_at(SILENT_OFFSET)))
+    assert offset_of(await late) == SILENT_OFFSET
+    assert await follower.is_linked()
+
+
 async def test_leader_that_is_gone_is_noticed_at_once(leader: Leader, follower: Follower) -> None:
     """A connection that breaks under a fetch is a refusal, as a broken stream is: an election need not wait."""
     await linked(follower)

@@ -242,7 +242,7 @@ def test_observer_answers_a_vote_request_and_remembers_its_vote() -> None:
 
 def test_unattached_node_asks_each_peer_in_turn_for_the_leader() -> None:
     """KIP-595: an unattached node finds the leader by Fetch from any voter."""
-    node = ScriptedNode(number=9).start()
+    node = ScriptedNode(number=9, config=RaftConfig(request_timeout_ms=1_000)).start()
     asked: list[str] = []
     for _ in range(4):
         send, _ = node.sent(FetchRequest)[-1]
@@ -386,6 +386,34 @@ def test_lost_vote_request_is_repeated_within_the_round() -> None:
     assert len(node.sent(PreVoteRequest)) == 2
     node.advance(1)
     assert len(node.sent(PreVoteRequest)) == 4
+
+
+def test_lost_vote_does_not_cost_the_round() -> None:
+    """With the default times a request or an answer that is lost is made up for before the round is given up."""
+    node = ScriptedNode().start()
+    node.advance(500)
+    assert node.role == "Prospective"
+    node.forget()
+    node.advance(200)
+    again, _ = node.sent(PreVoteRequest)[0]
+    node.answer(again, VoteResponse(quorum_epoch=QuorumEpoch(0), leader_id=None, granted=True))
+    assert node.role == "Candidate"
+    node.forget()
+    node.advance(200)
+    again, _ = node.sent(VoteRequest)[0]
+    node.answer(again, VoteResponse(quorum_epoch=QuorumEpoch(1), leader_id=None, granted=True))
+    assert node.role == "Leader"
+
+
+def test_late_vote_counts_in_its_round() -> None:
+    """A voter with a slow disk is asked again meanwhile; its first answer is as good as the second."""
+    node = ScriptedNode().start()
+    node.advance(500)
+    first, _ = node.sent(PreVoteRequest)[0]
+    node.advance(400)
+    assert len(node.sent(PreVoteRequest)) > 2
+    node.answer(first, VoteResponse(quorum_epoch=QuorumEpoch(0), leader_id=None, granted=True))
+    assert node.role == "Candidate"
 
 
 def test_lost_search_for_a_leader_goes_on_with_the_next_peer() -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import (
     AdvanceCommit,
     AppendAsFollower,
@@ -220,11 +219,55 @@ def test_valid_answer_restarts_the_fetch_timer_and_a_refusal_does_not() -> None:
 
 def test_silent_leader_is_given_up_after_the_fetch_timeout() -> None:
     """KIP-595: a follower that cannot fetch starts an election; its lost requests time out and are repeated."""
-    node = ScriptedNode(election=election_state(3, leader=2), config=RaftConfig(request_timeout_ms=300)).start()
+    node = ScriptedNode(election=election_state(3, leader=2)).start()
     node.advance(999)
     assert node.role == "Follower"
     assert len(node.sent(FetchRequest)) > 2
     node.advance(1)
+    assert node.role == "Prospective"
+
+
+@pytest.mark.parametrize("lost_count", [1, 2])
+def test_lost_fetch_does_not_cost_the_leader(lost_count: int) -> None:
+    """It is sent again in time, and asks for an answer at once: the leader is heard of before it is given up."""
+    node = ScriptedNode(election=election_state(3, leader=2)).start()
+    while len(node.sent(FetchRequest)) <= lost_count:
+        node.advance(1)
+        assert node.role == "Follower"
+    again, request = node.sent(FetchRequest)[-1]
+    assert request.max_wait_ms == node.config.fetch_retry_wait_ms
+    node.advance(request.max_wait_ms)
+    assert node.role == "Follower"
+    node.answer(again, node.leader_answer(2))
+    assert node.sent(FetchRequest)[-1][1].max_wait_ms == node.config.fetch_wait_ms
+    node.advance(999)
+    assert node.role == "Follower"
+
+
+def test_late_answer_to_a_fetch_counts() -> None:
+    """A slow leader or network is asked again meanwhile; the first answer is taken, and the second changes nothing."""
+    node = ScriptedNode(election=election_state(3, leader=2)).start()
+    first, _ = node.sent(FetchRequest)[-1]
+    node.advance(800)
+    second, _ = node.sent(FetchRequest)[1]
+    answer = node.leader_answer(2, batches=batches((0, 4, 3)))
+    node.answer(first, answer)
+    assert node.state.log.log_end_offset == 4
+    node.forget()
+    node.answer(second, answer)
+    assert node.of(ReportViolation) == []
+    assert node.state.log.log_end_offset == 4
+    node.advance(999)
+    assert node.role == "Follower"
+
+
+def test_late_failure_of_a_fetch_says_that_the_leader_is_gone() -> None:
+    """The process ends after its follower has asked it again: the connections break one by one."""
+    node = ScriptedNode(election=election_state(3, leader=2)).start()
+    first, _ = node.sent(FetchRequest)[-1]
+    node.advance(600)
+    node.fail(first, Failure.REFUSED)
+    node.advance(300)
     assert node.role == "Prospective"
 
 

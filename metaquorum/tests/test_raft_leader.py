@@ -101,6 +101,14 @@ def test_reminder_without_an_answer_is_repeated_after_the_request_timeout() -> N
     assert len(begins(node, 3)) >= 2
 
 
+def test_lost_announcement_is_repeated_before_an_election_would_begin() -> None:
+    """With the default times a voter that did not hear of its new leader hears of it before it stands itself."""
+    node, _ = leading([1, 2, 3])
+    sent = len(begins(node, 3))
+    node.advance(200)
+    assert len(begins(node, 3)) == sent + 1
+
+
 def test_late_answers_to_a_former_leader_do_nothing() -> None:
     """Answers to reminders of an ended leadership only carry their epoch."""
     node = ScriptedNode().start().elect()

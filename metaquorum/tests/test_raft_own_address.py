@@ -70,13 +70,13 @@ def test_voter_tells_its_leader_every_two_fetch_timeouts_until_its_log_has_the_a
 
 
 def test_voter_whose_leader_does_not_answer_asks_again_after_a_pause() -> None:
-    """A failure and a silence are both tried again; an answer of an earlier try changes nothing."""
+    """A failure and a silence are both tried again, after pauses that grow; an answer of an earlier try changes nothing."""
     node = moved_follower()
     node.fail(updates(node)[0], Failure.TIMED_OUT)
     keep_following(node, 100)
     assert len(updates(node)) == 2
     keep_following(node, 1_100)
-    assert len(updates(node)) == 3
+    assert len(updates(node)) == 5
     node.answer(updates(node)[0], told())
     node.fail(updates(node)[0])
     assert node.role == "Follower"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from metaquorum.raft import outbox as outbox_module
-from metaquorum.raft.calls import PeerCall
+from metaquorum.raft.calls import LATE_REQUESTS_MAX, PeerCall
 from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import PersistElectionState, Reply
 from metaquorum.raft.log_view import LogView
@@ -160,21 +160,50 @@ def test_call_pauses_double_up_to_the_limit_and_begin_anew_after_a_success() -> 
     call = PeerCall(0)
     pauses: list[int] = []
     for number in range(5):
-        call.start(number, now_ms=1_000, config=config)
-        call.fail(now_ms=1_000, config=config)
+        call.start(number, now_ms=1_000, timeout_ms=1_000)
+        call.fail(number, now_ms=1_000, config=config)
         pauses.append(call.ready_at_ms - 1_000)
     assert pauses == [20, 40, 80, 100, 100]
-    call.start(9, now_ms=2_000, config=config)
+    call.start(9, now_ms=2_000, timeout_ms=1_000)
     assert (call.deadline_ms, call.is_ready(9_999)) == (3_000, False)
-    assert not call.is_expired(2_999)
-    assert call.is_expired(3_000)
+    call.poll(now_ms=2_999, config=config)
+    assert call.request_id == 9
     call.succeed(ready_at_ms=2_500)
     assert (call.is_ready(2_499), call.is_ready(2_500), call.deadline_ms) == (False, True, 2_500)
-    call.start(10, now_ms=3_000, config=config)
+    call.start(10, now_ms=3_000, timeout_ms=1_000)
     with pytest.raises(AssertionError, match="under way"):
-        call.start(11, now_ms=3_000, config=config)
-    call.fail(now_ms=3_000, config=config)
+        call.start(11, now_ms=3_000, timeout_ms=1_000)
+    call.fail(10, now_ms=3_000, config=config)
     assert call.ready_at_ms == 3_020
+
+
+def test_late_request_is_sent_again_and_the_first_answer_to_any_counts() -> None:
+    """Its time says when it may be lost, not that its answer would be of no use."""
+    config = RaftConfig(retry_backoff_ms=20)
+    call = PeerCall(0)
+    call.start(1, now_ms=0, timeout_ms=100)
+    call.poll(now_ms=100, config=config)
+    assert (call.request_id, call.ready_at_ms, call.failure_count) == (None, 120, 1)
+    assert call.awaits(1)
+    call.start(2, now_ms=120, timeout_ms=100)
+    assert call.awaits(1)
+    call.fail(1, now_ms=130, config=config)
+    assert (call.awaits(1), call.awaits(2), call.failure_count) == (False, True, 1)
+    call.poll(now_ms=220, config=config)
+    call.start(3, now_ms=260, timeout_ms=100)
+    call.succeed(ready_at_ms=270)
+    assert not any(call.awaits(number) for number in (1, 2, 3))
+    assert call.failure_count == 0
+
+
+def test_late_requests_of_one_call_are_bounded() -> None:
+    """The oldest is forgotten."""
+    config = RaftConfig()
+    call = PeerCall(0)
+    for number in range(1, LATE_REQUESTS_MAX + 3):
+        call.start(number, now_ms=number * 1_000, timeout_ms=100)
+        call.poll(now_ms=number * 1_000 + 100, config=config)
+    assert [number for number in range(20) if call.awaits(number)] == list(range(3, LATE_REQUESTS_MAX + 3))
 
 
 def reply(token: int) -> Reply:

@@ -297,9 +297,9 @@ def test_words_that_the_disk_does_not_back_are_found() -> None:
 
     broken("nothing is said before", Reply(token=1, response=vote(False, epoch=2)))
     fetch = node.fetch_request(1, offset=9, last_epoch=1)
-    broken("fetches from what it has flushed", Send(request_id=1, address="n2", request=fetch))
+    broken("fetches from what it has flushed", Send(request_id=1, address="n2", request=fetch, timeout_ms=1))
     stand: VoteRequest = node.vote_request(2, 1)
-    broken("on disk before it is given", Send(request_id=1, address="n2", request=stand))
+    broken("on disk before it is given", Send(request_id=1, address="n2", request=stand, timeout_ms=1))
     checker.on_effect(node.state, disk, Reply(token=1, response=vote(True)))
     broken("one vote per epoch", Reply(token=1, response=vote(True)), election_state(1, voted=3))
     served = FetchResponse(quorum_epoch=QuorumEpoch(1), leader_id=NodeId(1), leader_address=None)
