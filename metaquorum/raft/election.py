@@ -78,7 +78,8 @@ def would_grant(state: RaftState, request: VoteRequest | PreVoteRequest, *, now_
     match state.role:
         case Unattached() | Prospective():
             if is_binding and state.election.voted_key is not None:
-                return state.election.voted_key == request.candidate
+                # A candidate that crashed may be back in the same epoch without what it had not flushed.
+                return state.election.voted_key == request.candidate and is_up_to_date
             if is_binding and state.election.leader_id is not None:
                 return False
             return is_up_to_date

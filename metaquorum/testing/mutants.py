@@ -90,7 +90,7 @@ MUTANTS = (
         name="a voter votes twice in an epoch",
         owner=election,
         function="would_grant",
-        old="return state.election.voted_key == request.candidate",
+        old="return state.election.voted_key == request.candidate and is_up_to_date",
         new="return is_up_to_date",
     ),
     Mutant(

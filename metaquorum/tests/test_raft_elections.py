@@ -135,6 +135,44 @@ def test_voter_votes_for_at_most_one_candidate_in_an_epoch() -> None:
     assert node.disk == election_state(3, voted=2)
 
 
+def test_vote_is_not_given_again_to_a_candidate_that_came_back_with_less() -> None:
+    """Raft figure 2: a vote is granted only to a log that is up to date, also one that the candidate has already.
+
+    A leader's records may be committed by the others before its own disk has them. It resigns, stands with them in its log, crashes,
+    and comes back as candidate of the same epoch without them: a vote that is repeated elects a leader that lacks what is committed.
+    """
+    node = (
+        ScriptedNode(election=election_state(2), epochs=[(2, 0)], log_end_offset=4, voters_in_log=False).start().elect()
+    )
+    node.auto_disk = False
+    node.propose()
+    log_end_offset, flushed_offset = node.state.log.log_end_offset, node.state.log.flushed_offset
+    for number in (2, 3):
+        node.receive(node.fetch_request(number, offset=log_end_offset, last_epoch=3, max_wait_ms=0))
+    assert node.state.high_watermark == log_end_offset == flushed_offset + 1
+    done = 0
+    for _ in range(300):
+        node.advance(100)
+        for write in node.of(PersistElectionState)[done:]:
+            done += 1
+            node.complete(write)
+        for send, _ in node.sent(PreVoteRequest)[-1:]:
+            node.answer(send, granted(node))
+        if node.sent(VoteRequest):
+            break
+    (_, first), *_ = node.sent(VoteRequest)
+    assert (first.log_end_offset, node.state.log.flushed_offset) == (log_end_offset, flushed_offset)
+
+    epochs = [(2, 0), (3, 4)]
+    back = ScriptedNode(election=node.disk, epochs=epochs, log_end_offset=flushed_offset, voters_in_log=False).start()
+    (_, second), *_ = back.sent(VoteRequest)
+    assert (second.quorum_epoch, second.log_end_offset) == (first.quorum_epoch, flushed_offset)
+
+    voter = ScriptedNode(number=2, epochs=epochs, log_end_offset=log_end_offset, voters_in_log=False).start()
+    answers = [voter.receive(request) for request in (first, first, second)]
+    assert [isinstance(answer, VoteResponse) and answer.granted for answer in answers] == [True, True, False]
+
+
 def test_vote_is_said_only_when_it_is_on_disk() -> None:
     """Raft 5.2 and figure 2: a vote that could be forgotten is no vote."""
     node = ScriptedNode(auto_disk=False).start()
