@@ -228,10 +228,24 @@ class AnswerTransfer:
     outcome: TransferOutcome
 
 
+@unique
+class Violation(Enum):
+    """What a peer did that the protocol rules out; the log has few lines of each kind."""
+
+    ABSURD_REQUEST = "absurd_request"
+    ABSURD_ANSWER = "absurd_answer"
+    TWO_LEADERS = "two_leaders"
+    FETCH_ANSWER = "fetch_answer"
+    CUT = "cut"
+    SNAPSHOT = "snapshot"
+    EPOCHS_USED_UP = "epochs_used_up"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportViolation:
     """A peer said what the protocol rules out; it was refused or ignored, and an operator should know."""
 
+    kind: Violation
     text: str
 
 

@@ -8,6 +8,7 @@ Source: Raft sections 5.2 and 5.4.1; KIP-996 (pre-vote); the matrix is printed i
 
 from __future__ import annotations
 
+from metaquorum.raft.effects import Violation
 from metaquorum.raft.messages import PreVoteRequest, Refusal, VoteRequest, VoteResponse
 from metaquorum.raft.peers import check_voter_request, leader_is_gone, observe
 from metaquorum.raft.roles import Candidate, Follower, Leader, Prospective, Resigned, Unattached, VoteCall
@@ -150,7 +151,7 @@ def poll_prospective(state: RaftState, role: Prospective, *, now_ms: int) -> Non
     granted += state.is_voter
     if granted >= state.voter_set.majority and state.quorum_epoch >= MAX_QUORUM_EPOCH:
         if now_ms >= role.election_deadline_ms:
-            state.report(EPOCHS_USED_UP)
+            state.report(Violation.EPOCHS_USED_UP, EPOCHS_USED_UP)
             role.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
     elif granted >= state.voter_set.majority:
         become_candidate(state, now_ms=now_ms)

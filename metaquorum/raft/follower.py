@@ -11,7 +11,7 @@ Source: KIP-595 "Fetch"; KIP-101 (divergence).
 
 from __future__ import annotations
 
-from metaquorum.raft.effects import AppendAsFollower, TruncateLog
+from metaquorum.raft.effects import AppendAsFollower, TruncateLog, Violation
 from metaquorum.raft.events import Failure
 from metaquorum.raft.messages import (
     EndQuorumEpochRequest,
@@ -143,7 +143,8 @@ def _take(state: RaftState, role: Follower, response: FetchResponse, now_ms: int
             leader_is_gone(state, now_ms=now_ms)
         return False
     if response.quorum_epoch != state.quorum_epoch or response.leader_id != role.leader_id:
-        state.report(f"fetch answer without leadership of {role.leader_id} in epoch {state.quorum_epoch}: {response}")
+        text = f"fetch answer without leadership of {role.leader_id} in epoch {state.quorum_epoch}: {response}"
+        state.report(Violation.FETCH_ANSWER, text)
         return False
     # Whatever else it says, the next fetch of this epoch is sent after the round began.
     role.read_round = max(role.read_round, response.read_round)
@@ -164,8 +165,9 @@ def _truncate(state: RaftState, diverging: EpochEnd) -> bool:
     to_offset = min(own.end_offset, diverging.end_offset) if own.epoch == diverging.epoch else own.end_offset
     if to_offset >= state.log.log_end_offset or to_offset < (state.high_watermark or LOG_BEGIN):
         state.report(
+            Violation.CUT,
             f"leader asks to cut the log to {to_offset} (its epoch {diverging.epoch} ends at {diverging.end_offset});"
-            f" high watermark {state.high_watermark}, log end {state.log.log_end_offset}: data was lost somewhere"
+            f" high watermark {state.high_watermark}, log end {state.log.log_end_offset}: data was lost somewhere",
         )
         return False
     state.log.truncate_suffix(to_offset)
@@ -180,7 +182,8 @@ def _append(state: RaftState, batches: FetchedBatches) -> bool:
     for span in batches.spans:
         continues = span.base_offset == expected < span.next_offset
         if not continues or not max(epoch, 1) <= span.epoch <= state.quorum_epoch:
-            state.report(f"fetched batch {span} does not continue the log at {expected}, epoch {epoch}")
+            text = f"fetched batch {span} does not continue the log at {expected}, epoch {epoch}"
+            state.report(Violation.FETCH_ANSWER, text)
             return False
         expected, epoch = span.next_offset, span.epoch
     for span in batches.spans:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from metaquorum.raft import election, follower, leader, membership, peers, resigned, snapshots, transfer
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.config import RaftConfig
-from metaquorum.raft.effects import Effect
+from metaquorum.raft.effects import Effect, Violation
 from metaquorum.raft.events import (
     ElectionStatePersisted,
     Event,
@@ -218,7 +218,8 @@ def _dispatch_request(state: RaftState, event: RequestReceived, now_ms: int) -> 
 def _dispatch_response(state: RaftState, event: ResponseReceived, now_ms: int) -> None:
     epoch = event.response.quorum_epoch
     if not peers.is_plausible(state, epoch):
-        state.report(f"answer of epoch {epoch}, and this node is in {state.quorum_epoch}: not believed, dropped")
+        text = f"answer of epoch {epoch}, and this node is in {state.quorum_epoch}: not believed, dropped"
+        state.report(Violation.ABSURD_ANSWER, text)
         failed = RequestFailed(request_id=event.request_id, failure=Failure.TIMED_OUT)
         _dispatch_failure(state, failed, now_ms)
         return

@@ -9,6 +9,7 @@ Source: KIP-595 "Epoch and leader validation", KIP-853 (voter key).
 from __future__ import annotations
 
 from metaquorum.raft.calls import PeerCall
+from metaquorum.raft.effects import Violation
 from metaquorum.raft.messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -49,7 +50,8 @@ def is_plausible(state: RaftState, epoch: QuorumEpoch) -> bool:
 def refuse_implausible(state: RaftState, token: int, request: Request) -> None:
     """Answer a request whose epoch is not believed, and tell the operator; nothing is learned from it."""
     state.report(
-        f"{type(request).__name__} of epoch {request.quorum_epoch}, and this node is in {state.quorum_epoch}: not believed, refused"
+        Violation.ABSURD_REQUEST,
+        f"{type(request).__name__} of epoch {request.quorum_epoch}, and this node is in {state.quorum_epoch}: not believed, refused",
     )
     own, leader_id, refusal = state.quorum_epoch, state.known_leader_id, Refusal.INVALID_REQUEST
     match request:
@@ -106,7 +108,8 @@ def observe(
 def _observe_leader(state: RaftState, leader_id: NodeId, address: str | None, now_ms: int, *, said: str | None) -> None:
     known_id = state.election.leader_id
     if known_id is not None and known_id != leader_id:
-        state.report(f"two leaders of epoch {state.quorum_epoch}: {known_id}, and {leader_id} by word of a peer")
+        text = f"two leaders of epoch {state.quorum_epoch}: {known_id}, and {leader_id} by word of a peer"
+        state.report(Violation.TWO_LEADERS, text)
         return
     if not isinstance(state.role, Unattached | Prospective | Candidate):
         return

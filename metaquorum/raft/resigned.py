@@ -8,7 +8,7 @@ Source: KIP-595 "EndQuorumEpoch", "Resigned state".
 
 from __future__ import annotations
 
-from metaquorum.raft.effects import FinishShutdown
+from metaquorum.raft.effects import FinishShutdown, Violation
 from metaquorum.raft.election import EPOCHS_USED_UP
 from metaquorum.raft.events import Failure
 from metaquorum.raft.messages import EndQuorumEpochRequest, EndQuorumEpochResponse
@@ -24,7 +24,7 @@ def poll_resigned(state: RaftState, role: Resigned, *, now_ms: int) -> None:
     is_over = now_ms >= role.election_deadline_ms or state.voter_set.is_only(state.key)
     if is_over and state.quorum_epoch >= MAX_QUORUM_EPOCH:
         if now_ms >= role.election_deadline_ms:
-            state.report(EPOCHS_USED_UP)
+            state.report(Violation.EPOCHS_USED_UP, EPOCHS_USED_UP)
             role.election_deadline_ms = now_ms + state.draw_election_timeout_ms()
     elif is_over and state.shutdown_deadline_ms is None:
         become_unattached(state, QuorumEpoch(state.quorum_epoch + 1), now_ms=now_ms)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSnapshot, TrimLog
+from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSnapshot, TrimLog, Violation
 from metaquorum.raft.events import (
     Failure,
     SnapshotCreated,
@@ -101,8 +101,9 @@ def begin_download(state: RaftState, role: Follower, snapshot: SnapshotId) -> bo
     is_prefix = state.log.contains(snapshot)
     if snapshot.end_offset <= known_offset or is_prefix or not 0 < snapshot.epoch <= state.quorum_epoch:
         state.report(
+            Violation.SNAPSHOT,
             f"leader {role.leader_id} offers {snapshot} to a log that is committed up to {known_offset}"
-            f"{' and has it' if is_prefix else ''} in epoch {state.quorum_epoch}: data was lost somewhere"
+            f"{' and has it' if is_prefix else ''} in epoch {state.quorum_epoch}: data was lost somewhere",
         )
         return False
     download = Download(download_id=state.next_request_id(), snapshot=snapshot, role=role)

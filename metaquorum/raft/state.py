@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.config import RaftConfig
-from metaquorum.raft.effects import AdvanceCommit, AnnounceLeader, FlushLog, Reply, ReportViolation, Send
+from metaquorum.raft.effects import AdvanceCommit, AnnounceLeader, FlushLog, Reply, ReportViolation, Send, Violation
 from metaquorum.raft.kept_snapshots import KeptSnapshots
 from metaquorum.raft.log_view import LogView
 from metaquorum.raft.messages import FetchRequest, Request, Response
@@ -202,9 +202,9 @@ class RaftState:
         """Answer a request."""
         self.outbox.say(Reply(token=token, response=response))
 
-    def report(self, text: str) -> None:
+    def report(self, kind: Violation, text: str) -> None:
         """Tell the operator that a peer broke the protocol."""
-        self.outbox.emit(ReportViolation(text=text))
+        self.outbox.emit(ReportViolation(kind=kind, text=text))
 
     def set_election(self, election: ElectionState) -> None:
         """Change epoch, leader or vote, and have it put on disk before anything is said that shows it."""

@@ -23,9 +23,7 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RichStatus, abort_status
 
 from metaquorum.runtime.commit_waiters import CommandError
-
-LOG_INTERVAL_S: Final = 1.0
-"""Seconds in which at most one line of the log is about undecodable requests."""
+from metaquorum.runtime.sparse_log import SparseLog
 
 TEXT: Final = "the request is not a valid protobuf message of this method"
 
@@ -45,20 +43,8 @@ class UndecodableRequestError(CommandError):
         super().__init__(ErrorCode.INVALID_REQUEST, TEXT)
 
 
-class _Log:
-    """When the last line was written, and how many requests went without one since. Belongs to the event loop thread."""
-
-    written_s = -LOG_INTERVAL_S
-    unwritten = 0
-
-    @classmethod
-    def note(cls, method: str) -> None:
-        """Write a line, unless one was written within `LOG_INTERVAL_S`."""
-        now_s = time.monotonic()
-        cls.unwritten += 1
-        if now_s - cls.written_s >= LOG_INTERVAL_S:
-            logger.warning("event=undecodable_request method=%s count=%d", method, cls.unwritten)
-            cls.written_s, cls.unwritten = now_s, 0
+_lines = SparseLog()
+"""All services of the process together have one kind of line. Belongs to the event loop thread."""
 
 
 def undecodable_status() -> RichStatus:
@@ -118,7 +104,8 @@ def _guard(method: str, handler: Handler) -> Handler:
         try:
             return deserialize(data)
         except DecodeError:
-            _Log.note(method)
+            if count := _lines.note("undecodable_request", time.monotonic()):
+                logger.warning("event=undecodable_request method=%s count=%d", method, count)
             return UNDECODABLE
 
     found: Any = handler

@@ -71,6 +71,7 @@ from metaquorum.runtime.operator_requests import OperatorRequests
 from metaquorum.runtime.peer_requests import PeerRequests
 from metaquorum.runtime.quorum_meter import QuorumMeter
 from metaquorum.runtime.snapshot_shell import SnapshotShell
+from metaquorum.runtime.sparse_log import SparseLog
 from metaquorum.runtime.transport import GrpcTransport
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class Driver:
         self._proposal: bytearray | Sequence[bytes] | None = None
         self._rejection: Rejection | None = None
         self._last_role = ""
+        self._violations = SparseLog()
         self._is_closed = False
         self._shutdown_done = asyncio.Event()
         self.operators = OperatorRequests(self.submit)
@@ -364,8 +366,9 @@ class Driver:
             case AnswerVoterChange() | AnswerTransfer():
                 logger.info("event=operator_answered answer=%s", effect)
                 self.operators.answer(effect)
-            case ReportViolation(text=text):
-                logger.error("event=protocol_violation text=%s", text)
+            case ReportViolation(kind=kind, text=text):
+                if count := self._violations.note(kind.value, self._loop.time()):
+                    logger.error("event=protocol_violation kind=%s text=%.500s count=%d", kind.value, text, count)
             case FinishShutdown():
                 self._shutdown_done.set()
 

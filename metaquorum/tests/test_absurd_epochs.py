@@ -16,6 +16,7 @@ from metaquorum.__main__ import app
 from metaquorum.raft.effects import ReportViolation
 from metaquorum.raft.messages import Refusal, Request, UpdateVoterRequest, VoteResponse
 from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NodeId, QuorumEpoch, ReplicaKey
+from metaquorum.runtime import sparse_log
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.epoch_reset import read_epochs, reset_epoch
 from metaquorum.settings import SettingsError
@@ -134,6 +135,25 @@ async def test_forged_votes_stop_no_voter(tmp_path: Path) -> None:
         await cluster.active()
         await cluster.start(leader)
         await cluster.admin(await cluster.active()).DescribeQuorum(admin_pb2.DescribeQuorumRequest())
+
+
+async def test_log_has_a_line_a_second_at_most_for_each_kind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many forged requests come; the next line says for how many it stands."""
+    monkeypatch.setattr(sparse_log, "LOG_INTERVAL_S", 1e9)
+
+    def lines() -> list[str]:
+        return [record.message for record in caplog.records if "protocol_violation" in record.message]
+
+    async with quorum_cluster(tmp_path, 3) as cluster:
+        for _ in range(10):
+            await forge(cluster, 1, pre_vote=False)
+        assert len(lines()) == 1
+        assert "kind=absurd_request" in lines()[0]
+        monkeypatch.setattr(sparse_log, "LOG_INTERVAL_S", 0.0)
+        await forge(cluster, 1, pre_vote=False)
+        assert lines()[1].endswith("count=10")
 
 
 def set_epoch(cluster: QuorumCluster, node_id: int, epoch: int) -> None:

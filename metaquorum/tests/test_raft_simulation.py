@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from metaquorum.raft.effects import Activate, Reply, ReplyWithBatches, ReportViolation, Send
+from metaquorum.raft.effects import Activate, Reply, ReplyWithBatches, ReportViolation, Send, Violation
 from metaquorum.raft.messages import FetchResponse, VoteRequest, VoteResponse
 from metaquorum.raft.types import ElectionState, NodeId, Offset, QuorumEpoch
 from metaquorum.testing.invariants import Checker, InvariantViolation
@@ -306,7 +306,7 @@ def test_words_that_the_disk_does_not_back_are_found() -> None:
     serve = ReplyWithBatches(token=1, response=served, fetch_offset=Offset(0), max_bytes=1)
     broken("only a leader serves", serve, election_state(1, leader=2))
     broken("activation follows a commit", Activate(quorum_epoch=QuorumEpoch(1), start_offset=Offset(1)))
-    broken("no node breaks the protocol", ReportViolation(text="x"))
+    broken("no node breaks the protocol", ReportViolation(kind=Violation.TWO_LEADERS, text="x"))
 
 
 # The simulator's own parts.

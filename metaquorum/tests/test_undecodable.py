@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
 from metaquorum.rpc import decoding
+from metaquorum.runtime import sparse_log
+from metaquorum.runtime.sparse_log import SparseLog
 from metaquorum.server import SERVICES
 from metaquorum.tests.quorum_cluster import QuorumCluster, quorum_cluster
 
@@ -73,9 +76,9 @@ async def test_log_has_a_line_a_second_at_most(
 ) -> None:
     """However many come; the next line says how many had none."""
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(decoding, "LOG_INTERVAL_S", 1e9)
-    monkeypatch.setattr(decoding._Log, "written_s", -1e9)
-    monkeypatch.setattr(decoding._Log, "unwritten", 6)
+    monkeypatch.setattr(sparse_log, "LOG_INTERVAL_S", 1e9)
+    lines = SparseLog()
+    monkeypatch.setattr(decoding, "_lines", lines)
 
     async def send(cluster: QuorumCluster) -> None:
         vote = Default().FindServiceByName(SERVICES[0]).methods[0]
@@ -84,6 +87,7 @@ async def test_log_has_a_line_a_second_at_most(
 
     async with quorum_cluster(tmp_path, 1) as cluster:
         await send(cluster)
-    lines = [record.message for record in caplog.records if "undecodable_request" in record.message]
-    assert len(lines) == 1
-    assert lines[0].endswith("count=7")
+    written = [record.message for record in caplog.records if "undecodable_request" in record.message]
+    assert len(written) == 1
+    assert written[0].endswith("count=1")
+    assert lines.note("undecodable_request", time.monotonic() + 2e9) == 20
