@@ -29,6 +29,7 @@ SHOWN: Final = (
     "cut, one way",
     "linearizable read",
     "address move",
+    "absurd epoch forged",
     "preferred leader returned",
     "unclean leader elected",
 )

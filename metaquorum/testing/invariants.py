@@ -19,12 +19,13 @@ from metaquorum.raft.effects import (
     ReportViolation,
     Send,
     TruncateLog,
+    Violation,
     VotersChange,
 )
 from metaquorum.raft.messages import FetchRequest, VoteRequest, VoteResponse
 from metaquorum.raft.roles import Follower, Leader
 from metaquorum.raft.state import RaftState
-from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
+from metaquorum.raft.types import MAX_EPOCH_LEAP, NodeId, Offset, QuorumEpoch, ReplicaKey
 from metaquorum.raft.voters import VoterSet
 from metaquorum.testing.sim_log import SimBatch, SimDisk, SimSnapshot
 
@@ -90,6 +91,7 @@ class Checker:
             (state.log.flushed_offset, disk.durable_end_offset),
         )
         require(state.log.last_epoch <= election.quorum_epoch, "log is of epochs seen", election)
+        require(election.quorum_epoch < MAX_EPOCH_LEAP, "epochs are reached by elections", election)
         self._snapshot_laws(state, disk)
         self._high_watermark_laws(state, disk, disks)
         if isinstance(state.role, Leader):
@@ -232,6 +234,9 @@ class Checker:
                     "what is installed is committed [ConsistentCommittedData]",
                     effect,
                 )
+            case ReportViolation(kind=Violation.ABSURD_REQUEST):
+                # Forged: what nodes send themselves is bound by the law that no election leads to such an epoch.
+                pass
             case ReportViolation(text=text):
                 require(False, "no node breaks the protocol", text)
             case _:

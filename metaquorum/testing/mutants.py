@@ -25,6 +25,7 @@ from metaquorum.raft import (
     log_view,
     membership,
     outbox,
+    peers,
     reads,
     snapshots,
     start,
@@ -35,6 +36,7 @@ from metaquorum.raft import (
 from metaquorum.testing.options import (
     SimOptions,
     election_storm,
+    forgery_storm,
     membership_storm,
     pause_storm,
     slow_disk_storm,
@@ -142,6 +144,14 @@ MUTANTS = (
         function="say",
         old="if self.is_persisted:",
         new="if True:",
+    ),
+    Mutant(
+        name="an epoch that no election has reached is believed",
+        owner=peers,
+        function="is_plausible",
+        old="return epoch <= own + MAX_EPOCH_LEAP",
+        new="return True",
+        options=forgery_storm,
     ),
     Mutant(
         name="the epoch before the fetch offset is not compared",

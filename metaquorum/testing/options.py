@@ -46,6 +46,7 @@ class SimOptions:
         damage_every_ms: mean time between bit flips on a disk; None for none.
         move_every_ms: mean time between moves of a voter to another address; None for none.
         controller_every_ms: mean time between turns of the controllers on leaders; None for none.
+        forge_every_ms: mean time between requests in the name of voters with absurd epochs; None for none.
     """
 
     voter_count: int
@@ -72,6 +73,7 @@ class SimOptions:
     damage_every_ms: int | None = None
     move_every_ms: int | None = None
     controller_every_ms: int | None = None
+    forge_every_ms: int | None = None
 
 
 def draw_options(rng: random.Random) -> SimOptions:
@@ -106,6 +108,7 @@ def draw_options(rng: random.Random) -> SimOptions:
         damage_every_ms=sometimes(500, 5_000),
         move_every_ms=sometimes(500, 5_000, 0.4),
         controller_every_ms=sometimes(40, 200, CONTROLLER_SHARE),
+        forge_every_ms=sometimes(100, 2_000, 0.4),
     )
 
 
@@ -129,6 +132,11 @@ def election_storm(seed: int) -> SimOptions:
         change_every_ms=None,
         transfer_every_ms=None,
     )
+
+
+def forgery_storm(seed: int) -> SimOptions:
+    """Options under which anybody says that elections went on to epochs that none has reached."""
+    return replace(election_storm(seed), forge_every_ms=50)
 
 
 def membership_storm(seed: int) -> SimOptions:

@@ -25,7 +25,7 @@ from metaquorum.raft.voters import voter_set
 from metaquorum.testing.scheduler import Scheduler
 from metaquorum.testing.sim_log import SimSnapshot
 from metaquorum.testing.sim_network import SimNetwork
-from metaquorum.testing.sim_node import SimNode
+from metaquorum.testing.sim_node import CLUSTER_ID, SimNode
 
 MAX_PIECES = 4
 """Most pieces of one snapshot."""
@@ -77,7 +77,7 @@ class SimDownloads:
             state = target.raft.state
             refusal = check_download(
                 state,
-                cluster_id="simulated",
+                cluster_id=CLUSTER_ID,
                 quorum_epoch=effect.quorum_epoch,
                 replica=node.key,
                 snapshot=effect.snapshot,

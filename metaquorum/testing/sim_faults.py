@@ -17,15 +17,17 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from metaquorum.raft.events import Event, ShutdownRequested
+from metaquorum.raft.messages import Request
 from metaquorum.raft.types import ReplicaKey
 from metaquorum.raft.voters import VoterSet, voter_set
 from metaquorum.runtime.log_store import DamagedLogError
+from metaquorum.testing.forgeries import absurd_epoch, forge
 from metaquorum.testing.invariants import require
 from metaquorum.testing.options import SimOptions
 from metaquorum.testing.scheduler import Scheduler
 from metaquorum.testing.sim_log import DamagedDiskError, SimDisk
 from metaquorum.testing.sim_network import SimNetwork
-from metaquorum.testing.sim_node import SimNode
+from metaquorum.testing.sim_node import CLUSTER_ID, SimNode
 from metaquorum.testing.sim_operator import SimOperator
 from metaquorum.testing.sim_store import StoredDisk
 from metaquorum.testing.sim_trouble import Damage, Trouble
@@ -59,6 +61,10 @@ class StruckWorld(Protocol):
 
     def read_at(self, node: SimNode) -> None:
         """Ask one machine what is committed."""
+        ...
+
+    def deliver_forged(self, node: SimNode, request: Request) -> None:
+        """Have a machine take a request that no other one sent."""
         ...
 
     def forget_client(self, node: SimNode) -> None:
@@ -107,6 +113,7 @@ class SimFaults:
         self._repeat(options.transfer_every_ms, operator.transfer_leadership)
         self._repeat(options.damage_every_ms, self._damage)
         self._repeat(options.move_every_ms, self._move)
+        self._repeat(options.forge_every_ms, self._forge)
         if options.wipe:
             self._world.scheduler.after(self.rng.randint(1_000, 8_000), self._wipe)
 
@@ -182,6 +189,15 @@ class SimFaults:
         node.paused_until_ms = world.scheduler.now_ms + pause_ms
         # The first that it hears when it wakes: a leader that was replaced meanwhile must not answer from memory.
         world.scheduler.after(pause_ms, lambda: world.read_at(node))
+
+    def _forge(self) -> None:
+        node, world = self._pick(), self._world
+        if node.raft is None:
+            return
+        others = [other.key for other in world.nodes if other is not node] or [node.key]
+        epoch = absurd_epoch(self.rng, node.raft.state.quorum_epoch)
+        world.counts["absurd epoch forged"] += 1
+        world.deliver_forged(node, forge(self.rng, node.key, others, cluster_id=CLUSTER_ID, epoch=epoch))
 
     # Disks.
 

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import (
@@ -51,6 +51,9 @@ from metaquorum.testing.sim_log import DamagedDiskError, PowerLostError, Recover
 from metaquorum.testing.sim_reader import ReadChecker
 from metaquorum.testing.sim_snapshots import SimSnapshots
 from storage.errors import DataLossError, StorageError
+
+CLUSTER_ID: Final = "simulated"
+"""Cluster of every simulated node."""
 
 
 class World(Protocol):
@@ -176,7 +179,7 @@ class SimNode:
         self.snapshots = SimSnapshots(self)
         self.raft = RaftNode(
             identity=Identity(
-                key=self.key, cluster_id="simulated", address=self.address, bootstrap_addresses=self.bootstrap_addresses
+                key=self.key, cluster_id=CLUSTER_ID, address=self.address, bootstrap_addresses=self.bootstrap_addresses
             ),
             config=world.config,
             rng=world.scheduler.rng(f"raft/{self.name}/{self.incarnation}"),

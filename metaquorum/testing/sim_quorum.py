@@ -24,7 +24,7 @@ from metaquorum.raft.events import (
     ResponseReceived,
     SnapshotFailed,
 )
-from metaquorum.raft.messages import Response
+from metaquorum.raft.messages import Refusal, Request, Response
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.testing.invariants import Checker, InvariantViolation, require
@@ -73,6 +73,7 @@ class SimulatedQuorum:
         self._workload = self.scheduler.rng("workload")
         self._next_token = 1
         self._tokens: dict[int, tuple[SimNode, int, int]] = {}
+        self._forged_tokens: set[int] = set()
         self._proposal_count = 0
         self._waiting: dict[str, deque[tuple[Offset, Offset, str]]] = {}
         self._acknowledged: dict[Offset, tuple[Offset, str]] = {}
@@ -142,8 +143,18 @@ class SimulatedQuorum:
 
         self._network.send(node.name, target.name, deliver)
 
+    def deliver_forged(self, node: SimNode, request: Request) -> None:
+        """Have a machine take a request that no other one sent."""
+        token = self._next_token
+        self._next_token += 1
+        self._forged_tokens.add(token)
+        self.hand_over(node, RequestReceived(token=token, request=request))
+
     def carry_response(self, node: SimNode, token: int, response: Response) -> None:
         """Take a response back to the process that asked, if it still runs."""
+        if token in self._forged_tokens:
+            require(response.refusal is Refusal.INVALID_REQUEST, "a forged request is refused", response)
+            return
         asker, incarnation, request_id = self._tokens.pop(token)
 
         def deliver() -> None:

@@ -63,6 +63,7 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "bit flip",
         "refused write",
         "address move",
+        "absurd epoch forged",
     ):
         assert seen[name] >= 3, f"{name} in {seen[name]} of {len(SMOKE_SEEDS)} seeds"
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests in the name of voters with an epoch that no election has reached: what anybody may send who reaches a port.
+
+Owns what they say; when and to whom is the business of `sim_faults`. Law of the run: they are refused, and teach nobody an epoch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from metaquorum.raft.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchRequest,
+    PreVoteRequest,
+    Request,
+    UpdateVoterRequest,
+    VoteRequest,
+)
+from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NO_EPOCH, Offset, QuorumEpoch, ReplicaKey
+
+
+def absurd_epoch(rng: random.Random, own: QuorumEpoch) -> QuorumEpoch:
+    """An epoch that a node in its own one must not believe; the last one there is half of the time."""
+    if rng.random() < 0.5:
+        return MAX_QUORUM_EPOCH
+    least = MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP + 1 if own == NO_EPOCH else own + MAX_EPOCH_LEAP + 1
+    return QuorumEpoch(rng.randint(least, MAX_QUORUM_EPOCH))
+
+
+def forge(
+    rng: random.Random, target: ReplicaKey, others: Sequence[ReplicaKey], *, cluster_id: str, epoch: QuorumEpoch
+) -> Request:
+    """A request to a node in the name of one of the others."""
+    sender = rng.choice(others)
+    end_offset = Offset(rng.choice([0, 1, 10**6]))
+    kind = rng.randrange(6)
+    if kind < 2:
+        made = VoteRequest if kind else PreVoteRequest
+        return made(
+            cluster_id=cluster_id,
+            quorum_epoch=epoch,
+            candidate=sender,
+            voter=target,
+            last_epoch=QuorumEpoch(epoch - 1),
+            log_end_offset=end_offset,
+        )
+    if kind == 2:
+        return BeginQuorumEpochRequest(
+            cluster_id=cluster_id,
+            quorum_epoch=epoch,
+            leader_id=sender.node_id,
+            voter=target,
+            leader_address="forged",
+        )
+    if kind == 3:
+        return EndQuorumEpochRequest(
+            cluster_id=cluster_id, quorum_epoch=epoch, leader_id=sender.node_id, preferred_successors=(target,)
+        )
+    if kind == 4:
+        return UpdateVoterRequest(cluster_id=cluster_id, quorum_epoch=epoch, voter=sender, address="forged")
+    return FetchRequest(
+        cluster_id=cluster_id,
+        quorum_epoch=epoch,
+        replica=sender,
+        fetch_offset=end_offset,
+        last_fetched_epoch=QuorumEpoch(epoch - 1),
+        high_watermark=end_offset,
+        max_bytes=1_000,
+        max_wait_ms=100,
+        replica_address="forged",
+    )
