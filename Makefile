@@ -16,7 +16,7 @@ PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz crash corrupt realdisk bench bench-quorum \
+        kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz hostile crash corrupt realdisk bench bench-quorum \
         bench-replication bench-scale clean
 
 help: ## Show this list
@@ -105,6 +105,9 @@ kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all
 
 fuzz: $(INSTALLED) ## N=n mutated batches, frames and names through the real gRPC port
 	$(BIN)/python -m integration_tests.faults.fuzz --inputs $(N)
+
+hostile: $(INSTALLED) ## Clients that mean harm beside a healthy one: memory, descriptors, latencies (ONLY="idle channels readers sockets bombers huge")
+	$(BIN)/python -m integration_tests.hostile.run $(if $(ONLY),--only $(ONLY))
 
 crash: $(INSTALLED) ## Log engine: crash at every call of the disk, RUNS=n runs beside a model, and the mutants that must be found
 	$(BIN)/python -m integration_tests.storage_faults.crash --runs $(RUNS)
