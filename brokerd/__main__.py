@@ -86,6 +86,24 @@ ReplicationPort = Annotated[
     ),
 ]
 
+FetchBufferMaxBytes = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_FETCH_BUFFER_MAX_BYTES",
+        min=0,
+        help="Bytes that are read for fetch streams and not yet taken by their clients; 0: by the memory limit of the container.",
+    ),
+]
+
+InflateMaxBytes = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_INFLATE_MAX_BYTES",
+        min=0,
+        help="Bytes of compressed batches that are being inflated; 0: by the memory limit of the container.",
+    ),
+]
+
 MetricsListen = Annotated[
     str,
     typer.Option(
@@ -138,6 +156,8 @@ def run(
     producer_id_expiration_ms: ProducerExpiration = PRODUCER_ID_EXPIRATION_MS,
     retention_check_ms: RetentionCheck = RETENTION_CHECK_MS,
     replication_port: ReplicationPort = 0,
+    fetch_buffer_max_bytes: FetchBufferMaxBytes = 0,
+    inflate_max_bytes: InflateMaxBytes = 0,
     log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
 ) -> None:
     """Run a broker until SIGTERM."""
@@ -150,6 +170,8 @@ def run(
             producer_id_expiration_ms=producer_id_expiration_ms,
             retention_check_ms=retention_check_ms,
             replication_port=replication_port,
+            fetch_buffer_max_bytes=fetch_buffer_max_bytes or None,
+            inflate_max_bytes=inflate_max_bytes or None,
             node_id=node_id,
             listen=parse_address(listen),
             advertise=parse_address(advertise) if advertise else None,

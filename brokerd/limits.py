@@ -38,6 +38,36 @@ DEFAULT_CHUNK_BYTES: Final = 1024 * 1024
 MAX_CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Most bytes of one fetch chunk that a client may ask for; a single larger batch is still sent."""
 
+UNCOUNTED_CHUNK_BYTES: Final = 16 * 1024
+"""Bytes of a fetch chunk up to which no memory is asked for: with two copies of it, the most streams have 64 MiB of these under way."""
+
+FETCH_BUFFER_WAIT_MS: Final = 30_000
+"""Milliseconds that a fetch stream waits for memory to read a chunk; then it ends with OVERLOADED."""
+
+FETCH_TAKE_MS: Final = 10_000
+"""Milliseconds that a client may leave a chunk untaken while other streams wait for memory; then its connection is ended."""
+
+INFLATE_WAIT_MS: Final = 30_000
+"""Milliseconds that a batch waits for memory to be inflated, or for a thread; then its stream or call ends with OVERLOADED."""
+
+MAX_INFLATE_THREADS: Final = 2
+"""Batches that are inflated or decoded in threads at once on one broker."""
+
+MIN_BUDGET_BYTES: Final = 8 * 1024 * 1024
+"""Least bytes of a memory budget that a setting may name."""
+
+BUDGET_SHARE: Final = 16
+"""The part of the memory limit that each memory budget has unless told otherwise: one divided by this, within the bounds below."""
+
+DEFAULT_FETCH_BUFFER_BYTES_MIN: Final = 32 * 1024 * 1024
+"""Least bytes of that default for what is read and not yet taken."""
+
+DEFAULT_INFLATE_BYTES_MIN: Final = 64 * 1024 * 1024
+"""Least bytes of that default for what is being inflated."""
+
+DEFAULT_BUDGET_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Most bytes of that default, for either."""
+
 MAX_CREDIT_BYTES: Final = 1 << 40
 """Most unspent credit of one fetch stream; more is an invalid request."""
 
@@ -82,9 +112,6 @@ MAX_READ_WAIT_MS: Final = 30_000
 
 MAX_WAITING_READS: Final = 4_096
 """Reads that wait at once for a record on one broker; more are refused with OVERLOADED."""
-
-MAX_READ_DECODES: Final = 4
-"""Reads whose batches are inflated and decoded in threads at once (64 MiB each at most)."""
 
 MAX_OFFSET_QUERIES: Final = 10_000
 """Most queries of one ListOffsets, and partitions of one DeleteRecords."""

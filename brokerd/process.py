@@ -16,6 +16,7 @@ from lograft.wire.malloc import tune_allocator
 
 from brokerd.errors import BrokerError
 from brokerd.event_loop import new_event_loop
+from brokerd.memory_trim import trim_after_bursts, use_one_arena
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from metaquorum.runtime.collector import freeze_started
@@ -48,6 +49,7 @@ def run_process(settings: BrokerSettings, *, on_ready: Callable[[BrokerServer], 
         sys.stderr.write("brokerd: error: refusing to run under python -O: the assertions protect the log\n")
         return 1
     tune_allocator()
+    use_one_arena()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(settings, on_ready))
@@ -76,14 +78,15 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[BrokerServer], No
         freeze_started()
         ready = asyncio.create_task(_announce(server, on_ready), name="ready")
         failed = asyncio.create_task(server.wait_failed(), name="failed")
+        trimming = asyncio.create_task(trim_after_bursts(), name="trim")
         try:
             await asyncio.wait((stopping, failed), return_when=asyncio.FIRST_COMPLETED)
             if failed.done():
                 failed.result()
         finally:
-            ready.cancel()
-            failed.cancel()
-            await asyncio.gather(ready, failed, return_exceptions=True)
+            for task in (ready, failed, trimming):
+                task.cancel()
+            await asyncio.gather(ready, failed, trimming, return_exceptions=True)
     finally:
         stopping.cancel()
         await server.stop()

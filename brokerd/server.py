@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, NoReturn
 import grpc.aio
 
 from brokerd.clock import monotonic_ms
+from brokerd.connections import end_connections
 from brokerd.errors import BrokerError, BrokerFailedError
+from brokerd.fetch_buffer import FetchBuffer
 from brokerd.following.replication import Replication
 from brokerd.health import Health
 from brokerd.limits import (
@@ -50,7 +52,7 @@ from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.repairing import DamageRepairs
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.rpc.admin_service import AdminService
-from brokerd.rpc.batch_check import ThreadChecks
+from brokerd.rpc.batch_check import BatchThreads
 from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.rpc.log_directory_calls import LogDirectoryCalls
 from brokerd.rpc.log_service import LogService
@@ -97,6 +99,8 @@ class BrokerServer:
             StreamRegister("fetch", MAX_FETCH_STREAMS),
             StreamRegister("watch", MAX_WATCH_STREAMS),
         )
+        self._fetch_buffer = FetchBuffer(settings.fetch_buffer_bytes, end_connections=end_connections)
+        self._batch_threads = BatchThreads(settings.inflate_bytes)
         self._follower_streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
         self._quorum: QuorumMember | None = None
         self._metrics: MetricsListener | None = None
@@ -162,8 +166,10 @@ class BrokerServer:
     async def _start(self) -> None:
         settings = self._settings
         self._quorum = await open_quorum_member(settings, self._observer)
+        budgets = {"fetch_buffer": self._fetch_buffer.budget, "inflate": self._batch_threads.budget}
+        logger.info("memory: %s", " ".join(f"{name}_max_bytes={each.limit_bytes}" for name, each in budgets.items()))
         if settings.metrics_listen is not None:
-            self._metrics = open_metrics(self._quorum.quorum_node, settings.metrics_listen)
+            self._metrics = open_metrics(self._quorum.quorum_node, settings.metrics_listen, budgets)
         node_id, cluster_id = settings.node_id, self._quorum.data_directory.cluster_id
         more, space = settings.more_data_directories, SpaceLimits.from_soft(settings.min_free_bytes)
         self._directories = await asyncio.to_thread(open_log_directories, self._quorum.data_directory, more, space)
@@ -200,7 +206,8 @@ class BrokerServer:
             produce_streams=self._registers[0],
             fetch_streams=self._registers[1],
             watch_streams=self._registers[2],
-            thread_checks=ThreadChecks(),
+            fetch_buffer=self._fetch_buffer,
+            batch_threads=self._batch_threads,
             touch=self._touch,
         )
         log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
@@ -291,6 +298,8 @@ class BrokerServer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._fetch_buffer.close()
+        self._batch_threads.close()
         if self._followers is not None:
             await self._followers.close()
         if self._server is not None:

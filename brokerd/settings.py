@@ -10,13 +10,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from brokerd.limits import PRODUCER_ID_EXPIRATION_MS, RETENTION_CHECK_MS, RETENTION_CHECK_MS_MAX
+from brokerd.container_memory import memory_limit_bytes
+from brokerd.limits import (
+    BUDGET_SHARE,
+    DEFAULT_BUDGET_BYTES_MAX,
+    DEFAULT_FETCH_BUFFER_BYTES_MIN,
+    DEFAULT_INFLATE_BYTES_MIN,
+    MIN_BUDGET_BYTES,
+    PRODUCER_ID_EXPIRATION_MS,
+    RETENTION_CHECK_MS,
+    RETENTION_CHECK_MS_MAX,
+)
 from metaquorum.controller.limits import MAX_NODE_ID
 from metaquorum.settings import Address, SettingsError, check_metrics_listen, parse_address
 from storage.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
 
 MAX_EXPIRATION_MS = 2**31 - 1
 """Longest time that an idle producer is remembered, inclusive (as in Kafka): about 25 days."""
+
+
+def budget_bytes(memory_bytes: int, *, least_bytes: int) -> int:
+    """Return the default of a memory budget: a share of the memory limit, within bounds."""
+    return max(least_bytes, min(memory_bytes // BUDGET_SHARE, DEFAULT_BUDGET_BYTES_MAX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +70,8 @@ class BrokerSettings:
         retention_check_ms: milliseconds between two rounds of retention over all partitions.
         replication_port: port at the host of `listen` for plain connections of followers; 0: one that the system chooses; None:
             there is none, and they use gRPC.
+        fetch_buffer_max_bytes: most bytes that are read for fetch streams and not yet taken; None: by the memory limit.
+        inflate_max_bytes: most bytes of batches that are being inflated, with all that this takes; None: by the memory limit.
     """
 
     data_directory: Path
@@ -72,6 +89,8 @@ class BrokerSettings:
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
     retention_check_ms: int = RETENTION_CHECK_MS
     replication_port: int | None = 0
+    fetch_buffer_max_bytes: int | None = None
+    inflate_max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.node_id <= MAX_NODE_ID:
@@ -91,6 +110,15 @@ class BrokerSettings:
             raise SettingsError(
                 f"--retention-check-ms {self.retention_check_ms} is not between 1 and {RETENTION_CHECK_MS_MAX}"
             )
+        budgets = {
+            "--fetch-buffer-max-bytes": self.fetch_buffer_max_bytes,
+            "--inflate-max-bytes": self.inflate_max_bytes,
+        }
+        for option, max_bytes in budgets.items():
+            if max_bytes is not None and max_bytes < MIN_BUDGET_BYTES:
+                raise SettingsError(
+                    f"{option} {max_bytes} is less than {MIN_BUDGET_BYTES}; 0 leaves it to the memory limit"
+                )
         listeners = [("--listen", self.listen)]
         if self.combined is not None:
             listeners.append(("--quorum-listen", self.combined.quorum_listen))
@@ -105,6 +133,20 @@ class BrokerSettings:
             raise SettingsError(f"nobody can connect to {self.advertise}: advertise a real address and port")
         if self.listen.is_wildcard and self.advertise is None:
             raise SettingsError(f"--listen {self.listen} is every interface: name one with --advertise host:port")
+
+    @property
+    def fetch_buffer_bytes(self) -> int:
+        """Most bytes that are read for fetch streams and not yet taken."""
+        if self.fetch_buffer_max_bytes is not None:
+            return self.fetch_buffer_max_bytes
+        return budget_bytes(memory_limit_bytes(), least_bytes=DEFAULT_FETCH_BUFFER_BYTES_MIN)
+
+    @property
+    def inflate_bytes(self) -> int:
+        """Most bytes of batches that are being inflated."""
+        if self.inflate_max_bytes is not None:
+            return self.inflate_max_bytes
+        return budget_bytes(memory_limit_bytes(), least_bytes=DEFAULT_INFLATE_BYTES_MIN)
 
     def _check_directories(self) -> None:
         paths = [path.absolute() for path in (self.data_directory, *self.more_data_directories)]

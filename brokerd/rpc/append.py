@@ -152,8 +152,8 @@ class AppendCalls:
 
     async def _store_anew(self, batch: memoryview, replica: HostedReplica) -> memoryview:
         """Give a batch in the codec of its topic."""
-        checks, max_bytes = self._parts.thread_checks, replica.max_message_bytes
-        stored, checked = await checks.check_and_store(batch, replica.settings, max_bytes=max_bytes)
+        threads, max_bytes = self._parts.batch_threads, replica.max_message_bytes
+        stored, checked = await threads.check_and_store(batch, replica.settings, max_bytes=max_bytes)
         if isinstance(checked, BatchError):
             raise refused(checked.code, str(checked)) from checked
         return stored

@@ -9,7 +9,10 @@ one that has to be stored in another codec than it came in; its producer makes t
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, TypeVar
 
 import zstandard
 from lograft.wire.batch import check_batch
@@ -17,20 +20,28 @@ from lograft.wire.checksum import BytesLike
 from lograft.wire.compression import Codec
 from lograft.wire.errors import BatchError
 from lograft.wire.header import CODEC_MASK, BatchHeader, read_header
-from lograft.wire.limits import HEADER_BYTES
+from lograft.wire.limits import HEADER_BYTES, MAX_GENERIC_PAYLOAD_BYTES, MAX_INFLATED_BYTES
 
+from brokerd.limits import INFLATE_WAIT_MS, MAX_INFLATE_THREADS
+from brokerd.memory_budget import Grant, MemoryBudget
+from brokerd.memory_gate import MemoryGate
 from metaquorum.controller.topic_configs import CompressionType, TopicSettings
 from storage.recompression import recompress
 
 THREAD_CHECK_BYTES: Final = 2 * 1024 * 1024
 """Bytes, inflated, from which on a batch is checked in a thread."""
 
-MAX_THREAD_CHECKS: Final = 2
-"""Batches checked in threads at once on one broker; each may hold 64 MiB inflated."""
+COPIES: Final = 2
+"""Times that a payload is in memory while it is inflated: in pieces, and whole."""
+
+GENERIC_COPIES: Final = 20
+"""Times its size that the generated parser takes for a payload within `MAX_GENERIC_PAYLOAD_BYTES`."""
 
 _ATTRIBUTES_END: Final = 23
 
 _CODECS: Final = {CompressionType.NONE: Codec.NONE, CompressionType.ZSTD: Codec.ZSTD}
+
+ResultT = TypeVar("ResultT")
 
 Checked = BatchHeader | BatchError
 """What a check says: the header of a good batch, or why it is refused."""
@@ -41,7 +52,13 @@ def check(body: memoryview, *, max_bytes: int) -> Checked:
     try:
         return check_batch(body, max_bytes=max_bytes)
     except BatchError as error:
-        return error
+        return _bare(error)
+
+
+def _bare(error: BatchError) -> BatchError:
+    """Part an error from the frames that it came through: they hold what was inflated."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 def is_costly(body: memoryview) -> bool:
@@ -81,20 +98,79 @@ def _check_and_store(
     try:
         stored = to_stored(body, check_batch(body, max_bytes=max_bytes), settings, max_bytes=max_bytes)
     except BatchError as error:
-        return error
+        return _bare(error)
     return stored, read_header(stored)
 
 
-class ThreadChecks:
-    """Checks in threads, a few at once."""
+def inflated_bytes(body: memoryview) -> int:
+    """Return the most bytes that the payload of one batch may be once inflated, by what its frame says of itself.
 
-    def __init__(self) -> None:
-        self._slots = asyncio.Semaphore(MAX_THREAD_CHECKS)
+    One that says nothing, and one that is no frame, counts as the most that is ever inflated.
+    """
+    if len(body) <= HEADER_BYTES or not body[_ATTRIBUTES_END - 1] & CODEC_MASK:
+        return len(body)
+    try:
+        content_bytes = zstandard.frame_content_size(body[HEADER_BYTES:])
+    except zstandard.ZstdError:
+        content_bytes = -1
+    return min(content_bytes, MAX_INFLATED_BYTES) if content_bytes >= 0 else MAX_INFLATED_BYTES
+
+
+class BatchThreads:
+    """Work on batches in threads: a few at once, and within the budget of what is being inflated.
+
+    Args:
+        max_bytes: most bytes that this work holds at once.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._gate = MemoryGate("inflated batches", max_bytes)
+        self._slots = asyncio.Semaphore(MAX_INFLATE_THREADS)
+        # Of its own: the allocator keeps what each thread once needed until the next trim, so few threads must do this.
+        self._threads = ThreadPoolExecutor(MAX_INFLATE_THREADS, thread_name_prefix="batches")
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """The bytes that are held."""
+        return self._gate.budget
+
+    def close(self) -> None:
+        """Take no more work; the threads end when what is under way is done."""
+        self._threads.shutdown(wait=False)
 
     async def check_and_store(
         self, body: memoryview, settings: TopicSettings, *, max_bytes: int
     ) -> tuple[memoryview, Checked]:
-        """Check a batch in a thread and give it in the codec of its topic, with its header then or why it is refused."""
-        async with self._slots:
-            found = await asyncio.to_thread(_check_and_store, body, settings, max_bytes=max_bytes)
+        """Check a batch in a thread and give it in the codec of its topic, with its header then or why it is refused.
+
+        Raises:
+            RefusedError: OVERLOADED, there was no turn for it.
+        """
+        work = partial(_check_and_store, body, settings, max_bytes=max_bytes)
+        found = await self.run(work, inflated_bytes(body))
         return (body, found) if isinstance(found, BatchError) else found
+
+    async def run(self, work: Callable[[], ResultT], size_bytes: int) -> ResultT:
+        """Do work on payloads of at most `size_bytes` in a thread. Who is cancelled leaves; the memory is counted until the work ends.
+
+        Raises:
+            RefusedError: OVERLOADED, there was no turn for it.
+        """
+        # A payload in an unusual layout goes through the generated parser, which takes many times its size.
+        cost_bytes = max(COPIES * size_bytes, GENERIC_COPIES * min(size_bytes, MAX_GENERIC_PAYLOAD_BYTES))
+        grant = await self._gate.take(cost_bytes, timeout_ms=INFLATE_WAIT_MS)
+        try:
+            await self._slots.acquire()
+        except BaseException:
+            self._gate.give_back(grant)
+            raise
+        working = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        working.add_done_callback(lambda task: self._end(grant, task))
+        # A thread cannot be stopped: without the shield it would go on and nobody would count it.
+        return await asyncio.shield(working)
+
+    def _end(self, grant: Grant, working: asyncio.Future[ResultT]) -> None:
+        self._slots.release()
+        self._gate.give_back(grant)
+        if not working.cancelled():
+            working.exception()  # whoever wanted to know may be gone

@@ -8,6 +8,7 @@ answer is a typed status and the server lives.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NoReturn, TypeVar, cast
@@ -57,6 +58,7 @@ def raw_unary(behaviour: Callable[[bytes, ServicerContext], Awaitable[bytes]]) -
         try:
             return await behaviour(data, context)
         except RefusedError as error:
+            del data  # as in `abort`
             await abort(context, error)
         except Exception as error:
             await abort_internal(context, error)
@@ -87,6 +89,9 @@ def bidirectional(behaviour: Callable[[ServicerContext], Awaitable[None]]) -> gr
     async def handle(_requests: AsyncIterator[bytes], context: ServicerContext) -> None:
         try:
             await behaviour(context)
+        except grpc.aio.InternalError:
+            # A write failed, so the client is gone; the library cancels this handler a moment later anyway.
+            raise asyncio.CancelledError from None
         except RefusedError as error:
             await abort(context, error)
         except Exception as error:
@@ -97,6 +102,9 @@ def bidirectional(behaviour: Callable[[ServicerContext], Awaitable[None]]) -> gr
 
 async def abort(context: ServicerContext, error: RefusedError) -> NoReturn:
     """End a call with the status of a refusal."""
+    # The library keeps what ends a call in a cycle with the context. The frames that a refusal came through, with the batches in them,
+    # must not wait there for the collector.
+    error.__traceback__ = error.__cause__ = error.__context__ = None
     extra_detail = error.extra_detail if isinstance(error, CallFailedError) else None
     await context.abort_with_status(rich_status(error.failure, extra_detail=extra_detail))
     raise AssertionError("abort returned")

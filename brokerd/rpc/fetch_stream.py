@@ -41,13 +41,14 @@ from brokerd.fetch.events import (
     RoutesUnwanted,
 )
 from brokerd.fetch.session import FetchSession
-from brokerd.limits import BIND_WAIT_MS
+from brokerd.limits import BIND_WAIT_MS, UNCOUNTED_CHUNK_BYTES
 from brokerd.rpc.calls import ServicerContext, check_cluster, undecodable
 from brokerd.rpc.fetch_codec import encode_fetch_answer, encode_fetch_go_away, read_fetch_routes
 from brokerd.rpc.parts import GOING_AWAY, BrokerParts
 from brokerd.rpc.produce_codec import check_formats
 from brokerd.rpc.readers import ServingReplica, find_serving
 from brokerd.wake import Wake
+from storage.log import LogRead
 
 
 class _Binding:
@@ -134,9 +135,7 @@ class FetchStream:
                 await context.write(message)
             read = session.next_read()
             if read is not None:
-                chunk = self._read_chunk(read)
-                if chunk is not None:
-                    await context.write(chunk)
+                await self._send_chunk(read)
                 continue
             if session.has_work:
                 continue
@@ -148,20 +147,53 @@ class FetchStream:
             await self._wake.wait()
             self._maybe_tick()
 
-    def _read_chunk(self, read: ReadChunk) -> bytes | None:
-        """Read what the session asked for; None when the route ended instead."""
-        binding = self._bindings[read.route]
+    async def _send_chunk(self, read: ReadChunk) -> None:
+        """Read what the session asked for and write it, waiting for memory where there is none left."""
+        buffer, context = self._parts.fetch_buffer, self._context
+        found = self._read_log(read, buffer.chunk_bytes(read.max_bytes))
+        if found is None:
+            return
+        size_bytes = len(found.data)
+        if size_bytes <= UNCOUNTED_CHUNK_BYTES:
+            chunk = self._encode(read, found)
+            if chunk is not None:
+                await context.write(chunk)
+            return
+        grant = buffer.try_hold(size_bytes, context.peer())
+        is_in_turn = grant is None
+        if grant is None:
+            # Read again afterwards, so that those who wait hold nothing.
+            found = None
+            grant = await buffer.hold(size_bytes, context.peer())
         try:
-            found = binding.replica.read(read.offset, read.max_bytes, end_offset=read.end_offset)
+            if is_in_turn:
+                found = self._read_log(read, size_bytes)
+            chunk = None if found is None else self._encode(read, found)
+            del found
+            if chunk is not None:
+                await context.write(chunk)
+        finally:
+            # A trace of how this ended may live until the collector comes by; the chunk must not.
+            chunk = None
+            buffer.give_back(grant)
+
+    def _read_log(self, read: ReadChunk, max_bytes: int) -> LogRead | None:
+        """Read whole batches; None when the route has ended, before or by this."""
+        binding = self._bindings.get(read.route)
+        if binding is None:
+            return None
+        try:
+            return binding.replica.read(read.offset, max_bytes, end_offset=read.end_offset)
         except RefusedError as error:
             self._step(FetchRouteLost(route=read.route, failure=error.failure))
             return None
+
+    def _encode(self, read: ReadChunk, found: LogRead) -> bytes | None:
+        """Tell the session what was read and give its message; None when nothing was there."""
         event = ChunkRead(route=read.route, next_offset=found.next_offset, size_bytes=len(found.data))
         for effect in self._session.step(event, monotonic_ms()):
             self._carry_out(effect)
-        if not found.data:
-            return None
-        return encode_fetch_frame(read.route, found.next_offset, read.end_offset, found.data)
+        return encode_fetch_frame(read.route, found.next_offset, read.end_offset, found.data) if found.data else None
 
     async def _read(self) -> None:
         session, context = self._session, self._context

@@ -12,12 +12,13 @@ from typing import Final, Protocol
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import refused
+from brokerd.fetch_buffer import FetchBuffer
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
 from brokerd.metadata.touch import ControllerTouch
 from brokerd.replication.locator import Locator
-from brokerd.rpc.batch_check import ThreadChecks
+from brokerd.rpc.batch_check import BatchThreads
 
 
 class DrainableStream(Protocol):
@@ -96,5 +97,6 @@ class BrokerParts:
     produce_streams: StreamRegister
     fetch_streams: StreamRegister
     watch_streams: StreamRegister
-    thread_checks: ThreadChecks
+    fetch_buffer: FetchBuffer
+    batch_threads: BatchThreads
     touch: ControllerTouch

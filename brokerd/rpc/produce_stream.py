@@ -220,8 +220,8 @@ class ProduceStream:
         binding = self._bindings.get(frame.route)
         stored, checked = body, None
         if binding is not None and len(body) <= binding.max_batch_bytes:
-            checks, settings = self._parts.thread_checks, binding.replica.settings
-            stored, checked = await checks.check_and_store(body, settings, max_bytes=binding.max_batch_bytes)
+            threads, settings = self._parts.batch_threads, binding.replica.settings
+            stored, checked = await threads.check_and_store(body, settings, max_bytes=binding.max_batch_bytes)
         self._on_batch(frame, body, stored, checked)
 
     def _on_batch(self, frame: ProduceFrame, body: memoryview, stored: memoryview, checked: Checked | None) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from lograft.v1 import log_pb2
-from lograft.wire.batch import BatchRecord, read_batches
+from lograft.wire.batch import BatchRecord, iter_batches, read_batches
 from lograft.wire.codes import ErrorCode
 from lograft.wire.errors import BatchError
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
@@ -25,11 +26,12 @@ from brokerd.limits import (
     DEFAULT_READ_RECORDS,
     FORWARD_WAIT_MS,
     MAX_READ_BYTES,
-    MAX_READ_DECODES,
     MAX_READ_RECORDS,
     MAX_READ_WAIT_MS,
     MAX_WAITING_READS,
 )
+from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.rpc.batch_check import inflated_bytes
 from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms
 from brokerd.rpc.forward import Forwarder
 from brokerd.rpc.forwarded import was_forwarded
@@ -39,7 +41,10 @@ from brokerd.rpc.readers import ServingReplica, find_follower, find_serving
 METHOD: Final = "/lograft.v1.LogService/Read"
 
 THREAD_BYTES: Final = 32 * 1024
-"""Bytes of batches from which on they are decoded in a thread, so that other streams are not held up."""
+"""Bytes of batches, or of one once inflated, from which on they are decoded in a thread, so that other streams are not held up."""
+
+READ_COPIES: Final = 2
+"""Times that the values of an inflated batch are in memory beside it: as objects, and in the answer."""
 
 
 class _Waiter:
@@ -65,7 +70,6 @@ class ReadCalls:
         self._parts = parts
         self._forwarder = forwarder
         self._waiting_count = 0
-        self._decodes = asyncio.Semaphore(MAX_READ_DECODES)
 
     async def read(self, request: log_pb2.ReadRequest, context: ServicerContext) -> log_pb2.ReadResponse:
         """Serve one call.
@@ -140,21 +144,31 @@ class ReadCalls:
             found = replica.read(response.next_offset, max_bytes, end_offset=response.high_watermark)
             if not found.data:
                 break
-            try:
-                if len(found.data) >= THREAD_BYTES:
-                    async with self._decodes:
-                        await asyncio.to_thread(_decode, found.data, response, max_records, max_bytes)
-                else:
-                    _decode(found.data, response, max_records, max_bytes)
-            except BatchError as error:
-                message = f"a stored batch of {replica} at or after offset {response.next_offset} is damaged: {error}"
-                raise refused(ErrorCode.DATA_LOSS, message) from error
+            is_small = await self._add_records(replica, found.data, response, max_records, max_bytes)
+            if not is_small or response.ByteSize() > MAX_GRPC_MESSAGE_BYTES:
+                message = f"the record at offset {offset} is too large for this call: use the Fetch stream"
+                raise refused(ErrorCode.MESSAGE_TOO_LARGE, message)
             if not response.records:
                 response.next_offset = found.next_offset
-        if response.ByteSize() > MAX_GRPC_MESSAGE_BYTES:
-            message = f"the record at offset {offset} is too large for this call: use the Fetch stream"
-            raise refused(ErrorCode.MESSAGE_TOO_LARGE, message)
         return response
+
+    async def _add_records(
+        self, replica: HostedReplica, data: bytes, response: log_pb2.ReadResponse, max_records: int, max_bytes: int
+    ) -> bool:
+        """Decode batches into the response, in a thread where that takes long or much memory; as `_decode`.
+
+        Raises:
+            RefusedError: DATA_LOSS; OVERLOADED, there was no turn for it.
+        """
+        try:
+            largest_bytes = _largest_bytes(data)
+            if max(len(data), largest_bytes) < THREAD_BYTES:
+                return _decode(data, response, max_records, max_bytes)
+            work = partial(_decode, data, response, max_records, max_bytes)
+            return await self._parts.batch_threads.run(work, READ_COPIES * largest_bytes)
+        except BatchError as error:
+            message = f"a stored batch of {replica} at or after offset {response.next_offset} is damaged: {error}"
+            raise refused(ErrorCode.DATA_LOSS, message) from error
 
 
 def _check_bounds(name: str, value: int, largest: int) -> None:
@@ -162,8 +176,21 @@ def _check_bounds(name: str, value: int, largest: int) -> None:
         raise refused(ErrorCode.INVALID_REQUEST, f"{name} {value} is not between 0 and {largest}")
 
 
-def _decode(data: bytes, response: log_pb2.ReadResponse, max_records: int, max_bytes: int) -> None:
+def _largest_bytes(data: bytes) -> int:
+    """Return the most bytes that one of the batches may be once inflated; they are inflated one after the other.
+
+    Raises:
+        BatchError: the bytes are not whole batches.
+    """
+    view = memoryview(data)
+    return max(inflated_bytes(view[position : position + header.size_bytes]) for position, header in iter_batches(data))
+
+
+def _decode(data: bytes, response: log_pb2.ReadResponse, max_records: int, max_bytes: int) -> bool:
     """Add the records from `response.next_offset` on to the response, within the limits; at least one if there is one.
+
+    Returns:
+        False if the first one is larger than any message: it is not added.
 
     Raises:
         BatchError: the bytes are not whole, valid batches.
@@ -177,9 +204,12 @@ def _decode(data: bytes, response: log_pb2.ReadResponse, max_records: int, max_b
                 continue
             size_bytes += _size(record)
             if response.records and (len(response.records) >= max_records or size_bytes > max_bytes):
-                return
+                return True
+            if size_bytes > MAX_GRPC_MESSAGE_BYTES:
+                return False
             _add(response, record)
             response.next_offset = record.offset + 1
+    return True
 
 
 def _size(record: BatchRecord) -> int:

@@ -15,6 +15,8 @@ from lograft.wire.batch import encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
+from brokerd.fetch_buffer import FetchBuffer
+from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle
 from brokerd.metadata.observer import MetadataObserver
@@ -24,7 +26,7 @@ from brokerd.metadata.touch import ControllerTouch
 from brokerd.replication.locator import Locator
 from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.replica_host import ReplicaHost
-from brokerd.rpc.batch_check import ThreadChecks
+from brokerd.rpc.batch_check import BatchThreads
 from brokerd.rpc.parts import BrokerParts, StreamRegister
 from brokerd.server import BrokerServer
 from brokerd.standalone import standalone_settings
@@ -254,6 +256,7 @@ def offline_parts(observer: MetadataObserver, host: ReplicaHost | None = None) -
         produce_streams=StreamRegister("produce", 1),
         fetch_streams=StreamRegister("fetch", 1),
         watch_streams=StreamRegister("watch", 1),
-        thread_checks=ThreadChecks(),
+        fetch_buffer=FetchBuffer(MIN_BUDGET_BYTES, end_connections=len),
+        batch_threads=BatchThreads(MIN_BUDGET_BYTES),
         touch=ControllerTouch(),
     )

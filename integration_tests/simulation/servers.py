@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from lograft.wire.errors import BatchError
 from lograft.wire.header import iter_batches
 
+from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from integration_tests.simulation.process import SimProcess
@@ -413,6 +414,9 @@ class BrokerMachine(Machine):
             replication_port=None,
             rack=self._rack,
             more_data_directories=(Path(SECOND_PATH),) if self._has_two_disks else (),
+            # Those of the machine would make another run of the same seed there.
+            fetch_buffer_max_bytes=MIN_BUDGET_BYTES,
+            inflate_max_bytes=MIN_BUDGET_BYTES,
         )
         self.server = BrokerServer(settings)
         await self.server.start()

@@ -19,6 +19,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
+from prometheus_client.registry import Collector
 
 from metaquorum.rpc.metrics import QuorumCollector
 from metaquorum.runtime.quorum_metrics import QuorumSample
@@ -48,13 +49,16 @@ class MetricsListener:
 
     Args:
         take: gives the sample; called on the event loop. None: the node has not started.
+        more: what else is shown; collected in the thread that serves.
     """
 
-    def __init__(self, take: Callable[[], QuorumSample | None]) -> None:
+    def __init__(self, take: Callable[[], QuorumSample | None], *more: Collector) -> None:
         self._take = take
         self._loop = asyncio.get_running_loop()
         registry = CollectorRegistry(auto_describe=False)
         registry.register(QuorumCollector(self._take_on_loop))
+        for collector in more:
+            registry.register(collector)
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         self._registry = registry
