@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.settings import BrokerSettings
 from brokerd.tests.test_process import started
 from metaquorum.runtime.first_start import format_standalone
@@ -45,6 +46,11 @@ def test_combined_node_and_broker_show_their_quorum_node(tmp_path: Path) -> None
         with started(*broker, "--listen", second, "--metrics-listen", broker_metrics):
             observer = scraped(broker_metrics, "follower")
             leader = scraped(voter_metrics, "leader")
+        for budget in ("fetch_buffer", "inflate"):
+            labels = f'{{budget="{budget}"}}'
+            assert leader[f"lograft_broker_memory_limit_bytes{labels}"] >= MIN_BUDGET_BYTES
+            assert leader[f"lograft_broker_memory_held_bytes{labels}"] == 0
+            assert leader[f"lograft_broker_memory_waiters{labels}"] == 0
         assert (leader["lograft_quorum_voters"], leader["lograft_quorum_observers"]) == (1, 1)
         assert (observer["lograft_quorum_is_voter"], leader["lograft_quorum_is_voter"]) == (0, 1)
         assert observer["lograft_quorum_leader_id"] == leader["lograft_quorum_leader_id"] == 1
