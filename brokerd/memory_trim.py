@@ -20,8 +20,11 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-CHECK_MS: Final = 5_000
-"""Milliseconds between two looks at the resident memory, and so between two trims at least."""
+CHECK_MS: Final = 10_000
+"""Milliseconds between two looks at the resident memory, and so between two trims at least.
+
+A trim of 300 MB takes up to 80 ms, and whoever allocates meanwhile waits: less than a hundredth of the time is spent so.
+"""
 
 CHECK_MS_MAX: Final = 20_000
 """Most milliseconds between two looks: the time doubles up to this while trims give nothing back."""
