@@ -17,7 +17,7 @@ PARTITIONS ?= 10000 100000 1000000
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz hostile crash corrupt realdisk bench bench-quorum \
-        bench-replication bench-scale clean
+        bench-replication bench-stalls bench-scale clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ bench-quorum: $(INSTALLED) ## Metadata changes of three voters beside three memb
 
 bench-replication: $(INSTALLED) ## Three replicas beside three bare processes that replicate the same bytes; latency of acks
 	$(BIN)/python -m benchmarks.replication_run --write benchmarks/results
+
+bench-stalls: $(INSTALLED) ## The quorum's times in the simulator: leaderships, commits and kills at 0 to 20 % lost messages; writes benchmarks/results/
+	$(BIN)/python -m benchmarks.quorum_stalls --jobs $(JOBS) --write benchmarks/results
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)
