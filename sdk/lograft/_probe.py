@@ -52,6 +52,9 @@ class Probe:
         return self._task
 
     async def _look(self) -> None:
+        if type(asyncio.get_running_loop()).create_connection is asyncio.AbstractEventLoop.create_connection:
+            # An event loop that has no plain connections: nothing can be seen, and no thread is to be started for it.
+            return
         host, _, port = self._address.rpartition(":")
         try:
             words = await self._ask(host.strip("[]"), int(port), _HTTP2_BEGINNING)
@@ -70,9 +73,6 @@ class Probe:
             self._seen = Seen.CLOSED
         except (OSError, TimeoutError):
             self._seen = Seen.UNREACHABLE
-        except NotImplementedError:
-            # An event loop without plain connections.
-            return
 
     async def _ask(self, host: str, port: int, beginning: bytes) -> bytes | None:
         """Send the beginning of a protocol, and return the first bytes of the answer; None: none came in time."""
