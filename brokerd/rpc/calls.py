@@ -87,6 +87,8 @@ def bidirectional(behaviour: Callable[[ServicerContext], Awaitable[None]]) -> gr
     """Make the handler of a bidirectional stream; the behaviour reads and writes bytes through the context."""
 
     async def handle(_requests: AsyncIterator[bytes], context: ServicerContext) -> None:
+        # First and alone: a first write that is given up has sent them perhaps, grpc.aio does not know it, and no status can follow.
+        await context.send_initial_metadata(())
         try:
             await behaviour(context)
         except grpc.aio.InternalError:
