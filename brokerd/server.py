@@ -176,15 +176,20 @@ class BrokerServer:
         calls = ControllerCalls(
             self._observer, self._peers, self._quorum.bootstrap_addresses, own_voter=self._quorum.own_voter
         )
-        self._replication = Replication(
-            calls, self._observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=self._broker_epoch
-        )
         identity = BrokerIdentity(
             cluster_id=cluster_id,
             broker_id=node_id,
             rack=settings.rack,
             log_directory_ids=self._directories.logs.ids,
             clean_stop_epoch=await asyncio.to_thread(last_clean_stop, tuple(self._directories.logs)),
+        )
+        self._replication = Replication(
+            calls,
+            self._observer,
+            cluster_id=cluster_id,
+            node_id=node_id,
+            incarnation_id=identity.incarnation_id,
+            broker_epoch=self._broker_epoch,
         )
         self._host = ReplicaHost(
             directories=self._directories.logs,
@@ -212,7 +217,7 @@ class BrokerServer:
         )
         log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
         self._followers = ReplicateListener(self._leader(node_id, cluster_id, self._host))
-        ranges = FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, find=self._host.find)
+        ranges = FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, observer=self._observer, find=self._host.find)
         handlers = (
             LogService(parts).handler(),
             MetadataService(parts).handler(),

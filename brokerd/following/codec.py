@@ -19,13 +19,16 @@ FORMATS: Final = (16,)
 _HEARTBEAT: Final = pb.ReplicateRequest(heartbeat=pb.ReplicaHeartbeat()).SerializeToString()
 
 
-def encode_open(*, cluster_id: str, follower_id: int, broker_epoch: int, leader_id: int) -> bytes:
+def encode_open(
+    *, cluster_id: str, follower_id: int, broker_epoch: int, incarnation_id: bytes, leader_id: int
+) -> bytes:
     """Return the first message of a stream."""
     return pb.ReplicateRequest(
         open=pb.ReplicateOpen(
             cluster_id=cluster_id,
             follower_id=follower_id,
             broker_epoch=broker_epoch,
+            incarnation_id=incarnation_id,
             leader_id=leader_id,
             formats=FORMATS,
             credit=pb.ReplicaCredit(in_sync_bytes=IN_SYNC_CREDIT_BYTES, catch_up_bytes=CATCH_UP_CREDIT_BYTES),

@@ -57,12 +57,14 @@ class LinkIdentity:
     Attributes:
         cluster_id: the cluster.
         node_id: this broker.
+        incarnation_id: of this process.
         broker_epoch: gives the epoch of its registration; None while there is none.
         address_of: gives `host:port` of a broker; None for one that is not known.
     """
 
     cluster_id: str
     node_id: int
+    incarnation_id: bytes
     broker_epoch: Callable[[], int | None]
     address_of: Callable[[int], str | None]
 
@@ -168,6 +170,7 @@ class LeaderLink:
             cluster_id=identity.cluster_id,
             follower_id=identity.node_id,
             broker_epoch=broker_epoch,
+            incarnation_id=identity.incarnation_id,
             leader_id=self._leader_id,
         )
         async with self._connections.open(address, message) as (stream, opened):

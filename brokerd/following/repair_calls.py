@@ -6,6 +6,7 @@ Owns the calls. Must not decide what is repaired, or when. Everything runs on th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import grpc.aio
@@ -31,6 +32,8 @@ class RepairCalls:
         observer: the metadata.
         cluster_id: the cluster.
         node_id: this broker.
+        incarnation_id: of this process.
+        broker_epoch: gives the epoch of its registration; None while there is none.
 
     Attributes:
         news: what reads met, and what could not be repaired.
@@ -43,11 +46,15 @@ class RepairCalls:
         *,
         cluster_id: str,
         node_id: int,
+        incarnation_id: bytes,
+        broker_epoch: Callable[[], int | None],
     ) -> None:
         self._calls = calls
         self._observer = observer
         self._cluster_id = cluster_id
         self._node_id = node_id
+        self._incarnation_id = incarnation_id
+        self._broker_epoch = broker_epoch
         self.news = DamageNews()
 
     def sources(self, topic_id: bytes, partition: int) -> list[int]:
@@ -68,6 +75,9 @@ class RepairCalls:
         broker = self._observer.image.brokers.get(broker_id)
         if broker is None:
             raise RepairCallError(f"broker {broker_id} is not registered")
+        own_epoch = self._broker_epoch()
+        if own_epoch is None:
+            raise RepairCallError("this broker is not registered")
         request = replication_pb2.FetchRangeRequest(
             cluster_id=self._cluster_id,
             broker_id=broker_id,
@@ -75,6 +85,9 @@ class RepairCalls:
             partition=partition,
             base_offset=wanted.start,
             end_offset=wanted.stop,
+            replica_id=self._node_id,
+            broker_epoch=own_epoch,
+            incarnation_id=self._incarnation_id,
         )
         try:
             async with self._calls.peers.use(peer_address(broker.host, broker.port)) as channel:

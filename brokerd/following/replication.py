@@ -25,6 +25,7 @@ class Replication:
         observer: the metadata.
         cluster_id: the cluster.
         node_id: this broker.
+        incarnation_id: of this process.
         broker_epoch: gives the epoch of its registration; None while there is none.
 
     Attributes:
@@ -39,14 +40,28 @@ class Replication:
         *,
         cluster_id: str,
         node_id: int,
+        incarnation_id: bytes,
         broker_epoch: Callable[[], int | None],
     ) -> None:
         self._observer = observer
         self._links = Links(
-            LinkIdentity(cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch, address_of=self._address_of)
+            LinkIdentity(
+                cluster_id=cluster_id,
+                node_id=node_id,
+                incarnation_id=incarnation_id,
+                broker_epoch=broker_epoch,
+                address_of=self._address_of,
+            )
         )
         self._proposals = IsrProposals(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
-        self.repairs = RepairCalls(calls, observer, cluster_id=cluster_id, node_id=node_id)
+        self.repairs = RepairCalls(
+            calls,
+            observer,
+            cluster_id=cluster_id,
+            node_id=node_id,
+            incarnation_id=incarnation_id,
+            broker_epoch=broker_epoch,
+        )
         self._withdrawals = Withdrawals(
             calls, observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch
         )

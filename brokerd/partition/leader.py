@@ -9,8 +9,9 @@ Laws
     `min.insync.replicas` (of those that are not being added) are in sync.
     A follower joins when it holds everything that may be committed: up to the high watermark, and up to where this leader
     epoch begins, for what an earlier leader committed may reach up to there.
-    An acknowledgement counts in the session that it belongs to, and only while the process that subscribed is the one
-    that is registered. A refused subscription changes nothing.
+    A subscription is taken only from a replica, and only from the process that the metadata has registered. An acknowledgement
+    counts in the session that it belongs to, and only while that process is the one that is registered. A refused
+    subscription changes nothing.
     A leader asks for another one only where it can commit nothing, and nothing that it acknowledged can be lost by that
     (`cut_off.py`).
 Source: architecture section 8; KIP-497; KIP-841; KIP-903; KIP-966 "Strict min ISR"; Kafka, Partition.scala.
@@ -203,13 +204,9 @@ class Leadership:
         return node_id in self.isr.maximal
 
     def broker_epoch_of(self, node_id: int) -> int | None:
-        """Return the newest registration of a broker that the metadata or a subscription told of; None: neither did."""
-        follower, broker = self.followers.get(node_id), self._brokers.get(node_id)
-        epochs = (
-            None if follower is None else follower.broker_epoch,
-            None if broker is None else broker.broker_epoch,
-        )
-        return max((epoch for epoch in epochs if epoch is not None), default=None)
+        """Return the registration of a broker that the metadata has; None: it has none."""
+        broker = self._brokers.get(node_id)
+        return None if broker is None else broker.broker_epoch
 
     def deadline_ms(self) -> int | None:
         """Return when time alone may change who should be in sync."""
@@ -299,7 +296,10 @@ class Leadership:
             return SubscriptionError.FENCED_LEADER_EPOCH if is_old else SubscriptionError.UNKNOWN_LEADER_EPOCH
         if follower is None:
             return SubscriptionError.NOT_A_REPLICA
-        if event.broker_epoch < (self.broker_epoch_of(event.node_id) or 0):
+        registered = self._brokers.get(event.node_id)
+        if registered is None or event.broker_epoch > registered.broker_epoch:
+            return SubscriptionError.UNKNOWN_BROKER_EPOCH
+        if event.broker_epoch < registered.broker_epoch:
             return SubscriptionError.STALE_BROKER_EPOCH
         if event.broker_epoch == follower.broker_epoch and event.session <= (follower.session or 0):
             return SubscriptionError.SUPERSEDED

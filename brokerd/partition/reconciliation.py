@@ -26,6 +26,7 @@ class SubscriptionError(Enum):
     BELOW_LOG_START = "the leader has no records from the follower's log end on any more"
     INVALID_ACK = "an acknowledgement is beyond what was sent, or contradicts itself"
     OVERLOADED = "a limit of the leader is reached"
+    UNKNOWN_BROKER_EPOCH = "the leader's metadata does not have this registration of the follower"
     BAD_BATCHES = "batches do not continue the follower's log, or are damaged"
     STORAGE_FAILED = "the log of one side failed"
     STREAM_LOST = "the stream broke"

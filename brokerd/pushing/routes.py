@@ -16,6 +16,8 @@ class PushRoute:
 
     Attributes:
         key: topic id and partition.
+        acked_offset: everything below is in the follower's log, as it said last (exclusive).
+        flushed_offset: everything below is on its stable storage, as it said last (exclusive).
         next_offset: where the next message begins; everything below was sent, or was there (exclusive).
         log_end_offset: of the leader (exclusive).
         high_watermark: of the leader (exclusive).
@@ -25,6 +27,8 @@ class PushRoute:
     """
 
     __slots__ = (
+        "acked_offset",
+        "flushed_offset",
         "high_watermark",
         "is_accepted",
         "key",
@@ -36,12 +40,23 @@ class PushRoute:
 
     def __init__(self, subscription: Subscription) -> None:
         self.key = (subscription.topic_id, subscription.partition)
-        self.next_offset = subscription.log_end_offset
+        self.acked_offset = self.next_offset = subscription.log_end_offset
+        self.flushed_offset = subscription.flushed_offset
         self.log_end_offset = 0
         self.high_watermark = 0
         self.log_start_offset = 0
         self.is_accepted = False
         self.traffic = Traffic.CATCH_UP
+
+    def take_ack(self, appended_offset: int, flushed_offset: int) -> bool:
+        """Take what the follower says it holds; False: it cannot be, as it was not sent that much, or it held more before."""
+        is_sound = (
+            self.acked_offset <= appended_offset <= self.next_offset
+            and self.flushed_offset <= flushed_offset <= appended_offset
+        )
+        if is_sound:
+            self.acked_offset, self.flushed_offset = appended_offset, flushed_offset
+        return is_sound
 
     @property
     def is_ready(self) -> bool:

@@ -13,7 +13,8 @@ batches that take the news along; what is left then goes out as one message for 
 Laws
     No batches while an answer waits: what is said about a route is written before what is sent on it.
     Nothing comes on a route behind its end, nor before its acceptance.
-    An acknowledgement beyond what was sent on its route, or one that contradicts itself, ends the route and counts nothing.
+    An acknowledgement beyond what was sent on its route, below an earlier one of the route, or one that contradicts itself ends the
+    stream and counts nothing: who says what cannot be is not believed about other routes either.
     A route without news costs nothing, also in time.
 Source: docs/replication.md, "The stream".
 """
@@ -301,12 +302,13 @@ class PushSession:
             route = self._routes.get(ack.route)
             if route is None or not route.is_accepted:
                 continue  # of a route that has ended meanwhile
-            if 0 <= ack.flushed_offset <= ack.appended_offset <= route.next_offset:
-                effects.append(
-                    AckReplica(route=ack.route, appended_offset=ack.appended_offset, flushed_offset=ack.flushed_offset)
-                )
-            else:
-                effects += self._end(ack.route, SubscriptionError.INVALID_ACK, 0)
+            if not route.take_ack(ack.appended_offset, ack.flushed_offset):
+                said = f"appended {ack.appended_offset}, flushed {ack.flushed_offset}"
+                known = f"sent up to {route.next_offset}, before: {route.acked_offset}, {route.flushed_offset}"
+                return [*effects, _abort(f"the acknowledgement of route {ack.route} cannot be: {said}; {known}")]
+            effects.append(
+                AckReplica(route=ack.route, appended_offset=ack.appended_offset, flushed_offset=ack.flushed_offset)
+            )
         return effects
 
     def _on_credit(self, event: CreditReceived, now_ms: int) -> list[PushEffect]:

@@ -2,8 +2,8 @@
 """FetchRange: gives committed batches to another replica whose copy of them is damaged.
 
 Owns what may be given away: what is below the high watermark here, whole batches, byte for byte as the leader appended them. Any
-replica answers, whoever leads. Law: nothing is given of a range that may have been compacted here: batches that went through a
-compaction are not those of the other replica any more.
+replica answers, whoever leads, and answers other replicas alone. Law: nothing is given of a range that may have been compacted
+here: batches that went through a compaction are not those of the other replica any more.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from lograft.wire.header import read_header
 
 from brokerd.failure import refused
 from brokerd.limits import REPLICA_CHUNK_BYTES
+from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.calls import ServicerContext, check_named_cluster
+from brokerd.rpc.registered import check_registered
 from storage.errors import StorageError
 from storage.log import PartitionLog
 
@@ -28,12 +30,21 @@ class FetchRangeCalls:
     Args:
         cluster_id: cluster id.
         node_id: node id.
+        observer: the metadata.
         find: gives the open replica of a topic id and partition.
     """
 
-    def __init__(self, *, cluster_id: str, node_id: int, find: Callable[[bytes, int], HostedReplica | None]) -> None:
+    def __init__(
+        self,
+        *,
+        cluster_id: str,
+        node_id: int,
+        observer: MetadataObserver,
+        find: Callable[[bytes, int], HostedReplica | None],
+    ) -> None:
         self._cluster_id = cluster_id
         self._node_id = node_id
+        self._observer = observer
         self._find = find
 
     async def fetch_range(self, request: pb.FetchRangeRequest, _context: ServicerContext) -> pb.FetchRangeResponse:
@@ -41,12 +52,25 @@ class FetchRangeCalls:
 
         Raises:
             RefusedError: WRONG_CLUSTER; INVALID_REQUEST, another broker is meant, no batch begins or ends there, or the range was
-                compacted; UNKNOWN_PARTITION, no replica here; OFFSET_NOT_AVAILABLE, not known to be committed here;
+                compacted; METADATA_NOT_REACHED, STALE_BROKER_EPOCH, as `check_registered`; UNKNOWN_PARTITION, no replica here, or
+                none at the broker that asks; OFFSET_NOT_AVAILABLE, not known to be committed here;
                 OFFSET_OUT_OF_RANGE, DATA_LOSS, STORAGE_FAILED, as any read.
         """
         check_named_cluster(request.cluster_id, self._cluster_id)
         if request.broker_id != self._node_id:
             raise refused(ErrorCode.INVALID_REQUEST, f"this is broker {self._node_id}, not {request.broker_id}")
+        image = self._observer.image
+        check_registered(
+            image, request.replica_id, broker_epoch=request.broker_epoch, incarnation_id=request.incarnation_id
+        )
+        topic = image.topic_by_id(request.topic_id)
+        if topic is None or not 0 <= request.partition < len(topic.partitions):
+            message = f"no partition {request.partition} of topic {request.topic_id.hex()} is known here"
+            raise refused(ErrorCode.UNKNOWN_PARTITION, message)
+        if request.replica_id not in topic.partitions[request.partition].replicas:
+            # Perhaps not yet: retried like any other lag of the metadata.
+            message = f"broker {request.replica_id} has no replica of partition {request.partition} of {topic.topic!r}"
+            raise refused(ErrorCode.UNKNOWN_PARTITION, message)
         base_offset, end_offset = request.base_offset, request.end_offset
         if not 0 <= base_offset < end_offset:
             raise refused(ErrorCode.INVALID_REQUEST, f"[{base_offset}, {end_offset}) is no range of offsets")

@@ -45,6 +45,7 @@ ROUTE_ERRORS: Final = {
     SubscriptionError.INVALID_ACK: pb.ROUTE_ERROR_INVALID_ACK,
     SubscriptionError.STORAGE_FAILED: pb.ROUTE_ERROR_STORAGE_FAILED,
     SubscriptionError.OVERLOADED: pb.ROUTE_ERROR_OVERLOADED,
+    SubscriptionError.UNKNOWN_BROKER_EPOCH: pb.ROUTE_ERROR_UNKNOWN_BROKER_EPOCH,
 }
 """What a leader may say of a route. The two that are missing are the follower's own."""
 

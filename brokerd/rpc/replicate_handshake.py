@@ -8,9 +8,10 @@ Source: docs/replication.md, "Handshake".
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.codes import ErrorCode
@@ -24,9 +25,12 @@ from brokerd.replication.follower_route import LedReplica
 from brokerd.rpc.calls import check_named_cluster
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.recent_reads import RecentReads
+from brokerd.rpc.registered import UNREGISTERED_RETRY_MS, check_registered, stale
 
-UNREGISTERED_RETRY_MS = 250
-"""Milliseconds after which a follower should try again at a leader that is not registered yet."""
+REFUSAL_LOG_MS: Final = 1_000
+"""Milliseconds in which at most one line of the log is about followers that say what cannot be."""
+
+logger = logging.getLogger(__name__)
 
 
 class FollowerStream(Protocol):
@@ -66,7 +70,7 @@ class FollowerStreams:
         older = self._streams.get(follower_id)
         if older is not None:
             if epoch < older.follower_epoch:
-                raise refused(ErrorCode.STALE_BROKER_EPOCH, _stale(follower_id, epoch, older.follower_epoch))
+                raise refused(ErrorCode.STALE_BROKER_EPOCH, stale(follower_id, epoch, older.follower_epoch))
             message = f"broker {follower_id} has opened another stream"
             older.supersede(Failure(code=ErrorCode.STALE_BROKER_EPOCH, message=message))
         self._streams[follower_id] = stream
@@ -75,6 +79,30 @@ class FollowerStreams:
         """Forget a stream that is over; nothing happens when another one took its place."""
         if self._streams.get(stream.follower_id) is stream:
             del self._streams[stream.follower_id]
+
+
+class RefusalLog:
+    """Lines of the log about followers that say what cannot be: at most one within `REFUSAL_LOG_MS`, so that nobody fills a disk."""
+
+    __slots__ = ("_unwritten", "_written_ms")
+
+    def __init__(self) -> None:
+        self._written_ms: int | None = None
+        self._unwritten = 0
+
+    def note(self, follower_id: int, follower_epoch: int, message: str, now_ms: int) -> None:
+        """Write a line, or count that there was none."""
+        self._unwritten += 1
+        if self._written_ms is not None and now_ms - self._written_ms < REFUSAL_LOG_MS:
+            return
+        logger.warning(
+            "stream of a follower refused: node_id=%d broker_epoch=%d count=%d reason=%s",
+            follower_id,
+            follower_epoch,
+            self._unwritten,
+            message,
+        )
+        self._written_ms, self._unwritten = now_ms, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +119,7 @@ class Leader:
         rates: how fast may go what is sent to followers out of sync, over all streams.
         followers: the streams that were opened.
         reads: what was read for followers in sync.
+        refusals: the log of followers that say what cannot be.
         plain_port: gives the port for plain connections of followers; 0: there is none.
     """
 
@@ -103,6 +132,7 @@ class Leader:
     rates: PushRates
     followers: FollowerStreams = field(default_factory=FollowerStreams)
     reads: RecentReads = field(default_factory=RecentReads)
+    refusals: RefusalLog = field(default_factory=RefusalLog)
     plain_port: Callable[[], int] = lambda: 0
 
     def traffic(self, topic_id: bytes, partition: int, follower_id: int, *, is_in_sync: bool) -> Traffic:
@@ -115,11 +145,15 @@ class Leader:
         # Good as long as the route: a reassignment that adds a follower ends together with the leader epoch.
         return Traffic.MOVING if follower_id in topic.partitions[partition].adding else Traffic.CATCH_UP
 
+    def is_registered(self, follower_id: int) -> bool:
+        """Tell whether the metadata still has the broker, in whatever process; the cores know which."""
+        return follower_id in self.observer.image.brokers
+
     def check_open(self, request: pb.ReplicateOpen) -> int:
         """Check who comes; return the broker epoch of this leader.
 
         Raises:
-            RefusedError: WRONG_CLUSTER, INVALID_REQUEST, STALE_BROKER_EPOCH, OVERLOADED.
+            RefusedError: WRONG_CLUSTER, INVALID_REQUEST, OVERLOADED, and as `check_registered`.
         """
         check_named_cluster(request.cluster_id, self.cluster_id)
         follower_id, epoch = request.follower_id, request.broker_epoch
@@ -132,17 +166,9 @@ class Leader:
         if request.formats and MAGIC not in request.formats:
             message = f"batch formats {sorted(request.formats)[:16]} do not hold {MAGIC}, which the logs here have"
             raise refused(ErrorCode.INVALID_REQUEST, message)
-        known = self.observer.image.brokers.get(follower_id)
-        if known is not None and epoch < known.broker_epoch:
-            raise refused(ErrorCode.STALE_BROKER_EPOCH, _stale(follower_id, epoch, known.broker_epoch))
+        check_registered(self.observer.image, follower_id, broker_epoch=epoch, incarnation_id=request.incarnation_id)
         own_epoch = self.broker_epoch()
         if own_epoch is None:
             message = f"broker {self.node_id} is not registered yet: try again"
             raise refused(ErrorCode.OVERLOADED, message, retry_after_ms=UNREGISTERED_RETRY_MS)
         return own_epoch
-
-
-def _stale(follower_id: int, epoch: int, newer_epoch: int) -> str:
-    return (
-        f"broker {follower_id} is registered with epoch {newer_epoch}, this is the earlier one {epoch}: register again"
-    )

@@ -19,6 +19,7 @@ from typing import Any, Protocol, assert_never
 import grpc.aio
 from google.protobuf.message import DecodeError
 from lograft.internal.v1 import replication_pb2 as pb
+from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
 from brokerd.failure import Failure, RefusedError
@@ -301,6 +302,9 @@ class ReplicateStream:
                 if route is not None:
                     self._lose(route)
             case AbortPush():
+                if effect.failure.code is ErrorCode.INVALID_REQUEST and self._broker_epoch is not None:
+                    message = effect.failure.message
+                    self._leader.refusals.note(self.follower_id, self.follower_epoch, message, monotonic_ms())
                 self._finish(RefusedError(effect.failure))
             case ClosePush():
                 self._finish(None)
@@ -308,6 +312,10 @@ class ReplicateStream:
                 assert_never(effect)
 
     def _subscribe(self, wanted: Subscription) -> None:
+        if not self._leader.is_registered(self.follower_id):
+            error = SubscriptionError.UNKNOWN_BROKER_EPOCH
+            self.note(RouteRefused(route=wanted.route, error=error, log_start_offset=0))
+            return
         replica = self._leader.find(wanted.topic_id, wanted.partition)
         if replica is None:
             self.note(RouteRefused(route=wanted.route, error=SubscriptionError.NOT_LEADER, log_start_offset=0))

@@ -39,6 +39,7 @@ from metaquorum.controller.state import BrokerImage
 
 METHOD = "/lograft.internal.v1.ReplicationService/Replicate"
 TOPIC_ID = b"t" * 16
+INCARNATION_ID = b"i" * 16
 GRPC, PLAIN = "gRPC", "plain"
 CARRIERS = (GRPC, PLAIN)
 
@@ -149,6 +150,8 @@ class LeaderWorld:
         self.listener = ReplicateListener(self.leader)
         self.address = ""
         self._channels: list[grpc.aio.Channel | PlainCall] = []
+        for node_id in (2, 3):
+            self.register(node_id, 10 * node_id)
 
     def lead(self, partition: int = 0, **options: Any) -> LeadingReplica:
         """Lead a partition."""
@@ -157,10 +160,10 @@ class LeaderWorld:
         return replica
 
     def register(self, node_id: int, broker_epoch: int) -> None:
-        """Let the metadata have a registration."""
+        """Let the metadata have a registration; those of the brokers 2 and 3 with epochs 20 and 30 are there from the beginning."""
         registered = BrokerImage(
             broker_id=node_id,
-            incarnation_id=b"i" * 16,
+            incarnation_id=INCARNATION_ID,
             broker_epoch=broker_epoch,
             host="h",
             port=1,
@@ -208,7 +211,9 @@ async def leader_world(directory: Path, carrier: str = GRPC) -> AsyncIterator[Le
     """A leader that listens, and is reached by gRPC or over plain connections."""
     world = LeaderWorld(directory, carrier)
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    ranges = FetchRangeCalls(cluster_id="c", node_id=LEADER_ID, find=lambda topic_id, partition: None)
+    ranges = FetchRangeCalls(
+        cluster_id="c", node_id=LEADER_ID, observer=world.observer, find=lambda topic_id, partition: None
+    )
     server.add_generic_rpc_handlers((ReplicationService(world.leader, ranges).handler(),))
     world.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
@@ -250,6 +255,7 @@ class FollowerSide:
             "cluster_id": "c",
             "follower_id": node_id,
             "broker_epoch": 10 * node_id,
+            "incarnation_id": INCARNATION_ID,
             "leader_id": LEADER_ID,
             "credit": pb.ReplicaCredit(in_sync_bytes=in_sync_bytes, catch_up_bytes=catch_up_bytes),
             **fields,

@@ -37,7 +37,7 @@ MUTANTS: Final = (
         old="or not follower.is_of(event) or not follower.is_subscribed",
         new="",
         policy=FlushPolicy.NONE,
-        seeds=range(56, 60),
+        seeds=range(22, 24),
     ),
     ReplicationMutant(
         name="a proposal does not say which process it means",
@@ -46,13 +46,13 @@ MUTANTS: Final = (
         old="broker_epoch=self.broker_epoch_of(node_id)",
         new="broker_epoch=None",
         policy=FlushPolicy.NONE,
-        seeds=range(156, 160),
+        seeds=range(1340, 1342),
     ),
     ReplicationMutant(
         name="a process with an old broker epoch may subscribe",
         owner=Leadership,
         function="_fence",
-        old="if event.broker_epoch < (self.broker_epoch_of(event.node_id) or 0):",
+        old="if event.broker_epoch < registered.broker_epoch:",
         new="if False:",
     ),
     ReplicationMutant(
@@ -97,6 +97,7 @@ MUTANTS: Final = (
         old="session == self.session_count and ",
         new="",
         policy=FlushPolicy.NONE,
+        seeds=range(198, 202),
     ),
     ReplicationMutant(
         name="proposed members do not count",
@@ -105,7 +106,7 @@ MUTANTS: Final = (
         old=" or node_id in proposed",
         new="",
         policy=FlushPolicy.NONE,
-        seeds=range(20, 30),
+        seeds=range(17, 20),
     ),
     ReplicationMutant(
         name="members of an unanswered proposal do not count",
@@ -122,6 +123,7 @@ MUTANTS: Final = (
         old="if self.leadership is None:",
         new="if True:",
         policy=FlushPolicy.NONE,
+        seeds=range(12, 14),
     ),
     ReplicationMutant(
         name="a replica keeps an epoch without records when it follows",

@@ -25,6 +25,8 @@ from storage.testing.sim_disk import Refusal
 
 COUNT = 8
 COMMITTED = 6
+INCARNATION_ID = bytes(15) + b"\x01"
+"""Of the processes that the metadata has."""
 
 
 @pytest.fixture
@@ -43,8 +45,9 @@ async def replica_of(hosted: Hosted) -> HostedReplica:
 
 async def fetched(hosted: Hosted, **fields: Any) -> bytes:
     """Ask for a range."""
-    calls = FetchRangeCalls(cluster_id="c", node_id=1, find=hosted.host.find)
-    asked = {"cluster_id": "c", "broker_id": 1, "topic_id": TOPIC_ID, "base_offset": 2, "end_offset": 5} | fields
+    calls = FetchRangeCalls(cluster_id="c", node_id=1, observer=hosted.observer, find=hosted.host.find)
+    asked = {"cluster_id": "c", "broker_id": 1, "topic_id": TOPIC_ID, "base_offset": 2, "end_offset": 5}
+    asked |= {"replica_id": 2, "broker_epoch": 1, "incarnation_id": INCARNATION_ID} | fields
     return (await calls.fetch_range(pb.FetchRangeRequest(**asked), call_context(seconds=None))).batches
 
 
@@ -71,6 +74,11 @@ async def test_long_range_comes_in_pieces(hosted: Hosted, monkeypatch: pytest.Mo
         ({"cluster_id": "other"}, ErrorCode.WRONG_CLUSTER),
         ({"cluster_id": ""}, ErrorCode.WRONG_CLUSTER),
         ({"broker_id": 2}, ErrorCode.INVALID_REQUEST),
+        ({"replica_id": 9}, ErrorCode.METADATA_NOT_REACHED),
+        ({"broker_epoch": 2}, ErrorCode.METADATA_NOT_REACHED),
+        ({"broker_epoch": 0}, ErrorCode.STALE_BROKER_EPOCH),
+        ({"incarnation_id": b""}, ErrorCode.INVALID_REQUEST),
+        ({"replica_id": 4}, ErrorCode.UNKNOWN_PARTITION),
         ({"base_offset": -1}, ErrorCode.INVALID_REQUEST),
         ({"base_offset": 5}, ErrorCode.INVALID_REQUEST),
         ({"partition": 1}, ErrorCode.UNKNOWN_PARTITION),
@@ -81,8 +89,9 @@ async def test_long_range_comes_in_pieces(hosted: Hosted, monkeypatch: pytest.Mo
     ],
 )
 async def test_refused_requests(hosted: Hosted, fields: dict[str, Any], code: ErrorCode) -> None:
-    """A typed reason for each; nothing is given of what is not known to be committed."""
+    """A typed reason for each; nothing is given of what is not known to be committed, nor to who has no replica."""
     await replica_of(hosted)
+    hosted.commit(hosted.registration(4, broker_epoch=1))
     with pytest.raises(RefusedError) as caught:
         await fetched(hosted, **fields)
     assert caught.value.failure.code is code

@@ -18,7 +18,7 @@ from brokerd.following.link import LeaderLink, LinkIdentity
 from brokerd.partition.effects import Subscribe
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID
-from brokerd.tests.replicate_support import TOPIC_ID, be_patient, leader_world
+from brokerd.tests.replicate_support import INCARNATION_ID, TOPIC_ID, be_patient, leader_world
 from brokerd.tests.support import WAIT_S
 from metaquorum.tests.quorum_cluster import until
 
@@ -82,7 +82,13 @@ class Dialled:
         self.attempts = 0
         self.link = LeaderLink(
             LEADER_ID,
-            LinkIdentity(cluster_id=cluster_id, node_id=2, broker_epoch=lambda: 20, address_of=self._address_of),
+            LinkIdentity(
+                cluster_id=cluster_id,
+                node_id=2,
+                incarnation_id=INCARNATION_ID,
+                broker_epoch=lambda: 20,
+                address_of=self._address_of,
+            ),
         )
 
     def _address_of(self, broker_id: int) -> str:

@@ -49,13 +49,15 @@ def test_restarted_follower_is_proposed_with_its_new_epoch_and_not_with_the_old_
 
 
 def test_follower_ahead_of_the_metadata_waits_for_it() -> None:
-    """kip-903-lead-6: the leader has seen a newer process than the metadata; it proposes neither."""
+    """kip-903-lead-6: the leader has seen a newer process than the metadata; it takes nothing from it, and proposes neither."""
     replica = leader(isr=(1, 2), followers=(2,))
     replica.append(10)
     replica.acked(2, 10)
     replica.subscribe(3, broker_epoch=35)
     assert proposed(replica.acked(3, 10, broker_epoch=35)) == []
-    assert proposed(replica.step(BrokerChanged(broker=broker(3, epoch=35)))) == [members(n1=10, n2=20, n3=35)]
+    assert proposed(replica.step(BrokerChanged(broker=broker(3, epoch=35)))) == []
+    replica.subscribe(3, session=2, broker_epoch=35)
+    assert proposed(replica.acked(3, 10, session=2, broker_epoch=35)) == [members(n1=10, n2=20, n3=35)]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from brokerd.frame_stream import FrameStream
 from brokerd.limits import PLAIN_RETRY_MS
 from brokerd.rpc.replicate_listener import MAX_REQUEST_BYTES
 from brokerd.tests.leading_replica import LEADER_ID
-from brokerd.tests.replicate_support import GRPC, PLAIN, LeaderWorld, be_patient, leader_world
+from brokerd.tests.replicate_support import GRPC, INCARNATION_ID, PLAIN, LeaderWorld, be_patient, leader_world
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_leader_link import Follower, dialled, wanted
 from metaquorum.tests.quorum_cluster import until
@@ -37,7 +37,9 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 def opening(cluster_id: str = "c") -> bytes:
     """The first message of broker 2."""
-    return codec.encode_open(cluster_id=cluster_id, follower_id=2, broker_epoch=20, leader_id=LEADER_ID)
+    return codec.encode_open(
+        cluster_id=cluster_id, follower_id=2, broker_epoch=20, incarnation_id=INCARNATION_ID, leader_id=LEADER_ID
+    )
 
 
 async def way(connections: LeaderConnections, world: LeaderWorld) -> str:

@@ -13,6 +13,7 @@ from brokerd.limits import (
 )
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.pushing.events import (
+    AbortPush,
     Accepted,
     AckReplica,
     AcksReceived,
@@ -225,23 +226,24 @@ def test_acknowledgements_go_to_their_replicas() -> None:
     assert session.take_answers(0) == []
 
 
-@pytest.mark.parametrize(("appended", "flushed"), [(6, 0), (5, 6), (-1, -1), (5, -1)], ids=str)
-def test_a_false_acknowledgement_ends_its_route_alone(appended: int, flushed: int) -> None:
-    """Beyond what was sent, or against itself: nothing of it is counted; the other route of the message is."""
+@pytest.mark.parametrize(("appended", "flushed"), [(6, 0), (5, 6), (-1, -1), (5, -1), (1, 1), (4, 1)], ids=str)
+def test_a_false_acknowledgement_ends_the_stream(appended: int, flushed: int) -> None:
+    """Beyond what was sent, against itself, below what was said before: nothing of it is counted, nor of what comes behind it."""
     session = opened_session()
     subscribe(session, 1, log_end=9)
     read(session, 5)
     subscribe(session, 2, partition=1)
+    assert session.step(acked(1, 4, 2), 0) == [AckReplica(route=1, appended_offset=4, flushed_offset=2)]
     acks = (
+        RouteAck(route=2, appended_offset=0, flushed_offset=0),
         RouteAck(route=1, appended_offset=appended, flushed_offset=flushed),
         RouteAck(route=2, appended_offset=0, flushed_offset=0),
     )
-    assert session.step(AcksReceived(acks=acks), 0) == [
-        LoseReplica(route=1),
-        AckReplica(route=2, appended_offset=0, flushed_offset=0),
-    ]
-    assert session.take_answers(0) == [ended(1, SubscriptionError.INVALID_ACK)]
-    assert session.next_read(0) is None
+    before, abort = session.step(AcksReceived(acks=acks), 0)
+    assert before == AckReplica(route=2, appended_offset=0, flushed_offset=0)
+    assert isinstance(abort, AbortPush)
+    assert abort.failure.code is ErrorCode.INVALID_REQUEST
+    assert "acknowledgement of route 1" in abort.failure.message
 
 
 def test_what_was_sent_may_be_acknowledged_in_full() -> None:

@@ -329,7 +329,9 @@ async def test_fault_in_one_log_does_not_end_the_others(
 
 def calls_with(hosted: Hosted) -> RepairCalls:
     calls = ControllerCalls(hosted.observer, PeerChannels(), [])
-    return RepairCalls(calls, hosted.observer, cluster_id="c", node_id=1)
+    return RepairCalls(
+        calls, hosted.observer, cluster_id="c", node_id=1, incarnation_id=b"i" * 16, broker_epoch=lambda: 1
+    )
 
 
 async def test_leader_is_asked_first(hosted: Hosted) -> None:

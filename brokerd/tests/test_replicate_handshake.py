@@ -13,12 +13,15 @@ from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError
+from brokerd.following.after_failure import AfterFailure, after_failure
 from brokerd.limits import REPLICA_LAG_MAX_MS, REPLICATE_IDLE_MS, REPLICATE_SILENCE_MS
+from brokerd.partition.events import BrokerChanged
 from brokerd.pushing import pulse, session
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_stream import ReplicateStream
 from brokerd.tests.leading_replica import LEADER_ID
-from brokerd.tests.replicate_support import CARRIERS, TOPIC_ID, LeaderWorld, be_patient, leader_world
+from brokerd.tests.replicate_support import CARRIERS, INCARNATION_ID, TOPIC_ID, LeaderWorld, be_patient, leader_world
+from brokerd.tests.replication_support import broker
 from brokerd.tests.support import WAIT_S
 
 
@@ -57,6 +60,10 @@ async def test_the_opening_is_answered_with_the_times(world: LeaderWorld) -> Non
         ({"broker_epoch": -1}, ErrorCode.INVALID_REQUEST),
         ({"formats": [1, 2]}, ErrorCode.INVALID_REQUEST),
         ({"follower_id": 2, "broker_epoch": 19}, ErrorCode.STALE_BROKER_EPOCH),
+        ({"follower_id": 2, "broker_epoch": 21}, ErrorCode.METADATA_NOT_REACHED),
+        ({"follower_id": 4, "broker_epoch": 40}, ErrorCode.METADATA_NOT_REACHED),
+        ({"incarnation_id": b"j" * 16}, ErrorCode.INVALID_REQUEST),
+        ({"incarnation_id": b""}, ErrorCode.INVALID_REQUEST),
         ({"in_sync_bytes": -1}, ErrorCode.INVALID_REQUEST),
         ({"catch_up_bytes": 2**62}, ErrorCode.INVALID_REQUEST),
     ],
@@ -64,7 +71,6 @@ async def test_the_opening_is_answered_with_the_times(world: LeaderWorld) -> Non
 )
 async def test_who_is_not_meant_is_refused(world: LeaderWorld, fields: dict[str, Any], code: ErrorCode) -> None:
     """Each reason has its code, and a stream that is open already hears nothing of it."""
-    world.register(2, 20)
     good = await world.follow()
     stream = world.dial()
     await stream.open(**{"follower_id": 3, "broker_epoch": 30, **fields})
@@ -76,10 +82,32 @@ async def test_who_is_not_meant_is_refused(world: LeaderWorld, fields: dict[str,
     await good.part("accepted")
 
 
-async def test_a_registration_ahead_of_the_metadata_is_let_in(world: LeaderWorld) -> None:
-    """The leader's metadata may be behind the follower's registration."""
-    world.register(2, 20)
+async def test_a_registration_ahead_of_the_metadata_is_let_in_once_that_has_it(world: LeaderWorld) -> None:
+    """The leader's metadata may be behind the follower's registration: it says that time helps, and how much."""
+    early = world.dial()
+    await early.open(broker_epoch=21)
+    failure = await early.failure()
+    assert failure.code is ErrorCode.METADATA_NOT_REACHED
+    assert failure.retry_after_ms
+    assert after_failure(failure.code) is AfterFailure.RETRY
+    world.register(2, 21)
     await world.follow(broker_epoch=21)
+
+
+async def test_an_unregistered_follower_is_sent_nothing_more(world: LeaderWorld) -> None:
+    """Its stream was opened in time; what it asks for from now on is refused, until the metadata has it again."""
+    world.lead(0)
+    world.lead(1)
+    stream = await world.follow()
+    await stream.subscribe(1)
+    await stream.part("accepted")
+    known = world.observer.image.brokers[2]
+    world.observer.image.drop_broker(2)
+    await stream.subscribe(2, partition=1)
+    await stream.ended(2, pb.ROUTE_ERROR_UNKNOWN_BROKER_EPOCH)
+    world.observer.image.put_broker(known)
+    await stream.subscribe(3, partition=1)
+    await stream.part("accepted")
 
 
 async def test_a_leader_without_a_registration_asks_to_wait(world: LeaderWorld) -> None:
@@ -111,18 +139,22 @@ async def test_a_second_stream_of_a_follower_ends_the_first(world: LeaderWorld, 
     first = await world.follow()
     await first.subscribe(1)
     await first.part("accepted")
+    if epoch == 21:
+        world.register(2, 21)
+        replica.step(BrokerChanged(broker=broker(2, epoch=21)))
     second = await world.follow(broker_epoch=epoch)
     assert await first.refusal() is ErrorCode.STALE_BROKER_EPOCH
     await second.subscribe(1, session=2)
     await second.part("accepted")
-    await replica.until(lambda: replica.lost == [1])
+    if epoch == 20:  # else the news of the registration were first
+        await replica.until(lambda: replica.lost == [1])
     replica.append(b"a")
     assert (await second.batches()).route == 1
     assert len(world.leader.followers) == 1
 
 
 async def test_an_older_process_does_not_end_the_stream_of_a_newer(world: LeaderWorld) -> None:
-    """It is refused, though the metadata does not know the newer registration yet; other followers are nobody's business."""
+    """It is refused; other followers are nobody's business."""
     first = await world.follow(broker_epoch=20)
     other = await world.follow(3)
     second = world.dial()
@@ -261,7 +293,14 @@ async def test_a_write_that_never_ends_does_not_hold_up_the_end(
     replica = world.lead()
     replica.append(b"a")
     credit = pb.ReplicaCredit(in_sync_bytes=1_000)
-    opening = pb.ReplicateOpen(cluster_id="c", follower_id=2, broker_epoch=20, leader_id=LEADER_ID, credit=credit)
+    opening = pb.ReplicateOpen(
+        cluster_id="c",
+        follower_id=2,
+        broker_epoch=20,
+        incarnation_id=INCARNATION_ID,
+        leader_id=LEADER_ID,
+        credit=credit,
+    )
     subscriptions = pb.ReplicaSubscriptions(subscriptions=[SUBSCRIPTION])
     stuck: Any = Stuck(pb.ReplicateRequest(open=opening), pb.ReplicateRequest(subscriptions=subscriptions))
     stream = ReplicateStream(world.leader, stuck)

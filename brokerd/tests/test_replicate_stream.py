@@ -17,6 +17,8 @@ from brokerd.partition.leader_events import ProposalRefused
 from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.replication.follower_route import FollowerRead
 from brokerd.rpc.replicate_codec import ROUTE_ERRORS
+from brokerd.rpc.replicate_handshake import REFUSAL_LOG_MS, RefusalLog
+from brokerd.tests.leading_replica import LEADER_EPOCH
 from brokerd.tests.replicate_support import CARRIERS, LeaderWorld, be_patient, leader_world
 from brokerd.tests.replication_support import image
 
@@ -143,6 +145,7 @@ def test_every_reason_of_a_leader_has_its_name() -> None:
 async def test_a_follower_that_is_no_replica_is_refused(world: LeaderWorld) -> None:
     """Broker 4 has no replica of the partition."""
     world.lead()
+    world.register(4, 40)
     stream = await world.follow(4)
     await stream.subscribe(1)
     await stream.ended(1, pb.ROUTE_ERROR_NOT_A_REPLICA)
@@ -274,23 +277,46 @@ async def test_routes_of_both_classes_share_a_stream(world: LeaderWorld) -> None
     assert (frame.route, frame.is_in_sync) == (0, True)
 
 
-async def test_a_false_acknowledgement_ends_its_route_alone(world: LeaderWorld) -> None:
-    """Beyond what was sent, against itself, below zero: the route ends, nothing counts; unknown routes are passed over."""
-    first, second = world.lead(0), world.lead(1)
+@pytest.mark.parametrize(("appended", "flushed"), [(3, 0), (1, 2), (-1, -1), (1, -1), (2**63 - 1, 0), (0, 0)], ids=str)
+async def test_a_false_acknowledgement_ends_the_stream(
+    world: LeaderWorld, caplog: pytest.LogCaptureFixture, appended: int, flushed: int
+) -> None:
+    """Beyond what was sent, against itself, below zero or what was said before: nothing counts.
+
+    One line of the log says whose it was, and the next stream of the follower is served.
+    """
+    replica = world.lead()
+    replica.append(b"x")
     stream = await world.follow()
-    await stream.subscribe(20, partition=1)
+    await stream.subscribe(1)
     await stream.part("accepted")
-    for route, (appended, flushed) in enumerate([(1, 0), (0, 1), (-1, -1), (0, -1), (2**63 - 1, 0)]):
-        await stream.subscribe(route)
-        await stream.part("accepted")
-        await stream.ack(999, 5)
-        await stream.ack(-7, 5)
-        await stream.ack(route, appended, flushed)
-        await stream.ended(route, pb.ROUTE_ERROR_INVALID_ACK)
-    assert first.lost == [2, 3, 4, 5, 6]
-    assert first.high_watermark == 0
-    second.append(b"y")
-    assert (await stream.batches()).route == 20
-    await stream.ack(20, 1)
-    await stream.part("marks")
-    assert second.high_watermark == 1
+    assert (await stream.batches()).route == 1
+    await stream.ack(999, 5)  # of routes that are over, or were never bound
+    await stream.ack(-7, 5)
+    await stream.ack(1, 1, 1)
+    await replica.until(lambda: replica.high_watermark == 1)
+    replica.append(b"y")
+    await stream.batches()
+    for _ in range(2):
+        await stream.ack(1, appended, flushed)
+    assert await stream.refusal() is ErrorCode.INVALID_REQUEST
+    assert replica.high_watermark == 1
+    assert replica.lost == [1]
+    told = [record.getMessage() for record in caplog.records if "stream of a follower refused" in record.getMessage()]
+    assert len(told) == 1
+    assert "node_id=2" in told[0]
+    assert "acknowledgement of route 1" in told[0]
+    again = await world.follow()
+    await again.subscribe(1, end=1, last_epoch=LEADER_EPOCH, session=2)
+    await again.part("accepted")
+    await again.batches()
+    await again.ack(1, 2)
+    await replica.until(lambda: replica.high_watermark == 2)
+
+
+def test_false_followers_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """One line within the interval; the next one says how many there were."""
+    log = RefusalLog()
+    for now_ms in (5, 6, 7, 5 + REFUSAL_LOG_MS):
+        log.note(2, 20, "why", now_ms)
+    assert [record.getMessage().split()[7] for record in caplog.records] == ["count=1", "count=3"]

@@ -133,6 +133,7 @@ def test_restarted_follower_of_an_idle_partition_counts_with_its_subscription() 
         ({"leader_epoch": 6}, SubscriptionError.UNKNOWN_LEADER_EPOCH),
         ({"node_id": 4}, SubscriptionError.NOT_A_REPLICA),
         ({"broker_epoch": 19}, SubscriptionError.STALE_BROKER_EPOCH),
+        ({"broker_epoch": 21}, SubscriptionError.UNKNOWN_BROKER_EPOCH),
         ({"session": 1}, SubscriptionError.SUPERSEDED),
         ({"flushed": 9}, SubscriptionError.INVALID_ACK),
     ],
@@ -225,11 +226,22 @@ def test_new_registration_voids_what_the_process_before_acknowledged() -> None:
     assert replica.acked(2, 10, broker_epoch=25) == [PublishHighWatermark(high_watermark=10)]
 
 
-def test_process_that_the_metadata_does_not_know_yet_may_subscribe() -> None:
-    """The leader's metadata is behind; the process counts, and the one before it is fenced."""
+def test_process_that_the_metadata_does_not_know_yet_waits_for_it() -> None:
+    """The leader's metadata is behind: the process counts for nothing before it is there, and the one before it nothing afterwards."""
     replica = leader()
-    assert isinstance(replica.subscribe(2, broker_epoch=26)[0], AcceptSubscription)
+    refused = ended(2, SubscriptionError.UNKNOWN_BROKER_EPOCH, broker_epoch=26)
+    assert replica.subscribe(2, broker_epoch=26) == [refused]
+    replica.step(BrokerChanged(broker=broker(2, epoch=26)))
+    assert isinstance(replica.subscribe(2, session=2, broker_epoch=26)[0], AcceptSubscription)
     assert replica.subscribe(2, session=9)[0] == ended(2, SubscriptionError.STALE_BROKER_EPOCH, session=9)
+
+
+def test_replica_that_is_not_registered_is_sent_nothing() -> None:
+    """The metadata names it as a replica and has no registration of it."""
+    replica = Replica()
+    replica.step(changed(image(), brokers=(broker(1), broker(3))))
+    assert replica.subscribe(2) == [ended(2, SubscriptionError.UNKNOWN_BROKER_EPOCH)]
+    assert isinstance(replica.subscribe(3)[0], AcceptSubscription)
 
 
 def test_nothing_is_committed_below_min_isr() -> None:
@@ -309,7 +321,7 @@ def test_new_epoch_of_the_same_leader_begins_anew() -> None:
 def test_replica_that_is_reassigned_away_is_sent_no_more() -> None:
     """Its subscription ends with the state that leaves it out, and a new one is followed from nothing."""
     replica = leader()
-    effects = replica.step(changed(image(isr=(1, 2), replicas=(1, 2, 4), partition_epoch=8)))
+    effects = replica.step(changed(image(isr=(1, 2), replicas=(1, 2, 4), partition_epoch=8), brokers=(broker(4),)))
     assert effects == [ended(3, SubscriptionError.NOT_A_REPLICA)]
     assert isinstance(replica.subscribe(4)[0], AcceptSubscription)
 

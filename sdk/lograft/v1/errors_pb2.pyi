@@ -92,7 +92,9 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     ERROR_CODE_INVALID_ROUTE: _ErrorCode.ValueType  # 33
     """The route number is not bound on this stream, or is bound twice."""
     ERROR_CODE_METADATA_NOT_REACHED: _ErrorCode.ValueType  # 34
-    """The metadata offset asked for was not reached within the deadline, or the broker has not heard of the producer id."""
+    """The metadata offset asked for was not reached within the deadline, or the broker has not heard of the producer id
+    or the registration that the request names.
+    """
     ERROR_CODE_NOT_ENOUGH_BROKERS: _ErrorCode.ValueType  # 35
     """There are too few usable brokers to place the replicas."""
     ERROR_CODE_LIMIT_EXCEEDED: _ErrorCode.ValueType  # 36
@@ -184,7 +186,9 @@ ERROR_CODE_QUORUM_UNAVAILABLE: ErrorCode.ValueType  # 32
 ERROR_CODE_INVALID_ROUTE: ErrorCode.ValueType  # 33
 """The route number is not bound on this stream, or is bound twice."""
 ERROR_CODE_METADATA_NOT_REACHED: ErrorCode.ValueType  # 34
-"""The metadata offset asked for was not reached within the deadline, or the broker has not heard of the producer id."""
+"""The metadata offset asked for was not reached within the deadline, or the broker has not heard of the producer id
+or the registration that the request names.
+"""
 ERROR_CODE_NOT_ENOUGH_BROKERS: ErrorCode.ValueType  # 35
 """There are too few usable brokers to place the replicas."""
 ERROR_CODE_LIMIT_EXCEEDED: ErrorCode.ValueType  # 36

@@ -25,61 +25,61 @@ _sym_db = _symbol_database.Default()
 from lograft.v1 import errors_pb2 as lograft_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%lograft/internal/v1/replication.proto\x12\x13lograft.internal.v1\x1a\x17lograft/v1/errors.proto\"\xfe\x02\n\x10ReplicateRequest\x12\x32\n\x04open\x18\x01 \x01(\x0b\x32\".lograft.internal.v1.ReplicateOpenH\x00\x12\x42\n\rsubscriptions\x18\x02 \x01(\x0b\x32).lograft.internal.v1.ReplicaSubscriptionsH\x00\x12\x46\n\x0funsubscriptions\x18\x03 \x01(\x0b\x32+.lograft.internal.v1.ReplicaUnsubscriptionsH\x00\x12\x30\n\x04\x61\x63ks\x18\x04 \x01(\x0b\x32 .lograft.internal.v1.ReplicaAcksH\x00\x12\x34\n\x06\x63redit\x18\x05 \x01(\x0b\x32\".lograft.internal.v1.ReplicaCreditH\x00\x12:\n\theartbeat\x18\x06 \x01(\x0b\x32%.lograft.internal.v1.ReplicaHeartbeatH\x00\x42\x06\n\x04part\"\x9c\x04\n\x11ReplicateResponse\x12\x36\n\x06opened\x18\x01 \x01(\x0b\x32$.lograft.internal.v1.ReplicateOpenedH\x00\x12=\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32).lograft.internal.v1.SubscriptionAcceptedH\x00\x12=\n\x08\x64iverged\x18\x03 \x01(\x0b\x32).lograft.internal.v1.SubscriptionDivergedH\x00\x12\x30\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1f.lograft.internal.v1.RouteEndedH\x00\x12\x31\n\x05marks\x18\x05 \x01(\x0b\x32 .lograft.internal.v1.LeaderMarksH\x00\x12\x39\n\theartbeat\x18\x06 \x01(\x0b\x32$.lograft.internal.v1.LeaderHeartbeatH\x00\x12\x37\n\x07go_away\x18\x07 \x01(\x0b\x32$.lograft.internal.v1.ReplicateGoAwayH\x00\x12\x38\n\x07refused\x18\x08 \x01(\x0b\x32%.lograft.internal.v1.ReplicateRefusedH\x00\x12\x36\n\x07\x62\x61tches\x18\x0f \x01(\x0b\x32#.lograft.internal.v1.ReplicaBatchesH\x00\x42\x06\n\x04part\"\xa6\x01\n\rReplicateOpen\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66ollower_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x11\n\tleader_id\x18\x04 \x01(\x05\x12\x0f\n\x07\x66ormats\x18\x05 \x03(\x05\x12\x32\n\x06\x63redit\x18\x06 \x01(\x0b\x32\".lograft.internal.v1.ReplicaCredit\"t\n\x0fReplicateOpened\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\x03\x12\x0f\n\x07idle_ms\x18\x02 \x01(\x05\x12\x12\n\nsilence_ms\x18\x03 \x01(\x05\x12\x12\n\nlag_max_ms\x18\x04 \x01(\x05\x12\x12\n\nplain_port\x18\x05 \x01(\r\"`\n\x10ReplicateRefused\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.lograft.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\"W\n\x14ReplicaSubscriptions\x12?\n\rsubscriptions\x18\x01 \x03(\x0b\x32(.lograft.internal.v1.ReplicaSubscription\"\xc8\x01\n\x13ReplicaSubscription\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0f\n\x07session\x18\x04 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x06 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x07 \x01(\x03\x12\x17\n\nlast_epoch\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_last_epoch\"(\n\x16ReplicaUnsubscriptions\x12\x0e\n\x06routes\x18\x01 \x03(\x03\"<\n\x0bReplicaAcks\x12-\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x1f.lograft.internal.v1.ReplicaAck\"L\n\nReplicaAck\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x17\n\x0f\x61ppended_offset\x18\x02 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x03 \x01(\x03\">\n\rReplicaCredit\x12\x15\n\rin_sync_bytes\x18\x01 \x01(\x03\x12\x16\n\x0e\x63\x61tch_up_bytes\x18\x02 \x01(\x03\"\x12\n\x10ReplicaHeartbeat\"W\n\x14SubscriptionAccepted\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x03 \x01(\x03\"W\n\x14SubscriptionDiverged\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x12\n\x05\x65poch\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\nend_offset\x18\x03 \x01(\x03\x42\x08\n\x06_epoch\"v\n\nRouteEnded\x12\r\n\x05route\x18\x01 \x01(\x03\x12.\n\x05\x65rror\x18\x02 \x01(\x0e\x32\x1f.lograft.internal.v1.RouteError\x12\x18\n\x10log_start_offset\x18\x03 \x01(\x03\x12\x0f\n\x07message\x18\x04 \x01(\t\"=\n\x0bLeaderMarks\x12.\n\x05marks\x18\x01 \x03(\x0b\x32\x1f.lograft.internal.v1.LeaderMark\"M\n\nLeaderMark\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x03 \x01(\x03\"\x11\n\x0fLeaderHeartbeat\"#\n\x0fReplicateGoAway\x12\x10\n\x08\x64rain_ms\x18\x01 \x01(\x05\"\xc3\x01\n\x0eReplicaBatches\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x16\n\x0ehigh_watermark\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x34\n\x07traffic\x18\x06 \x01(\x0e\x32#.lograft.internal.v1.ReplicaTraffic\x12\x0f\n\x07\x62\x61tches\x18\x0f \x01(\x0c\"\x88\x01\n\x11\x46\x65tchRangeRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x10\n\x08topic_id\x18\x03 \x01(\x0c\x12\x11\n\tpartition\x18\x04 \x01(\x05\x12\x13\n\x0b\x62\x61se_offset\x18\x05 \x01(\x03\x12\x12\n\nend_offset\x18\x06 \x01(\x03\"%\n\x12\x46\x65tchRangeResponse\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\x0c*\x84\x03\n\nRouteError\x12\x1b\n\x17ROUTE_ERROR_UNSPECIFIED\x10\x00\x12\x1a\n\x16ROUTE_ERROR_NOT_LEADER\x10\x01\x12#\n\x1fROUTE_ERROR_FENCED_LEADER_EPOCH\x10\x02\x12$\n ROUTE_ERROR_UNKNOWN_LEADER_EPOCH\x10\x03\x12\"\n\x1eROUTE_ERROR_STALE_BROKER_EPOCH\x10\x04\x12\x1a\n\x16ROUTE_ERROR_SUPERSEDED\x10\x05\x12\x1d\n\x19ROUTE_ERROR_NOT_A_REPLICA\x10\x06\x12\x19\n\x15ROUTE_ERROR_LOG_AHEAD\x10\x07\x12\x1f\n\x1bROUTE_ERROR_BELOW_LOG_START\x10\x08\x12\x1b\n\x17ROUTE_ERROR_INVALID_ACK\x10\t\x12\x1e\n\x1aROUTE_ERROR_STORAGE_FAILED\x10\n\x12\x1a\n\x16ROUTE_ERROR_OVERLOADED\x10\x0b*l\n\x0eReplicaTraffic\x12\x1f\n\x1bREPLICA_TRAFFIC_UNSPECIFIED\x10\x00\x12\x1b\n\x17REPLICA_TRAFFIC_IN_SYNC\x10\x01\x12\x1c\n\x18REPLICA_TRAFFIC_CATCH_UP\x10\x02\x32\xd3\x01\n\x12ReplicationService\x12^\n\tReplicate\x12%.lograft.internal.v1.ReplicateRequest\x1a&.lograft.internal.v1.ReplicateResponse(\x01\x30\x01\x12]\n\nFetchRange\x12&.lograft.internal.v1.FetchRangeRequest\x1a\'.lograft.internal.v1.FetchRangeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%lograft/internal/v1/replication.proto\x12\x13lograft.internal.v1\x1a\x17lograft/v1/errors.proto\"\xfe\x02\n\x10ReplicateRequest\x12\x32\n\x04open\x18\x01 \x01(\x0b\x32\".lograft.internal.v1.ReplicateOpenH\x00\x12\x42\n\rsubscriptions\x18\x02 \x01(\x0b\x32).lograft.internal.v1.ReplicaSubscriptionsH\x00\x12\x46\n\x0funsubscriptions\x18\x03 \x01(\x0b\x32+.lograft.internal.v1.ReplicaUnsubscriptionsH\x00\x12\x30\n\x04\x61\x63ks\x18\x04 \x01(\x0b\x32 .lograft.internal.v1.ReplicaAcksH\x00\x12\x34\n\x06\x63redit\x18\x05 \x01(\x0b\x32\".lograft.internal.v1.ReplicaCreditH\x00\x12:\n\theartbeat\x18\x06 \x01(\x0b\x32%.lograft.internal.v1.ReplicaHeartbeatH\x00\x42\x06\n\x04part\"\x9c\x04\n\x11ReplicateResponse\x12\x36\n\x06opened\x18\x01 \x01(\x0b\x32$.lograft.internal.v1.ReplicateOpenedH\x00\x12=\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32).lograft.internal.v1.SubscriptionAcceptedH\x00\x12=\n\x08\x64iverged\x18\x03 \x01(\x0b\x32).lograft.internal.v1.SubscriptionDivergedH\x00\x12\x30\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1f.lograft.internal.v1.RouteEndedH\x00\x12\x31\n\x05marks\x18\x05 \x01(\x0b\x32 .lograft.internal.v1.LeaderMarksH\x00\x12\x39\n\theartbeat\x18\x06 \x01(\x0b\x32$.lograft.internal.v1.LeaderHeartbeatH\x00\x12\x37\n\x07go_away\x18\x07 \x01(\x0b\x32$.lograft.internal.v1.ReplicateGoAwayH\x00\x12\x38\n\x07refused\x18\x08 \x01(\x0b\x32%.lograft.internal.v1.ReplicateRefusedH\x00\x12\x36\n\x07\x62\x61tches\x18\x0f \x01(\x0b\x32#.lograft.internal.v1.ReplicaBatchesH\x00\x42\x06\n\x04part\"\xbe\x01\n\rReplicateOpen\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66ollower_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x11\n\tleader_id\x18\x04 \x01(\x05\x12\x0f\n\x07\x66ormats\x18\x05 \x03(\x05\x12\x32\n\x06\x63redit\x18\x06 \x01(\x0b\x32\".lograft.internal.v1.ReplicaCredit\x12\x16\n\x0eincarnation_id\x18\x07 \x01(\x0c\"t\n\x0fReplicateOpened\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\x03\x12\x0f\n\x07idle_ms\x18\x02 \x01(\x05\x12\x12\n\nsilence_ms\x18\x03 \x01(\x05\x12\x12\n\nlag_max_ms\x18\x04 \x01(\x05\x12\x12\n\nplain_port\x18\x05 \x01(\r\"`\n\x10ReplicateRefused\x12#\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x15.lograft.v1.ErrorCode\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\"W\n\x14ReplicaSubscriptions\x12?\n\rsubscriptions\x18\x01 \x03(\x0b\x32(.lograft.internal.v1.ReplicaSubscription\"\xc8\x01\n\x13ReplicaSubscription\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x0f\n\x07session\x18\x04 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x05 \x01(\x05\x12\x16\n\x0elog_end_offset\x18\x06 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x07 \x01(\x03\x12\x17\n\nlast_epoch\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_last_epoch\"(\n\x16ReplicaUnsubscriptions\x12\x0e\n\x06routes\x18\x01 \x03(\x03\"<\n\x0bReplicaAcks\x12-\n\x04\x61\x63ks\x18\x01 \x03(\x0b\x32\x1f.lograft.internal.v1.ReplicaAck\"L\n\nReplicaAck\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x17\n\x0f\x61ppended_offset\x18\x02 \x01(\x03\x12\x16\n\x0e\x66lushed_offset\x18\x03 \x01(\x03\">\n\rReplicaCredit\x12\x15\n\rin_sync_bytes\x18\x01 \x01(\x03\x12\x16\n\x0e\x63\x61tch_up_bytes\x18\x02 \x01(\x03\"\x12\n\x10ReplicaHeartbeat\"W\n\x14SubscriptionAccepted\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x03 \x01(\x03\"W\n\x14SubscriptionDiverged\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x12\n\x05\x65poch\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\nend_offset\x18\x03 \x01(\x03\x42\x08\n\x06_epoch\"v\n\nRouteEnded\x12\r\n\x05route\x18\x01 \x01(\x03\x12.\n\x05\x65rror\x18\x02 \x01(\x0e\x32\x1f.lograft.internal.v1.RouteError\x12\x18\n\x10log_start_offset\x18\x03 \x01(\x03\x12\x0f\n\x07message\x18\x04 \x01(\t\"=\n\x0bLeaderMarks\x12.\n\x05marks\x18\x01 \x03(\x0b\x32\x1f.lograft.internal.v1.LeaderMark\"M\n\nLeaderMark\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x16\n\x0ehigh_watermark\x18\x02 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x03 \x01(\x03\"\x11\n\x0fLeaderHeartbeat\"#\n\x0fReplicateGoAway\x12\x10\n\x08\x64rain_ms\x18\x01 \x01(\x05\"\xc3\x01\n\x0eReplicaBatches\x12\r\n\x05route\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x61se_offset\x18\x02 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x16\n\x0ehigh_watermark\x18\x04 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x05 \x01(\x03\x12\x34\n\x07traffic\x18\x06 \x01(\x0e\x32#.lograft.internal.v1.ReplicaTraffic\x12\x0f\n\x07\x62\x61tches\x18\x0f \x01(\x0c\"\xca\x01\n\x11\x46\x65tchRangeRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x10\n\x08topic_id\x18\x03 \x01(\x0c\x12\x11\n\tpartition\x18\x04 \x01(\x05\x12\x13\n\x0b\x62\x61se_offset\x18\x05 \x01(\x03\x12\x12\n\nend_offset\x18\x06 \x01(\x03\x12\x12\n\nreplica_id\x18\x07 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x08 \x01(\x03\x12\x16\n\x0eincarnation_id\x18\t \x01(\x0c\"%\n\x12\x46\x65tchRangeResponse\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\x0c*\xaa\x03\n\nRouteError\x12\x1b\n\x17ROUTE_ERROR_UNSPECIFIED\x10\x00\x12\x1a\n\x16ROUTE_ERROR_NOT_LEADER\x10\x01\x12#\n\x1fROUTE_ERROR_FENCED_LEADER_EPOCH\x10\x02\x12$\n ROUTE_ERROR_UNKNOWN_LEADER_EPOCH\x10\x03\x12\"\n\x1eROUTE_ERROR_STALE_BROKER_EPOCH\x10\x04\x12\x1a\n\x16ROUTE_ERROR_SUPERSEDED\x10\x05\x12\x1d\n\x19ROUTE_ERROR_NOT_A_REPLICA\x10\x06\x12\x19\n\x15ROUTE_ERROR_LOG_AHEAD\x10\x07\x12\x1f\n\x1bROUTE_ERROR_BELOW_LOG_START\x10\x08\x12\x1b\n\x17ROUTE_ERROR_INVALID_ACK\x10\t\x12\x1e\n\x1aROUTE_ERROR_STORAGE_FAILED\x10\n\x12\x1a\n\x16ROUTE_ERROR_OVERLOADED\x10\x0b\x12$\n ROUTE_ERROR_UNKNOWN_BROKER_EPOCH\x10\x0c*l\n\x0eReplicaTraffic\x12\x1f\n\x1bREPLICA_TRAFFIC_UNSPECIFIED\x10\x00\x12\x1b\n\x17REPLICA_TRAFFIC_IN_SYNC\x10\x01\x12\x1c\n\x18REPLICA_TRAFFIC_CATCH_UP\x10\x02\x32\xd3\x01\n\x12ReplicationService\x12^\n\tReplicate\x12%.lograft.internal.v1.ReplicateRequest\x1a&.lograft.internal.v1.ReplicateResponse(\x01\x30\x01\x12]\n\nFetchRange\x12&.lograft.internal.v1.FetchRangeRequest\x1a\'.lograft.internal.v1.FetchRangeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lograft.internal.v1.replication_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROUTEERROR']._serialized_start=2831
-  _globals['_ROUTEERROR']._serialized_end=3219
-  _globals['_REPLICATRAFFIC']._serialized_start=3221
-  _globals['_REPLICATRAFFIC']._serialized_end=3329
+  _globals['_ROUTEERROR']._serialized_start=2921
+  _globals['_ROUTEERROR']._serialized_end=3347
+  _globals['_REPLICATRAFFIC']._serialized_start=3349
+  _globals['_REPLICATRAFFIC']._serialized_end=3457
   _globals['_REPLICATEREQUEST']._serialized_start=88
   _globals['_REPLICATEREQUEST']._serialized_end=470
   _globals['_REPLICATERESPONSE']._serialized_start=473
   _globals['_REPLICATERESPONSE']._serialized_end=1013
   _globals['_REPLICATEOPEN']._serialized_start=1016
-  _globals['_REPLICATEOPEN']._serialized_end=1182
-  _globals['_REPLICATEOPENED']._serialized_start=1184
-  _globals['_REPLICATEOPENED']._serialized_end=1300
-  _globals['_REPLICATEREFUSED']._serialized_start=1302
-  _globals['_REPLICATEREFUSED']._serialized_end=1398
-  _globals['_REPLICASUBSCRIPTIONS']._serialized_start=1400
-  _globals['_REPLICASUBSCRIPTIONS']._serialized_end=1487
-  _globals['_REPLICASUBSCRIPTION']._serialized_start=1490
-  _globals['_REPLICASUBSCRIPTION']._serialized_end=1690
-  _globals['_REPLICAUNSUBSCRIPTIONS']._serialized_start=1692
-  _globals['_REPLICAUNSUBSCRIPTIONS']._serialized_end=1732
-  _globals['_REPLICAACKS']._serialized_start=1734
-  _globals['_REPLICAACKS']._serialized_end=1794
-  _globals['_REPLICAACK']._serialized_start=1796
-  _globals['_REPLICAACK']._serialized_end=1872
-  _globals['_REPLICACREDIT']._serialized_start=1874
-  _globals['_REPLICACREDIT']._serialized_end=1936
-  _globals['_REPLICAHEARTBEAT']._serialized_start=1938
-  _globals['_REPLICAHEARTBEAT']._serialized_end=1956
-  _globals['_SUBSCRIPTIONACCEPTED']._serialized_start=1958
-  _globals['_SUBSCRIPTIONACCEPTED']._serialized_end=2045
-  _globals['_SUBSCRIPTIONDIVERGED']._serialized_start=2047
-  _globals['_SUBSCRIPTIONDIVERGED']._serialized_end=2134
-  _globals['_ROUTEENDED']._serialized_start=2136
-  _globals['_ROUTEENDED']._serialized_end=2254
-  _globals['_LEADERMARKS']._serialized_start=2256
-  _globals['_LEADERMARKS']._serialized_end=2317
-  _globals['_LEADERMARK']._serialized_start=2319
-  _globals['_LEADERMARK']._serialized_end=2396
-  _globals['_LEADERHEARTBEAT']._serialized_start=2398
-  _globals['_LEADERHEARTBEAT']._serialized_end=2415
-  _globals['_REPLICATEGOAWAY']._serialized_start=2417
-  _globals['_REPLICATEGOAWAY']._serialized_end=2452
-  _globals['_REPLICABATCHES']._serialized_start=2455
-  _globals['_REPLICABATCHES']._serialized_end=2650
-  _globals['_FETCHRANGEREQUEST']._serialized_start=2653
-  _globals['_FETCHRANGEREQUEST']._serialized_end=2789
-  _globals['_FETCHRANGERESPONSE']._serialized_start=2791
-  _globals['_FETCHRANGERESPONSE']._serialized_end=2828
-  _globals['_REPLICATIONSERVICE']._serialized_start=3332
-  _globals['_REPLICATIONSERVICE']._serialized_end=3543
+  _globals['_REPLICATEOPEN']._serialized_end=1206
+  _globals['_REPLICATEOPENED']._serialized_start=1208
+  _globals['_REPLICATEOPENED']._serialized_end=1324
+  _globals['_REPLICATEREFUSED']._serialized_start=1326
+  _globals['_REPLICATEREFUSED']._serialized_end=1422
+  _globals['_REPLICASUBSCRIPTIONS']._serialized_start=1424
+  _globals['_REPLICASUBSCRIPTIONS']._serialized_end=1511
+  _globals['_REPLICASUBSCRIPTION']._serialized_start=1514
+  _globals['_REPLICASUBSCRIPTION']._serialized_end=1714
+  _globals['_REPLICAUNSUBSCRIPTIONS']._serialized_start=1716
+  _globals['_REPLICAUNSUBSCRIPTIONS']._serialized_end=1756
+  _globals['_REPLICAACKS']._serialized_start=1758
+  _globals['_REPLICAACKS']._serialized_end=1818
+  _globals['_REPLICAACK']._serialized_start=1820
+  _globals['_REPLICAACK']._serialized_end=1896
+  _globals['_REPLICACREDIT']._serialized_start=1898
+  _globals['_REPLICACREDIT']._serialized_end=1960
+  _globals['_REPLICAHEARTBEAT']._serialized_start=1962
+  _globals['_REPLICAHEARTBEAT']._serialized_end=1980
+  _globals['_SUBSCRIPTIONACCEPTED']._serialized_start=1982
+  _globals['_SUBSCRIPTIONACCEPTED']._serialized_end=2069
+  _globals['_SUBSCRIPTIONDIVERGED']._serialized_start=2071
+  _globals['_SUBSCRIPTIONDIVERGED']._serialized_end=2158
+  _globals['_ROUTEENDED']._serialized_start=2160
+  _globals['_ROUTEENDED']._serialized_end=2278
+  _globals['_LEADERMARKS']._serialized_start=2280
+  _globals['_LEADERMARKS']._serialized_end=2341
+  _globals['_LEADERMARK']._serialized_start=2343
+  _globals['_LEADERMARK']._serialized_end=2420
+  _globals['_LEADERHEARTBEAT']._serialized_start=2422
+  _globals['_LEADERHEARTBEAT']._serialized_end=2439
+  _globals['_REPLICATEGOAWAY']._serialized_start=2441
+  _globals['_REPLICATEGOAWAY']._serialized_end=2476
+  _globals['_REPLICABATCHES']._serialized_start=2479
+  _globals['_REPLICABATCHES']._serialized_end=2674
+  _globals['_FETCHRANGEREQUEST']._serialized_start=2677
+  _globals['_FETCHRANGEREQUEST']._serialized_end=2879
+  _globals['_FETCHRANGERESPONSE']._serialized_start=2881
+  _globals['_FETCHRANGERESPONSE']._serialized_end=2918
+  _globals['_REPLICATIONSERVICE']._serialized_start=3460
+  _globals['_REPLICATIONSERVICE']._serialized_end=3671
 # @@protoc_insertion_point(module_scope)

@@ -50,6 +50,8 @@ class _RouteErrorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RouteError
     """The leader's log failed, or cannot be read where the follower needs it."""
     ROUTE_ERROR_OVERLOADED: _RouteError.ValueType  # 11
     """A limit of the leader is reached."""
+    ROUTE_ERROR_UNKNOWN_BROKER_EPOCH: _RouteError.ValueType  # 12
+    """The leader's metadata does not have this registration of the follower: wait, and subscribe again."""
 
 class RouteError(_RouteError, metaclass=_RouteErrorEnumTypeWrapper):
     """Why a route ended."""
@@ -78,6 +80,8 @@ ROUTE_ERROR_STORAGE_FAILED: RouteError.ValueType  # 10
 """The leader's log failed, or cannot be read where the follower needs it."""
 ROUTE_ERROR_OVERLOADED: RouteError.ValueType  # 11
 """A limit of the leader is reached."""
+ROUTE_ERROR_UNKNOWN_BROKER_EPOCH: RouteError.ValueType  # 12
+"""The leader's metadata does not have this registration of the follower: wait, and subscribe again."""
 Global___RouteError: _TypeAlias = RouteError  # noqa: Y015
 
 class _ReplicaTraffic:
@@ -246,6 +250,7 @@ class ReplicateOpen(_message.Message):
     LEADER_ID_FIELD_NUMBER: _builtins.int
     FORMATS_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    INCARNATION_ID_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     follower_id: _builtins.int
@@ -254,6 +259,8 @@ class ReplicateOpen(_message.Message):
     """Epoch of its registration; every session of the stream belongs to it."""
     leader_id: _builtins.int
     """Node id of the broker that the follower means to reach."""
+    incarnation_id: _builtins.bytes
+    """Random id of the follower's process, 16 bytes, as it registered."""
     @_builtins.property
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Batch formats (magic numbers) that the follower can store; empty: 16."""
@@ -271,10 +278,11 @@ class ReplicateOpen(_message.Message):
         leader_id: _builtins.int = ...,
         formats: _abc.Iterable[_builtins.int] | None = ...,
         credit: Global___ReplicaCredit | None = ...,
+        incarnation_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "cluster_id", b"cluster_id", "credit", b"credit", "follower_id", b"follower_id", "formats", b"formats", "leader_id", b"leader_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "cluster_id", b"cluster_id", "credit", b"credit", "follower_id", b"follower_id", "formats", b"formats", "incarnation_id", b"incarnation_id", "leader_id", b"leader_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -792,6 +800,9 @@ class FetchRangeRequest(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     BASE_OFFSET_FIELD_NUMBER: _builtins.int
     END_OFFSET_FIELD_NUMBER: _builtins.int
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_ID_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     broker_id: _builtins.int
@@ -804,6 +815,12 @@ class FetchRangeRequest(_message.Message):
     """First offset, inclusive: the first one of a batch."""
     end_offset: _builtins.int
     """End of the range, exclusive: the end of a batch."""
+    replica_id: _builtins.int
+    """Node id of the broker that asks; it must have a replica of the partition."""
+    broker_epoch: _builtins.int
+    """Epoch of its registration."""
+    incarnation_id: _builtins.bytes
+    """Random id of its process, 16 bytes, as it registered."""
     def __init__(
         self,
         *,
@@ -813,10 +830,13 @@ class FetchRangeRequest(_message.Message):
         partition: _builtins.int = ...,
         base_offset: _builtins.int = ...,
         end_offset: _builtins.int = ...,
+        replica_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+        incarnation_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "end_offset", b"end_offset", "partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "cluster_id", b"cluster_id", "end_offset", b"end_offset", "incarnation_id", b"incarnation_id", "partition", b"partition", "replica_id", b"replica_id", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
