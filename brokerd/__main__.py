@@ -82,7 +82,7 @@ ReplicationPort = Annotated[
         envvar="LOGRAFT_REPLICATION_PORT",
         min=0,
         max=65535,
-        help="Port at the host of --listen for plain connections of followers; 0: any.",
+        help="Port at the host of --listen for replication, where the other brokers connect; 0: any.",
     ),
 ]
 

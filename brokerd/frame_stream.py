@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages both ways over one plain connection, with the three calls that a stream of gRPC has: `read`, `write`, `cancel`.
+"""Messages both ways over one plain connection.
 
 Owns the connection, its buffers and their limits. Knows nothing of what a message says. Format: `metaquorum.runtime.frames`,
 with a greeting of its own. Why not gRPC: docs/adr/0009-replication-links.md.
@@ -11,8 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
-
-import grpc.aio
 
 from brokerd.limits import PLAIN_CLOSE_S, PLAIN_READ_BYTES, PLAIN_WRITE_BYTES
 from brokerd.wake import Wake
@@ -57,8 +55,8 @@ class FrameStream(asyncio.Protocol):
         # Whoever dialled may have given up.
         self.greeted.add_done_callback(lambda future: future.cancelled() or future.exception())
 
-    async def read(self) -> object:
-        """Return the next message as bytes, or `grpc.aio.EOF` when the other side has ended the stream. One reader.
+    async def read(self) -> bytes | None:
+        """Return the next message, or None when the other side has ended the stream. One reader.
 
         Raises:
             BadFrameError: the other side does not speak this format.
@@ -68,7 +66,7 @@ class FrameStream(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             if self._is_ended or self._is_over:
-                return grpc.aio.EOF
+                return None
             await self._readable.wait()
         message = self._messages.popleft()
         self._queued_bytes -= len(message)

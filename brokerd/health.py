@@ -16,7 +16,6 @@ SERVICE_NAMES = (
     "lograft.v1.LogService",
     "lograft.v1.MetadataService",
     "lograft.v1.AdminService",
-    "lograft.internal.v1.ReplicationService",
 )
 """Services whose health can be asked for, beside the empty name."""
 

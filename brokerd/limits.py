@@ -255,9 +255,6 @@ REPLICATE_NEWS_MS: Final = 50
 REPLICATE_CONNECT_MS: Final = 800
 """Milliseconds that a connection to a leader may take; one whose packets are lost is given up, and made anew."""
 
-PLAIN_RETRY_MS: Final = 30_000
-"""Milliseconds in which streams to a leader go by gRPC after its port for plain connections did not answer though its gRPC did."""
-
 PLAIN_READ_BYTES: Final = 4 * 1024 * 1024
 """Bytes of messages that came over a plain connection and wait for their reader; above it nothing is read until half are left."""
 

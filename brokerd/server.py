@@ -60,7 +60,6 @@ from brokerd.rpc.metadata_service import MetadataService
 from brokerd.rpc.parts import GOING_AWAY, BrokerParts, StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
 from brokerd.rpc.replicate_listener import ReplicateListener
-from brokerd.rpc.replicate_service import ReplicationService
 from brokerd.settings import BrokerSettings
 from metaquorum.settings import Address
 from storage.clean_stop import last_clean_stop, mark_clean_stop
@@ -217,12 +216,10 @@ class BrokerServer:
         )
         log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
         self._followers = ReplicateListener(self._leader(node_id, cluster_id, self._host))
-        ranges = FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, observer=self._observer, find=self._host.find)
         handlers = (
             LogService(parts).handler(),
             MetadataService(parts).handler(),
             AdminService(calls, self._observer, log_directories, cluster_id=cluster_id).handler(),
-            ReplicationService(self._followers.leader, ranges).handler(),
         )
         self._server, bound = await make_server(handlers, self._health, settings.listen)
         self._address = settings.advertise or bound
@@ -232,7 +229,11 @@ class BrokerServer:
         self._host.failed.add_done_callback(self._on_host_failed)
         self._host.on_offline = self._lifecycle.note_offline_directories
         self._lifecycle.lacks_room = self._host.lacks_room
-        self._watch(self._lifecycle.start(host=self._address.host, port=self._address.port))
+        self._watch(
+            self._lifecycle.start(
+                host=self._address.host, port=self._address.port, replication_port=self._followers.port
+            )
+        )
         self._run(self._come_up(self._lifecycle, self._host), "start of the logs")
         self._run(self._delete_set_aside(self._host), "deletion of set-aside directories")
         self._run(self._tend_space(self._host), "watch over free space")
@@ -390,7 +391,7 @@ class BrokerServer:
             find=find,
             streams=self._follower_streams,
             rates=followed_rates(self._observer, node_id),
-            plain_port=lambda: 0 if self._followers is None else self._followers.port,
+            ranges=FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, observer=self._observer, find=host.find),
         )
 
     def _broker_epoch(self) -> int | None:

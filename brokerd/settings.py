@@ -68,8 +68,7 @@ class BrokerSettings:
         combined: a voter in the same process, or None.
         producer_id_expiration_ms: milliseconds without a batch after which a partition forgets a producer.
         retention_check_ms: milliseconds between two rounds of retention over all partitions.
-        replication_port: port at the host of `listen` for plain connections of followers; 0: one that the system chooses; None:
-            there is none, and they use gRPC.
+        replication_port: port at the host of `listen` for replication, where other brokers connect; 0: one that the system chooses.
         fetch_buffer_max_bytes: most bytes that are read for fetch streams and not yet taken; None: by the memory limit.
         inflate_max_bytes: most bytes of batches that are being inflated, with all that this takes; None: by the memory limit.
     """
@@ -88,7 +87,7 @@ class BrokerSettings:
     min_free_bytes: int = DEFAULT_SOFT_BYTES
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS
     retention_check_ms: int = RETENTION_CHECK_MS
-    replication_port: int | None = 0
+    replication_port: int = 0
     fetch_buffer_max_bytes: int | None = None
     inflate_max_bytes: int | None = None
 

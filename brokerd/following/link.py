@@ -18,20 +18,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import grpc
-import grpc.aio
 from lograft.internal.v1 import replication_pb2 as pb
-from lograft.wire.status import parse_rpc_error
 
 from brokerd.clock import monotonic_ms
 from brokerd.following import codec
 from brokerd.following.after_failure import AfterFailure, after_failure
 from brokerd.following.connecting import (
-    LeaderConnections,
-    MessageStream,
     StreamError,
     StreamRefusedError,
     decode,
+    opened_stream,
 )
 from brokerd.following.session import FollowerSession
 from brokerd.following.stream_retry import StreamRetry
@@ -46,6 +42,7 @@ from brokerd.replication.batches_frame import BatchesFrame
 from brokerd.replication.leader_link import FollowingReplica
 from brokerd.wake import Wake
 from metaquorum.runtime.frames import BadFrameError
+from metaquorum.settings import Address
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +56,14 @@ class LinkIdentity:
         node_id: this broker.
         incarnation_id: of this process.
         broker_epoch: gives the epoch of its registration; None while there is none.
-        address_of: gives `host:port` of a broker; None for one that is not known.
+        address_of: gives the replication port of a broker; None for one that is not known.
     """
 
     cluster_id: str
     node_id: int
     incarnation_id: bytes
     broker_epoch: Callable[[], int | None]
-    address_of: Callable[[int], str | None]
+    address_of: Callable[[int], Address | None]
 
 
 class LeaderLink:
@@ -84,7 +81,6 @@ class LeaderLink:
         self._session: FollowerSession[FollowingReplica] | None = None
         self._wake = Wake()
         self._retry = StreamRetry(monotonic_ms())
-        self._connections = LeaderConnections()
         # True while the replicas hear of the end of a stream, and ask for the next one: that is no news of the leader.
         self._is_losing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -136,16 +132,9 @@ class LeaderLink:
             try:
                 await self._serve()
                 reason: object = "nothing to follow"
-            except asyncio.CancelledError:
-                # Either this task is cancelled, or only the call was, because the leader said nothing.
-                if self._task.cancelling():
-                    raise
-                reason = "the leader said nothing any more"
-            except grpc.aio.AioRpcError as error:
-                reason, after = error.details(), after_failure(parse_rpc_error(error).code)
             except StreamRefusedError as error:
                 reason, after = error, after_failure(error.code)
-            except (StreamError, BadFrameError, OSError, asyncio.InvalidStateError) as error:
+            except (StreamError, BadFrameError, OSError) as error:
                 reason = repr(error)
             await self._lose_all()
             is_hopeless = after is AfterFailure.STOP
@@ -173,17 +162,16 @@ class LeaderLink:
             incarnation_id=identity.incarnation_id,
             leader_id=self._leader_id,
         )
-        async with self._connections.open(address, message) as (stream, opened):
+        async with opened_stream(address, message) as (stream, opened):
             logger.info(
-                "replication stream open: leader_id=%d leader_broker_epoch=%d own_broker_epoch=%d is_plain=%s",
+                "replication stream open: leader_id=%d leader_broker_epoch=%d own_broker_epoch=%d",
                 self._leader_id,
                 opened.broker_epoch,
                 broker_epoch,
-                isinstance(stream, FrameStream),
             )
             await self._exchange(stream, broker_epoch)
 
-    async def _exchange(self, stream: MessageStream, broker_epoch: int) -> None:
+    async def _exchange(self, stream: FrameStream, broker_epoch: int) -> None:
         self._session = session = FollowerSession[FollowingReplica](monotonic_ms())
         for replica, request in self._waiting.items():
             session.subscribe(replica, request)
@@ -203,7 +191,7 @@ class LeaderLink:
 
     async def _write(
         self,
-        stream: MessageStream,
+        stream: FrameStream,
         session: FollowerSession[FollowingReplica],
         reader: asyncio.Task[None],
         broker_epoch: int,
@@ -230,10 +218,10 @@ class LeaderLink:
             self._schedule(session)
             await self._wake.wait()
 
-    async def _read(self, stream: MessageStream, session: FollowerSession[FollowingReplica]) -> None:
+    async def _read(self, stream: FrameStream, session: FollowerSession[FollowingReplica]) -> None:
         while True:
             data = await stream.read()
-            if data is grpc.aio.EOF:
+            if data is None:
                 return
             session.hear(monotonic_ms())
             message = decode(data)
@@ -257,7 +245,7 @@ class LeaderLink:
             )
         session.use_credit(len(frame.body), is_in_sync=frame.is_in_sync)
 
-    async def _watch_silence(self, stream: MessageStream, session: FollowerSession[FollowingReplica]) -> None:
+    async def _watch_silence(self, stream: FrameStream, session: FollowerSession[FollowingReplica]) -> None:
         """Break a stream whose leader says nothing any more; a task of its own, as the writer may wait for that leader."""
         left_ms = session.silence_left_ms(monotonic_ms())
         while left_ms > 0:

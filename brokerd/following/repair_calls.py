@@ -6,29 +6,24 @@ Owns the calls. Must not decide what is repaired, or when. Everything runs on th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Final
 
-import grpc.aio
-from google.protobuf.message import DecodeError
 from lograft.internal.v1 import replication_pb2
-from lograft.wire.status import parse_rpc_error
 
+from brokerd.following.connecting import StreamError, StreamRefusedError, fetch_range
 from brokerd.limits import REPAIR_CALL_MS
-from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import peer_address, unary_method
+from brokerd.metadata.peer_channels import replication_address
 from brokerd.replication.damage_news import DamageNews
 from brokerd.replication.repair_peers import RepairCallError
-
-FETCH_METHOD: Final = "/lograft.internal.v1.ReplicationService/FetchRange"
+from metaquorum.runtime.frames import BadFrameError
 
 
 class RepairCalls:
     """See the module docstring.
 
     Args:
-        calls: its channels lead to the brokers.
         observer: the metadata.
         cluster_id: the cluster.
         node_id: this broker.
@@ -41,7 +36,6 @@ class RepairCalls:
 
     def __init__(
         self,
-        calls: ControllerCalls,
         observer: MetadataObserver,
         *,
         cluster_id: str,
@@ -49,7 +43,6 @@ class RepairCalls:
         incarnation_id: bytes,
         broker_epoch: Callable[[], int | None],
     ) -> None:
-        self._calls = calls
         self._observer = observer
         self._cluster_id = cluster_id
         self._node_id = node_id
@@ -72,8 +65,8 @@ class RepairCalls:
         Raises:
             RepairCallError: it has not, or does not answer within `REPAIR_CALL_MS`.
         """
-        broker = self._observer.image.brokers.get(broker_id)
-        if broker is None:
+        address = replication_address(self._observer.image, broker_id)
+        if address is None:
             raise RepairCallError(f"broker {broker_id} is not registered")
         own_epoch = self._broker_epoch()
         if own_epoch is None:
@@ -90,17 +83,9 @@ class RepairCalls:
             incarnation_id=self._incarnation_id,
         )
         try:
-            async with self._calls.peers.use(peer_address(broker.host, broker.port)) as channel:
-                method = unary_method(channel, FETCH_METHOD)
-                answer = await method(request.SerializeToString(), timeout=REPAIR_CALL_MS / 1000)
-            return replication_pb2.FetchRangeResponse.FromString(answer).batches
-        except grpc.aio.AioRpcError as error:
-            raise RepairCallError(f"broker {broker_id}: {_text(error)}") from error
-        except DecodeError as error:
-            raise RepairCallError(f"broker {broker_id} answered with bytes of no use") from error
-
-
-def _text(error: grpc.aio.AioRpcError) -> str:
-    status = parse_rpc_error(error)
-    name = error.code().name if status.code is None else status.code.name
-    return f"{name} {status.message}"
+            async with asyncio.timeout(REPAIR_CALL_MS / 1000):
+                return (await fetch_range(address, request)).batches
+        except StreamRefusedError as error:
+            raise RepairCallError(f"broker {broker_id}: {error.code.name} {error}") from error
+        except (StreamError, BadFrameError, OSError) as error:
+            raise RepairCallError(f"broker {broker_id}: {error!r}") from error

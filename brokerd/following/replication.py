@@ -10,11 +10,12 @@ from brokerd.following.links import Links
 from brokerd.following.repair_calls import RepairCalls
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import peer_address
+from brokerd.metadata.peer_channels import replication_address
 from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.replication.replica_peers import ReplicaPeers
 from brokerd.replication.resignations import Resignations
 from brokerd.replication.withdrawals import Withdrawals
+from metaquorum.settings import Address
 
 
 class Replication:
@@ -55,7 +56,6 @@ class Replication:
         )
         self._proposals = IsrProposals(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
         self.repairs = RepairCalls(
-            calls,
             observer,
             cluster_id=cluster_id,
             node_id=node_id,
@@ -85,6 +85,5 @@ class Replication:
         await self._withdrawals.close()
         await self._links.close()
 
-    def _address_of(self, broker_id: int) -> str | None:
-        broker = self._observer.image.brokers.get(broker_id)
-        return None if broker is None else peer_address(broker.host, broker.port)
+    def _address_of(self, broker_id: int) -> Address | None:
+        return replication_address(self._observer.image, broker_id)

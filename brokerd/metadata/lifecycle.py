@@ -111,7 +111,7 @@ class BrokerLifecycle:
         self._calls = calls
         self._on_state = on_state
         self._host = ""
-        self._port = 0
+        self._port = self._replication_port = 0
         self._state = BrokerState(broker_epoch=None, is_fenced=True, may_stop=False)
         self._registered = asyncio.Event()
         self._may_stop = asyncio.Event()
@@ -151,15 +151,16 @@ class BrokerLifecycle:
         """True if no controller has answered what was asked within a session: others may lead by now, and nobody here would know."""
         return time.monotonic() - self._asked_s > self._session_timeout_ms / 1000
 
-    def start(self, *, host: str, port: int) -> asyncio.Task[None]:
+    def start(self, *, host: str, port: int, replication_port: int = 0) -> asyncio.Task[None]:
         """Start to register and to beat; the task ends only with an error that no retry can mend.
 
         Args:
             host: host name or address that clients use.
             port: TCP port that clients use.
+            replication_port: TCP port at the host that other brokers use; 0: none.
         """
         assert self._task is None, "started twice"
-        self._host, self._port = host, port
+        self._host, self._port, self._replication_port = host, port, replication_port
         self._stop_watching = self._observer.on_leader_change(self._nudged.set)
         self._task = asyncio.create_task(self._run(), name="broker-lifecycle")
         return self._task
@@ -237,6 +238,7 @@ class BrokerLifecycle:
             incarnation_id=identity.incarnation_id,
             host=self._host,
             port=self._port,
+            replication_port=self._replication_port,
             rack=identity.rack,
             log_directory_ids=identity.log_directory_ids,
             feature_level=controller_pb2.FeatureRange(min_level=FEATURE_LEVEL, max_level=FEATURE_LEVEL),

@@ -19,6 +19,7 @@ from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import LeaderHint
 
 from brokerd.limits import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS, MAX_PEER_CHANNELS, PEER_RESOLVE_MS
+from metaquorum.controller.image import MetadataImage
 from metaquorum.settings import Address
 
 _OPTIONS: Final = (
@@ -43,6 +44,14 @@ _FAILED: Final = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnec
 def peer_address(host: str, port: int) -> str:
     """Return the address of a server as gRPC takes it: an IPv6 address has brackets there, and has none in the metadata."""
     return str(Address(host=host, port=port))
+
+
+def replication_address(image: MetadataImage, broker_id: int) -> Address | None:
+    """Return where another broker takes connections for replication; None: it is not registered, or without such a port."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.replication_port == 0:
+        return None
+    return Address(host=broker.host, port=broker.replication_port)
 
 
 def hinted_address(hint: LeaderHint | None) -> str | None:

@@ -18,7 +18,7 @@ from brokerd.failure import refused
 from brokerd.limits import REPLICA_CHUNK_BYTES
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.rpc.calls import ServicerContext, check_named_cluster
+from brokerd.rpc.calls import check_named_cluster
 from brokerd.rpc.registered import check_registered
 from storage.errors import StorageError
 from storage.log import PartitionLog
@@ -47,7 +47,7 @@ class FetchRangeCalls:
         self._observer = observer
         self._find = find
 
-    async def fetch_range(self, request: pb.FetchRangeRequest, _context: ServicerContext) -> pb.FetchRangeResponse:
+    def fetch_range(self, request: pb.FetchRangeRequest) -> pb.FetchRangeResponse:
         """Answer with the first batches of a range.
 
         Raises:

@@ -93,13 +93,12 @@ def encode_refusal(failure: Failure) -> bytes:
     return pb.ReplicateResponse(refused=refused).SerializeToString()
 
 
-def encode_push_answer(answer: PushAnswer, *, broker_epoch: int, plain_port: int = 0) -> bytes:
+def encode_push_answer(answer: PushAnswer, *, broker_epoch: int) -> bytes:
     """Return the serialized ReplicateResponse.
 
     Args:
         answer: what to say.
         broker_epoch: of the leader's registration, for `Opened`.
-        plain_port: port for plain connections, for `Opened`; 0: there is none.
     """
     match answer:
         case Marks():
@@ -141,7 +140,6 @@ def encode_push_answer(answer: PushAnswer, *, broker_epoch: int, plain_port: int
                     idle_ms=REPLICATE_IDLE_MS,
                     silence_ms=REPLICATE_SILENCE_MS,
                     lag_max_ms=REPLICA_LAG_MAX_MS,
-                    plain_port=plain_port,
                 )
             )
         case GoAway():

@@ -23,6 +23,7 @@ from brokerd.pushing.rate import PushRates
 from brokerd.pushing.traffic import Traffic
 from brokerd.replication.follower_route import LedReplica
 from brokerd.rpc.calls import check_named_cluster
+from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.recent_reads import RecentReads
 from brokerd.rpc.registered import UNREGISTERED_RETRY_MS, check_registered, stale
@@ -115,12 +116,12 @@ class Leader:
         observer: the metadata.
         broker_epoch: gives the epoch of the own registration; None: not registered yet.
         find: gives the open replica of a topic id and partition.
+        ranges: gives ranges to other replicas.
         streams: register of all streams, for the limit and the stop.
         rates: how fast may go what is sent to followers out of sync, over all streams.
         followers: the streams that were opened.
         reads: what was read for followers in sync.
         refusals: the log of followers that say what cannot be.
-        plain_port: gives the port for plain connections of followers; 0: there is none.
     """
 
     cluster_id: str
@@ -128,12 +129,12 @@ class Leader:
     observer: MetadataObserver
     broker_epoch: Callable[[], int | None]
     find: Callable[[bytes, int], LedReplica | None]
+    ranges: FetchRangeCalls
     streams: StreamRegister
     rates: PushRates
     followers: FollowerStreams = field(default_factory=FollowerStreams)
     reads: RecentReads = field(default_factory=RecentReads)
     refusals: RefusalLog = field(default_factory=RefusalLog)
-    plain_port: Callable[[], int] = lambda: 0
 
     def traffic(self, topic_id: bytes, partition: int, follower_id: int, *, is_in_sync: bool) -> Traffic:
         """Return what a route to a follower is for."""

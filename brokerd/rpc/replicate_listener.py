@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Replicate` streams over plain connections, side of the leader: beside the gRPC method, with the same messages.
+"""The replication port of a broker: `Replicate` streams of followers, and `FetchRange`, over plain connections.
 
     listener = ReplicateListener(leader)
-    await listener.open("127.0.0.1", 0)      # followers hear of the port when they open the stream by gRPC
+    await listener.open("127.0.0.1", 0)      # others hear of the port from the registration
 
-Owns the connections. A refusal is the last message of a stream here, in the place of a gRPC status.
+Owns the connections. A refusal is the last message of a stream.
 """
 
 from __future__ import annotations
@@ -46,14 +46,12 @@ class ReplicateListener:
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: set[FrameStream] = set()
 
-    async def open(self, host: str, port: int | None) -> None:
-        """Listen; the system chooses the port for 0, and None is nowhere.
+    async def open(self, host: str, port: int) -> None:
+        """Listen; the system chooses the port for 0.
 
         Raises:
             AddressInUseError: the address cannot be listened on.
         """
-        if port is None:
-            return
         try:
             listening = listening_socket(host, port)
         except OSError as error:

@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from itertools import islice
-from typing import Any, Protocol, assert_never
+from typing import assert_never
 
-import grpc.aio
 from google.protobuf.message import DecodeError
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
 from brokerd.failure import Failure, RefusedError
+from brokerd.frame_stream import FrameStream
 from brokerd.limits import REPLICA_SLICE
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.pushing.events import (
@@ -56,18 +56,6 @@ from brokerd.rpc.replicate_handshake import Leader
 from brokerd.wake import Wake
 
 logger = logging.getLogger(__name__)
-
-
-class ReplicateContext(Protocol):
-    """What carries a stream: the context of a gRPC call, or a plain connection."""
-
-    async def read(self) -> Any:
-        """Return the next message as bytes, or `grpc.aio.EOF`."""
-        ...
-
-    async def write(self, message: bytes, /) -> None:
-        """Send a message."""
-        ...
 
 
 class _Route:
@@ -126,7 +114,7 @@ class ReplicateStream:
         follower_epoch: epoch of its registration.
     """
 
-    def __init__(self, leader: Leader, context: ReplicateContext) -> None:
+    def __init__(self, leader: Leader, context: FrameStream) -> None:
         self.follower_id = 0
         self.follower_epoch = 0
         self._leader = leader
@@ -201,9 +189,8 @@ class ReplicateStream:
             if session.has_answers:
                 broker_epoch = self._broker_epoch
                 assert broker_epoch is not None, "an answer before the handshake"
-                plain_port = self._leader.plain_port()
                 for answer in session.take_answers(monotonic_ms()):
-                    await context.write(encode_push_answer(answer, broker_epoch=broker_epoch, plain_port=plain_port))
+                    await context.write(encode_push_answer(answer, broker_epoch=broker_epoch))
                 self._resume.set()
                 continue
             wanted = session.next_read(monotonic_ms())
@@ -255,12 +242,16 @@ class ReplicateStream:
             while session.must_pause:
                 await self._resume.wait()
             data = await context.read()
-            if data is grpc.aio.EOF or self._is_over:
+            if data is None or self._is_over:
                 return
             try:
                 request = pb.ReplicateRequest.FromString(data)
             except DecodeError:
                 raise undecodable() from None
+            if self._broker_epoch is None and request.HasField("fetch_range"):
+                answer = self._leader.ranges.fetch_range(request.fetch_range)
+                await context.write(pb.ReplicateResponse(range=answer).SerializeToString())
+                return
             is_open = request.HasField("open")
             event = self._on_open(request.open) if is_open else read_request(request)
             effects = iter(session.step(event, monotonic_ms()))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the leader's side share: a server with the service alone, replicas that lead, and a follower's stream.
 
-The brokers 2 and 3 follow, over gRPC or over plain connections.
+The brokers 2 and 3 follow.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 import pytest
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.batch import iter_batches
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
-from lograft.wire.status import RemoteStatus, parse_rpc_error
+from lograft.wire.status import RemoteStatus
 
 from brokerd.frame_stream import REPLICATE_GREETING, FrameStream
 from brokerd.limits import MAX_REPLICATE_STREAMS
@@ -32,16 +31,13 @@ from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
 from brokerd.rpc.replicate_listener import ReplicateListener
-from brokerd.rpc.replicate_service import ReplicationService
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID, LeadingReplica
 from brokerd.tests.support import WAIT_S
 from metaquorum.controller.state import BrokerImage
+from metaquorum.settings import Address
 
-METHOD = "/lograft.internal.v1.ReplicationService/Replicate"
 TOPIC_ID = b"t" * 16
 INCARNATION_ID = b"i" * 16
-GRPC, PLAIN = "gRPC", "plain"
-CARRIERS = (GRPC, PLAIN)
 
 
 class PlainRefusalError(Exception):
@@ -63,7 +59,7 @@ class PlainRefusalError(Exception):
 
 
 class PlainCall:
-    """A follower's end of a plain connection, with the face of a call of gRPC: what refuses it is raised as a status."""
+    """A follower's end of a plain connection: what refuses it is raised."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -77,21 +73,17 @@ class PlainCall:
             await (await self._dialled()).write(message)
 
     async def read(self) -> Any:
-        """Return a message or EOF."""
+        """Return a message, or None at the end."""
         stream = await self._dialled()
         try:
             data = await stream.read()
         except ConnectionResetError:
-            return grpc.aio.EOF
+            return None
         if isinstance(data, bytes):
             message = decode_replicate_response(data)
             if isinstance(message, pb.ReplicateResponse) and message.WhichOneof("part") == "refused":
                 raise PlainRefusalError(message.refused)
         return data
-
-    async def code(self) -> grpc.StatusCode:
-        """How it ended; a refusal was raised by `read`."""
-        return grpc.StatusCode.OK
 
     async def done_writing(self) -> None:
         """Close this side's half."""
@@ -129,9 +121,8 @@ class LeaderWorld:
         own_epoch: broker epoch of the leader; None: not registered.
     """
 
-    def __init__(self, directory: Path, carrier: str) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._carrier = carrier
         self.replicas: dict[tuple[bytes, int], LedReplica] = {}
         self.own_epoch: int | None = 10
         self.observer = MetadataObserver()
@@ -145,11 +136,12 @@ class LeaderWorld:
             find=lambda topic_id, partition: self.replicas.get((topic_id, partition)),
             streams=self.streams,
             rates=self.rates,
-            plain_port=lambda: self.listener.port,
+            ranges=FetchRangeCalls(
+                cluster_id="c", node_id=LEADER_ID, observer=self.observer, find=lambda topic_id, partition: None
+            ),
         )
         self.listener = ReplicateListener(self.leader)
-        self.address = ""
-        self._channels: list[grpc.aio.Channel | PlainCall] = []
+        self._calls: list[PlainCall] = []
         for node_id in (2, 3):
             self.register(node_id, 10 * node_id)
 
@@ -175,22 +167,16 @@ class LeaderWorld:
         )
         self.observer.image.put_broker(registered)
 
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return Address(host="127.0.0.1", port=self.listener.port)
+
     def dial(self) -> FollowerSide:
-        """Begin a stream on a channel, or a connection, of its own."""
-        if self._carrier == PLAIN:
-            call = PlainCall(self.listener.port)
-            self._channels.append(call)
-            return FollowerSide(call)
-        channel = grpc.aio.insecure_channel(
-            self.address,
-            options=(
-                ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.use_local_subchannel_pool", 1),
-            ),
-        )
-        self._channels.append(channel)
-        return FollowerSide(channel.stream_stream(METHOD)())
+        """Begin a stream on a connection of its own."""
+        call = PlainCall(self.listener.port)
+        self._calls.append(call)
+        return FollowerSide(call)
 
     async def follow(self, node_id: int = 2, **fields: Any) -> FollowerSide:
         """Open a stream."""
@@ -201,30 +187,21 @@ class LeaderWorld:
 
     async def close_channels(self) -> None:
         """Cut everything."""
-        for channel in self._channels:
-            await channel.close()
-        self._channels.clear()
+        for call in self._calls:
+            await call.close()
+        self._calls.clear()
 
 
 @asynccontextmanager
-async def leader_world(directory: Path, carrier: str = GRPC) -> AsyncIterator[LeaderWorld]:
-    """A leader that listens, and is reached by gRPC or over plain connections."""
-    world = LeaderWorld(directory, carrier)
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    ranges = FetchRangeCalls(
-        cluster_id="c", node_id=LEADER_ID, observer=world.observer, find=lambda topic_id, partition: None
-    )
-    server.add_generic_rpc_handlers((ReplicationService(world.leader, ranges).handler(),))
-    world.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    if carrier == PLAIN:
-        await world.listener.open("127.0.0.1", 0)
+async def leader_world(directory: Path) -> AsyncIterator[LeaderWorld]:
+    """A leader that listens."""
+    world = LeaderWorld(directory)
+    await world.listener.open("127.0.0.1", 0)
     try:
         yield world
     finally:
         await world.close_channels()
         await world.listener.close()
-        await server.stop(WAIT_S)
         for replica in world.replicas.values():
             if isinstance(replica, LeadingReplica):
                 replica.log.close(clean=False)
@@ -239,8 +216,7 @@ class FollowerSide:
 
     async def send(self, **part: Any) -> None:
         """Send one message; the next read tells how a stream ended that takes none any more."""
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self.call.write(pb.ReplicateRequest(**part).SerializeToString())
+        await self.call.write(pb.ReplicateRequest(**part).SerializeToString())
 
     async def open(
         self,
@@ -292,7 +268,7 @@ class FollowerSide:
         while True:
             async with asyncio.timeout(WAIT_S):
                 data = await self.call.read()
-            assert data is not grpc.aio.EOF, "the stream ended"
+            assert data is not None, "the stream ended"
             message = decode_replicate_response(data)
             if isinstance(message, BatchesFrame) or message.WhichOneof("part") != "heartbeat":
                 return message
@@ -336,10 +312,8 @@ class FollowerSide:
         """Read until the stream ends, and return how."""
         async with asyncio.timeout(WAIT_S):
             try:
-                while await self.call.read() is not grpc.aio.EOF:
+                while await self.call.read() is not None:
                     pass
-            except grpc.aio.AioRpcError as error:
-                return parse_rpc_error(error)
             except PlainRefusalError as error:
                 return error.status
         raise AssertionError("the stream ended without a failure")
@@ -351,6 +325,5 @@ class FollowerSide:
     async def orderly_end(self) -> None:
         """Read until the stream ends in good order."""
         async with asyncio.timeout(WAIT_S):
-            while await self.call.read() is not grpc.aio.EOF:
+            while await self.call.read() is not None:
                 pass
-            assert await self.call.code() is grpc.StatusCode.OK

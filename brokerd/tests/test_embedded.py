@@ -87,7 +87,6 @@ def test_health_says_serving_for_every_service() -> None:
         "lograft.v1.LogService",
         "lograft.v1.MetadataService",
         "lograft.v1.AdminService",
-        "lograft.internal.v1.ReplicationService",
     }
     with EmbeddedCluster() as cluster, grpc.insecure_channel(cluster.bootstrap) as channel:
         health = health_pb2_grpc.HealthStub(channel)

@@ -16,7 +16,6 @@ from brokerd.failure import RefusedError
 from brokerd.limits import REPLICA_CHUNK_BYTES
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.fetch_range import FetchRangeCalls
-from brokerd.tests.call_context import call_context
 from brokerd.tests.hosted_support import TOPIC_ID, Hosted, stamped
 from brokerd.tests.test_hosted_follower import followed, send
 from storage.compaction.owner import LogCompaction
@@ -48,7 +47,7 @@ async def fetched(hosted: Hosted, **fields: Any) -> bytes:
     calls = FetchRangeCalls(cluster_id="c", node_id=1, observer=hosted.observer, find=hosted.host.find)
     asked = {"cluster_id": "c", "broker_id": 1, "topic_id": TOPIC_ID, "base_offset": 2, "end_offset": 5}
     asked |= {"replica_id": 2, "broker_epoch": 1, "incarnation_id": INCARNATION_ID} | fields
-    return (await calls.fetch_range(pb.FetchRangeRequest(**asked), call_context(seconds=None))).batches
+    return calls.fetch_range(pb.FetchRangeRequest(**asked)).batches
 
 
 async def test_committed_batches_are_given_byte_for_byte(hosted: Hosted) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A follower's stream to one leader over real gRPC: when it is tried, and what ends an attempt."""
+"""A follower's stream to one leader over real connections: when it is tried, and what ends an attempt."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID
 from brokerd.tests.replicate_support import INCARNATION_ID, TOPIC_ID, be_patient, leader_world
 from brokerd.tests.support import WAIT_S
+from metaquorum.settings import Address
 from metaquorum.tests.quorum_cluster import until
 
 NEVER_MS = 1_000_000
@@ -77,7 +78,7 @@ def wanted(session: int = 1) -> Subscribe:
 class Dialled:
     """A link whose leader's address the test tells; counts how often it was asked for."""
 
-    def __init__(self, address: str, cluster_id: str = "c") -> None:
+    def __init__(self, address: Address, cluster_id: str = "c") -> None:
         self.address = address
         self.attempts = 0
         self.link = LeaderLink(
@@ -91,14 +92,14 @@ class Dialled:
             ),
         )
 
-    def _address_of(self, broker_id: int) -> str:
+    def _address_of(self, broker_id: int) -> Address:
         assert broker_id == LEADER_ID
         self.attempts += 1
         return self.address
 
 
 @asynccontextmanager
-async def dialled(address: str, cluster_id: str = "c") -> AsyncIterator[Dialled]:
+async def dialled(address: Address, cluster_id: str = "c") -> AsyncIterator[Dialled]:
     """A link that is closed at the end."""
     made = Dialled(address, cluster_id)
     try:
@@ -108,15 +109,15 @@ async def dialled(address: str, cluster_id: str = "c") -> AsyncIterator[Dialled]
 
 
 @asynccontextmanager
-async def closed_port() -> AsyncIterator[str]:
+async def closed_port() -> AsyncIterator[Address]:
     """An address where nobody listens."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{bound.getsockname()[1]}"
+        yield Address(host="127.0.0.1", port=bound.getsockname()[1])
 
 
 @asynccontextmanager
-async def silent_port() -> AsyncIterator[str]:
+async def silent_port() -> AsyncIterator[Address]:
     """An address that takes no connection: its queue is full, so that what is sent there is lost."""
     with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
         listening.bind(("127.0.0.1", 0))
@@ -124,7 +125,7 @@ async def silent_port() -> AsyncIterator[str]:
         for waiting in (first, second):
             waiting.setblocking(False)
             waiting.connect_ex(listening.getsockname())
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        yield Address(host="127.0.0.1", port=listening.getsockname()[1])
 
 
 async def test_news_of_a_leader_end_the_pause_of_its_stream(
@@ -151,7 +152,7 @@ async def test_news_of_a_leader_end_the_pause_of_its_stream(
 async def test_connection_whose_packets_are_lost_is_given_up_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GRPC alone would try it for twenty seconds; meanwhile the leader is reachable again, perhaps elsewhere."""
+    """The kernel would try it for minutes; meanwhile the leader is reachable again, perhaps elsewhere."""
     be_patient(monkeypatch)
     monkeypatch.setattr(connecting, "REPLICATE_OPEN_MS", NEVER_MS)
     async with leader_world(tmp_path) as world, silent_port() as silent, dialled(silent) as dial:

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_embedded import append_and_read
@@ -58,6 +60,24 @@ def test_dev_serves_and_stops_on_sigterm(tmp_path: Path) -> None:
         assert append_and_read(address, b"x") == [b"x"]
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("method", ["Replicate", "FetchRange"])
+def test_public_port_serves_no_internal_method(tmp_path: Path, method: str) -> None:
+    """A client that asks there for what brokers ask of one another hears that there is no such method, nor is the service listed."""
+    name = "lograft.internal.v1.ReplicationService"
+    with started("dev", "--port", "0", "--data-dir", str(tmp_path)) as process:
+        with grpc.insecure_channel(read_ready(process), options=(("grpc.enable_http_proxy", 0),)) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                next(iter(channel.stream_stream(f"/{name}/{method}")(iter([b""]), timeout=WAIT_S)))
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            listed = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=WAIT_S
+            )
+            services = {service.name for service in next(iter(listed)).list_services_response.service}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    assert not [each for each in services if each.startswith("lograft.internal.")]
 
 
 def test_killed_process_loses_nothing_acknowledged(tmp_path: Path) -> None:

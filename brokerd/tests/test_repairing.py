@@ -16,8 +16,6 @@ from brokerd.clock import monotonic_ms
 from brokerd.failure import RefusedError
 from brokerd.following.repair_calls import RepairCalls
 from brokerd.limits import REPAIR_RETRY_MS
-from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.partition.events import AckLevel
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replication.damage_news import DamageNews
@@ -328,10 +326,7 @@ async def test_fault_in_one_log_does_not_end_the_others(
 
 
 def calls_with(hosted: Hosted) -> RepairCalls:
-    calls = ControllerCalls(hosted.observer, PeerChannels(), [])
-    return RepairCalls(
-        calls, hosted.observer, cluster_id="c", node_id=1, incarnation_id=b"i" * 16, broker_epoch=lambda: 1
-    )
+    return RepairCalls(hosted.observer, cluster_id="c", node_id=1, incarnation_id=b"i" * 16, broker_epoch=lambda: 1)
 
 
 async def test_leader_is_asked_first(hosted: Hosted) -> None:
@@ -351,8 +346,8 @@ async def test_brokers_that_do_not_answer_are_told_by_name(hosted: Hosted) -> No
     with pytest.raises(RepairCallError, match="broker 9 is not registered"):
         await calls.fetch(9, TOPIC_ID, 0, range(1))
     (port,) = free_ports(1)
-    hosted.commit(replace(hosted.registration(2, broker_epoch=2), host=HOST, port=port))
-    with pytest.raises(RepairCallError, match="broker 2: UNAVAILABLE"):
+    hosted.commit(replace(hosted.registration(2, broker_epoch=2), host=HOST, replication_port=port))
+    with pytest.raises(RepairCallError, match=r"broker 2: .*cannot be reached"):
         await calls.fetch(2, TOPIC_ID, 0, range(1))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicate over real gRPC at the leader: how routes and streams end, and that many of them leave the loop its turns."""
+"""Replicate over real connections at the leader: how routes and streams end, and that many of them leave the loop its turns."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from lograft.wire.codes import ErrorCode
 from brokerd.limits import REPLICA_SLICE, SUBSCRIBES_PER_MESSAGE
 from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.replication.follower_route import FollowerRead, FollowerRequest, FollowerRoute
-from brokerd.tests.replicate_support import CARRIERS, TOPIC_ID, LeaderWorld, be_patient, leader_world
+from brokerd.tests.replicate_support import TOPIC_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.replication_support import image
 from brokerd.tests.support import WAIT_S
 
 
-@pytest.fixture(params=CARRIERS)
-async def world(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[LeaderWorld]:
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LeaderWorld]:
     """A leader that listens, and waits for a slow machine."""
     be_patient(monkeypatch)
-    async with leader_world(tmp_path, request.param) as made:
+    async with leader_world(tmp_path) as made:
         yield made
 
 

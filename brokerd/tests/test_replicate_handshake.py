@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicate over real gRPC at the leader: who is let in, what bad input does, heartbeats and silence."""
+"""Replicate over real connections at the leader: who is let in, what bad input does, heartbeats and silence."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ from brokerd.pushing import pulse, session
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_stream import ReplicateStream
 from brokerd.tests.leading_replica import LEADER_ID
-from brokerd.tests.replicate_support import CARRIERS, INCARNATION_ID, TOPIC_ID, LeaderWorld, be_patient, leader_world
+from brokerd.tests.replicate_support import INCARNATION_ID, TOPIC_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.replication_support import broker
 from brokerd.tests.support import WAIT_S
 
 
-@pytest.fixture(params=CARRIERS)
-async def world(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[LeaderWorld]:
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LeaderWorld]:
     """A leader that listens, and waits for a slow machine."""
     be_patient(monkeypatch)
-    async with leader_world(tmp_path, request.param) as made:
+    async with leader_world(tmp_path) as made:
         yield made
 
 
@@ -45,7 +43,6 @@ async def test_the_opening_is_answered_with_the_times(world: LeaderWorld) -> Non
         idle_ms=REPLICATE_IDLE_MS,
         silence_ms=REPLICATE_SILENCE_MS,
         lag_max_ms=REPLICA_LAG_MAX_MS,
-        plain_port=world.listener.port,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicate over real gRPC at the leader: batches as they are appended, acknowledgements, marks, credit, ends."""
+"""Replicate over real connections at the leader: batches as they are appended, acknowledgements, marks, credit, ends."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from brokerd.replication.follower_route import FollowerRead
 from brokerd.rpc.replicate_codec import ROUTE_ERRORS
 from brokerd.rpc.replicate_handshake import REFUSAL_LOG_MS, RefusalLog
 from brokerd.tests.leading_replica import LEADER_EPOCH
-from brokerd.tests.replicate_support import CARRIERS, LeaderWorld, be_patient, leader_world
+from brokerd.tests.replicate_support import LeaderWorld, be_patient, leader_world
 from brokerd.tests.replication_support import image
 
 
-@pytest.fixture(params=CARRIERS)
-async def world(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[LeaderWorld]:
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LeaderWorld]:
     """A leader that listens, and waits for a slow machine."""
     be_patient(monkeypatch)
-    async with leader_world(tmp_path, request.param) as made:
+    async with leader_world(tmp_path) as made:
         yield made
 
 

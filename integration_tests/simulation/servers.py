@@ -41,6 +41,7 @@ from storage.testing.sim_disk import Crash, SimDisk
 CLUSTER_ID = "world"
 VOTER_PORT = 9640
 BROKER_PORT = 9092
+REPLICATION_PORT = 9643
 SERVING_MS_MAX = 10**9
 """Longest virtual time that is waited for a broker to serve: longer than any run."""
 STEPS_TO_PAUSE_MAX = 60
@@ -253,7 +254,7 @@ class VoterMachine(Machine):
             node_id=self.key.node_id,
             cluster_id=CLUSTER_ID,
             listen=Address(host=self.name, port=VOTER_PORT),
-            # The network of the world carries gRPC alone.
+            # Fetches of the quorum go over gRPC here.
             fetch_port=None,
             voters=self._addresses,
             insecure_plaintext=True,
@@ -411,7 +412,7 @@ class BrokerMachine(Machine):
             quorum_addresses=self._quorum,
             insecure_plaintext=True,
             min_free_bytes=MIN_FREE_BYTES,
-            replication_port=None,
+            replication_port=REPLICATION_PORT,
             rack=self._rack,
             more_data_directories=(Path(SECOND_PATH),) if self._has_two_disks else (),
             # Those of the machine would make another run of the same seed there.

@@ -32,6 +32,9 @@ RECONNECT_MS: Final = (100, 500)
 WINDOW_BYTES: Final = 256 * 1024
 """Bytes of a stream that may be on the way, or wait to be read, before the writer waits."""
 
+PIECE_WHOLE: Final = 0.9
+"""Share of writes to a connection that carries bytes that arrive in one piece."""
+
 
 class Process(Protocol):
     """One end."""
@@ -62,6 +65,8 @@ class Connection:
         self.on_break: dict[str, Callable[[], None]] = {}
         # What the server does with a call; set when it accepts.
         self.serve: Callable[[Any, Any], Any] | None = None
+        # Transports by process, of a connection that carries bytes; set when they are made.
+        self.ends: dict[str, Any] = {}
         # What the client does when the server wants no new calls; set when it is connected.
         self.on_goaway: Callable[[], None] | None = None
         # When the last message of each direction arrives; and those that wait behind a cut.
@@ -214,6 +219,10 @@ class Network:
     def delay_ms(self) -> int:
         """How long a message takes."""
         return self._rng.randint(0, self._delay_ms_max)
+
+    def piece_bytes(self, size_bytes: int) -> int:
+        """How much of what is sent at once travels in one piece: now and then a part."""
+        return size_bytes if size_bytes <= 1 or self._rng.random() < PIECE_WHOLE else self._rng.randint(1, size_bytes)
 
     def listen(self, address: str, listener: Listener) -> bool:
         """Take connections at an address; False if somebody else does."""

@@ -29,6 +29,7 @@ import brokerd.quorum
 import brokerd.replication.cleaning
 import brokerd.replication.replica_host
 import brokerd.replication.scrubbing
+import brokerd.rpc.replicate_listener
 import brokerd.server
 import metaquorum.rpc.controller_service
 import metaquorum.runtime.driver
@@ -38,9 +39,10 @@ from integration_tests.simulation.process import current_process
 from integration_tests.simulation.two_disks import open_log_directories
 from integration_tests.simulation.virtual_grpc import VirtualChannel
 from integration_tests.simulation.virtual_grpc_server import VirtualServer
-from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, current_loop
+from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, VirtualLoop, current_loop
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_rocksdb import Databases, in_place
+from integration_tests.simulation.virtual_tcp import VirtualSocket, VirtualTcp
 from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_settings import QuorumSettings, SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
@@ -271,6 +273,17 @@ def platform(
         def put(target: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, value))
 
+        tcp = VirtualTcp(network)
+
+        async def create_server(_loop: VirtualLoop, factory: Any, *, sock: VirtualSocket) -> Any:
+            return await tcp.create_server(factory, sock=sock)
+
+        async def create_connection(_loop: VirtualLoop, factory: Any, host: str, port: int) -> Any:
+            return await tcp.create_connection(factory, host, port)
+
+        put(VirtualLoop, "create_server", create_server)
+        put(VirtualLoop, "create_connection", create_connection)
+        put(brokerd.rpc.replicate_listener, "listening_socket", VirtualSocket)
         put(grpc.aio, "insecure_channel", insecure_channel)
         put(grpc.aio, "server", new_server)
         put(brokerd.replication.replica_host, "GroupFlusher", VirtualFlusher)

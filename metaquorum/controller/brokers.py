@@ -106,6 +106,7 @@ def _register_again(present: BrokerImage, command: RegisterBroker) -> Decision:
         offline_log_directory_ids=present.offline_log_directory_ids,
     )
     same = (record.host, record.port, record.rack) == (present.host, present.port, present.rack)
+    same = same and record.replication_port == present.replication_port
     unchanged = same and record.log_directory_ids == present.log_directory_ids and not present.in_controlled_shutdown
     return Decision(
         response=BrokerRegistered(broker_epoch=present.broker_epoch),
@@ -127,6 +128,7 @@ def _broker_record(command: RegisterBroker, *, broker_epoch: int | None, fenced:
         log_directory_ids=command.log_directory_ids,
         min_feature_level=command.min_feature_level,
         max_feature_level=command.max_feature_level,
+        replication_port=command.replication_port,
     )
 
 
@@ -139,6 +141,7 @@ def _registration_problem(
         (len(command.incarnation_id) == ID_BYTES, f"the incarnation id must have {ID_BYTES} bytes"),
         (1 <= len(command.host) <= MAX_HOST_CHARACTERS, f"the host must have 1 to {MAX_HOST_CHARACTERS} characters"),
         (1 <= command.port <= 65_535, f"port {command.port} is out of range"),
+        (0 <= command.replication_port <= 65_535, f"replication port {command.replication_port} is out of range"),
         (len(command.rack or "") <= MAX_RACK_CHARACTERS, f"a rack has at most {MAX_RACK_CHARACTERS} characters"),
         (len(command.log_directory_ids) <= MAX_LOG_DIRECTORIES, f"more than {MAX_LOG_DIRECTORIES} log directories"),
         (all(len(i) == ID_BYTES for i in command.log_directory_ids), f"a directory id must have {ID_BYTES} bytes"),

@@ -37,6 +37,7 @@ class RegisterBroker:
         log_directory_ids: ids of its log directories, 16 bytes each.
         min_feature_level: lowest feature level that it can run at, inclusive.
         max_feature_level: highest feature level that it can run at, inclusive.
+        replication_port: TCP port at the host for replication; 0: not known.
         clean_stop_epoch: epoch of the registration under which it last stopped in an orderly way; None: not known.
     """
 
@@ -48,6 +49,7 @@ class RegisterBroker:
     log_directory_ids: tuple[bytes, ...] = ()
     min_feature_level: int = 1
     max_feature_level: int = 1
+    replication_port: int = 0
     clean_stop_epoch: int | None = None
 
 

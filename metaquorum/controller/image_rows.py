@@ -273,6 +273,7 @@ def _broker_row(broker: BrokerImage, *, second: bool) -> MetadataRecord | None:
         offline_log_directory_ids=broker.offline_log_directory_ids,
         min_feature_level=broker.min_feature_level,
         max_feature_level=broker.max_feature_level,
+        replication_port=broker.replication_port,
     )
 
 

@@ -223,6 +223,7 @@ def _register_broker(tables: ImageTables, record: BrokerRecord, offset: int) -> 
             offline_log_directory_ids=record.offline_log_directory_ids,
             min_feature_level=record.min_feature_level,
             max_feature_level=record.max_feature_level,
+            replication_port=record.replication_port,
         )
     )
 

@@ -37,6 +37,7 @@ class BrokerImage:
         offline_log_directory_ids: those of its log directories that have failed, ascending.
         min_feature_level: lowest feature level that it can run at, inclusive.
         max_feature_level: highest feature level that it can run at, inclusive.
+        replication_port: TCP port at the host for replication; 0: not known.
     """
 
     broker_id: int
@@ -54,6 +55,7 @@ class BrokerImage:
     offline_log_directory_ids: tuple[bytes, ...] = ()
     min_feature_level: int = 1
     max_feature_level: int = 1
+    replication_port: int = 0
 
     @property
     def can_lead(self) -> bool:

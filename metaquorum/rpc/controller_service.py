@@ -77,6 +77,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
                 log_directory_ids=tuple(request.log_directory_ids),
                 min_feature_level=level.min_level,
                 max_feature_level=level.max_level,
+                replication_port=request.replication_port,
                 clean_stop_epoch=request.clean_stop_epoch if request.HasField("clean_stop_epoch") else None,
             )
             outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))

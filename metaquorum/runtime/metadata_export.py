@@ -217,6 +217,7 @@ def _broker(record: BrokerRecord) -> dict[str, object]:
         "incarnation_id": record.incarnation_id.hex(),
         "host": record.host,
         "port": record.port,
+        "replication_port": record.replication_port,
         "rack": record.rack,
         "fenced": record.fenced,
         "unclean": record.unclean,

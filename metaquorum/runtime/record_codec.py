@@ -154,6 +154,7 @@ def _broker_message(record: BrokerRecord) -> pb.BrokerRecord:
         offline_log_directory_ids=record.offline_log_directory_ids,
         min_feature_level=record.min_feature_level,
         max_feature_level=record.max_feature_level,
+        replication_port=record.replication_port,
     )
 
 
@@ -186,6 +187,7 @@ def _read_broker(message: pb.BrokerRecord) -> BrokerRecord:
         # Absent in records of before there were several levels.
         min_feature_level=message.min_feature_level or 1,
         max_feature_level=message.max_feature_level or 1,
+        replication_port=message.replication_port,
     )
 
 

@@ -34,6 +34,7 @@ class RegisterBrokerRequest(_message.Message):
     LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     CLEAN_STOP_EPOCH_FIELD_NUMBER: _builtins.int
+    REPLICATION_PORT_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     """Cluster id."""
     broker_id: _builtins.int
@@ -50,6 +51,8 @@ class RegisterBrokerRequest(_message.Message):
     """Epoch of the registration under which the broker last stopped in an orderly way, with all its logs flushed and closed;
     absent: it does not know. Compared with the epoch of the registration that is replaced.
     """
+    replication_port: _builtins.int
+    """TCP port at the host where other brokers of the cluster reach it for replication."""
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of the log directories, 16 bytes each."""
@@ -70,10 +73,11 @@ class RegisterBrokerRequest(_message.Message):
         log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         feature_level: Global___FeatureRange | None = ...,
         clean_stop_epoch: _builtins.int | None = ...,
+        replication_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_clean_stop_epoch", b"_clean_stop_epoch", "clean_stop_epoch", b"clean_stop_epoch", "feature_level", b"feature_level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clean_stop_epoch", b"_clean_stop_epoch", "broker_id", b"broker_id", "clean_stop_epoch", b"clean_stop_epoch", "cluster_id", b"cluster_id", "feature_level", b"feature_level", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "port", b"port", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clean_stop_epoch", b"_clean_stop_epoch", "broker_id", b"broker_id", "clean_stop_epoch", b"clean_stop_epoch", "cluster_id", b"cluster_id", "feature_level", b"feature_level", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "port", b"port", "rack", b"rack", "replication_port", b"replication_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clean_stop_epoch: _TypeAlias = _typing.Literal["clean_stop_epoch"]  # noqa: Y015
     _WhichOneofArgType__clean_stop_epoch: _TypeAlias = _typing.Literal["_clean_stop_epoch", b"_clean_stop_epoch"]  # noqa: Y015

@@ -120,6 +120,7 @@ class ReplicateRequest(_message.Message):
     ACKS_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    FETCH_RANGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___ReplicateOpen:
         """First, once; nothing else before the leader's answer."""
@@ -144,6 +145,10 @@ class ReplicateRequest(_message.Message):
     def heartbeat(self) -> Global___ReplicaHeartbeat:
         """Nothing else to say for a while."""
 
+    @_builtins.property
+    def fetch_range(self) -> Global___FetchRangeRequest:
+        """First and only, in the place of the open: asks for a range."""
+
     def __init__(
         self,
         *,
@@ -153,12 +158,13 @@ class ReplicateRequest(_message.Message):
         acks: Global___ReplicaAcks | None = ...,
         credit: Global___ReplicaCredit | None = ...,
         heartbeat: Global___ReplicaHeartbeat | None = ...,
+        fetch_range: Global___FetchRangeRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "credit", b"credit", "heartbeat", b"heartbeat", "open", b"open", "part", b"part", "subscriptions", b"subscriptions", "unsubscriptions", b"unsubscriptions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "credit", b"credit", "fetch_range", b"fetch_range", "heartbeat", b"heartbeat", "open", b"open", "part", b"part", "subscriptions", b"subscriptions", "unsubscriptions", b"unsubscriptions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "credit", b"credit", "heartbeat", b"heartbeat", "open", b"open", "part", b"part", "subscriptions", b"subscriptions", "unsubscriptions", b"unsubscriptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "credit", b"credit", "fetch_range", b"fetch_range", "heartbeat", b"heartbeat", "open", b"open", "part", b"part", "subscriptions", b"subscriptions", "unsubscriptions", b"unsubscriptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["open", "subscriptions", "unsubscriptions", "acks", "credit", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["open", "subscriptions", "unsubscriptions", "acks", "credit", "heartbeat", "fetch_range"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
@@ -178,6 +184,7 @@ class ReplicateResponse(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     GO_AWAY_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    RANGE_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___ReplicateOpened:
@@ -209,7 +216,11 @@ class ReplicateResponse(_message.Message):
 
     @_builtins.property
     def refused(self) -> Global___ReplicateRefused:
-        """On a plain connection, in the place of a gRPC status: the leader ends the stream."""
+        """The last message: the broker that was asked ends the connection."""
+
+    @_builtins.property
+    def range(self) -> Global___FetchRangeResponse:
+        """Answer to `fetch_range`, and the last message."""
 
     @_builtins.property
     def batches(self) -> Global___ReplicaBatches:
@@ -226,13 +237,14 @@ class ReplicateResponse(_message.Message):
         heartbeat: Global___LeaderHeartbeat | None = ...,
         go_away: Global___ReplicateGoAway | None = ...,
         refused: Global___ReplicateRefused | None = ...,
+        range: Global___FetchRangeResponse | None = ...,
         batches: Global___ReplicaBatches | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "batches", b"batches", "diverged", b"diverged", "ended", b"ended", "go_away", b"go_away", "heartbeat", b"heartbeat", "marks", b"marks", "opened", b"opened", "part", b"part", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "batches", b"batches", "diverged", b"diverged", "ended", b"ended", "go_away", b"go_away", "heartbeat", b"heartbeat", "marks", b"marks", "opened", b"opened", "part", b"part", "range", b"range", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "batches", b"batches", "diverged", b"diverged", "ended", b"ended", "go_away", b"go_away", "heartbeat", b"heartbeat", "marks", b"marks", "opened", b"opened", "part", b"part", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "batches", b"batches", "diverged", b"diverged", "ended", b"ended", "go_away", b"go_away", "heartbeat", b"heartbeat", "marks", b"marks", "opened", b"opened", "part", b"part", "range", b"range", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["opened", "accepted", "diverged", "ended", "marks", "heartbeat", "go_away", "refused", "batches"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["opened", "accepted", "diverged", "ended", "marks", "heartbeat", "go_away", "refused", "range", "batches"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
@@ -308,7 +320,7 @@ class ReplicateOpened(_message.Message):
     lag_max_ms: _builtins.int
     """Most milliseconds that an in-sync follower may be behind."""
     plain_port: _builtins.int
-    """Port at the host of the leader where followers may open the same stream over a plain connection; 0: there is none."""
+    """Not used any more: brokers register the port."""
     def __init__(
         self,
         *,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ReplicationServiceStub(object):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules.
+    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
+    serves it: its messages go over plain connections, to a port that is not the public one.
     """
 
     def __init__(self, channel):
@@ -48,7 +49,8 @@ class ReplicationServiceStub(object):
 
 
 class ReplicationServiceServicer(object):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules.
+    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
+    serves it: its messages go over plain connections, to a port that is not the public one.
     """
 
     def Replicate(self, request_iterator, context):
@@ -88,7 +90,8 @@ def add_ReplicationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ReplicationService(object):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules.
+    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
+    serves it: its messages go over plain connections, to a port that is not the public one.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ReplicationServiceStub:
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules."""
+    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
+    serves it: its messages go over plain connections, to a port that is not the public one.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -42,7 +44,9 @@ class ReplicationServiceStub:
 
 @_typing.type_check_only
 class ReplicationServiceAsyncStub(ReplicationServiceStub):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules."""
+    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
+    serves it: its messages go over plain connections, to a port that is not the public one.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Replicate: _aio.StreamStreamMultiCallable[_replication_pb2.ReplicateRequest, _replication_pb2.ReplicateResponse]  # type: ignore[assignment]
@@ -53,7 +57,9 @@ class ReplicationServiceAsyncStub(ReplicationServiceStub):
     """Gives committed batches of a partition to another replica whose copy of them is damaged. Any replica may be asked."""
 
 class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules."""
+    """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
+    serves it: its messages go over plain connections, to a port that is not the public one.
+    """
 
     @_abc_1.abstractmethod
     def Replicate(

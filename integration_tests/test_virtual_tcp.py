@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of the simulated loop: messages of any size both ways, half-closed ends, a dead address, a process that ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import pytest
+
+from brokerd.frame_stream import FrameStream
+from integration_tests.simulation.process import SimProcess
+from integration_tests.simulation.virtual_network import WINDOW_BYTES, Network
+from integration_tests.simulation.virtual_platform import platform
+from integration_tests.simulation.virtual_tcp import VirtualSocket
+from metaquorum.testing.scheduler import Scheduler
+
+GREETING: Final = b"hello-1\n"
+MAX_BYTES: Final = 16 * WINDOW_BYTES
+SENT: Final = [b"", b"x", bytes(3 * WINDOW_BYTES), b"y" * 20_000, b"end"]
+"""Among them one that takes more than any window."""
+
+
+def new_process(scheduler: Scheduler, machine: str, faults: list[str]) -> SimProcess:
+    """Make a process."""
+    chance: dict[str, Any] = {"rng": scheduler.rng(machine), "work_ms_max": 1, "flush_ms_max": 0}
+    return SimProcess(scheduler, machine=machine, number=0, disk=None, on_fault=faults.append, **chance)
+
+
+def run(scenario: Callable[[Callable[[], None]], Awaitable[Any]], seed: int) -> Any:
+    """Run a scenario beside a server that sends back what it is sent; it gets what kills the server."""
+    scheduler, faults = Scheduler(seed), list[str]()
+    network = Network(scheduler, scheduler.rng("network"), delay_ms_max=5)
+    results: list[Any] = []
+    ends: list[BaseException | None] = []
+    tasks: list[asyncio.Task[None]] = []
+    with platform(scheduler, network):
+        server, client = new_process(scheduler, "server", faults), new_process(scheduler, "client", faults)
+
+        async def echo(stream: FrameStream) -> None:
+            while (message := await stream.read()) is not None:
+                await stream.write(message)
+            stream.close()
+
+        def taken() -> FrameStream:
+            def serve(stream: FrameStream) -> None:
+                tasks.append(server.loop.create_task(echo(stream)))
+
+            return FrameStream(greeting=GREETING, max_bytes=MAX_BYTES, on_open=serve)
+
+        async def serve() -> None:
+            socket: Any = VirtualSocket("server", 1)
+            await asyncio.get_running_loop().create_server(taken, sock=socket)
+            await asyncio.Event().wait()
+
+        def kill() -> None:
+            server.loop.kill()
+            network.end_process(server)
+
+        async def use() -> None:
+            results.append(await scenario(kill))
+
+        server.run(serve(), ends.append)
+        while not network.is_listening("server:1"):
+            assert scheduler.run_next()
+        client.run(use(), ends.append)
+        while not ends:
+            assert scheduler.run_next()
+        kill()
+        client.loop.kill()
+    assert ends == [None], (ends, faults)
+    assert not faults
+    return results[0]
+
+
+async def dialled(port: int = 1) -> FrameStream:
+    """Connect to the server."""
+    stream = FrameStream(greeting=GREETING, max_bytes=MAX_BYTES)
+    await asyncio.get_running_loop().create_connection(lambda: stream, "server", port)
+    await stream.greeted
+    return stream
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_messages_come_back_in_order_and_the_end_behind_them(seed: int) -> None:
+    """Cut into pieces at random, and held up by the window; the half that is closed ends the other one once all is said."""
+
+    async def scenario(_kill: Callable[[], None]) -> Any:
+        stream = await dialled()
+
+        async def send() -> None:
+            for message in SENT:
+                await stream.write(message)
+            stream.end_writing()
+
+        sending = asyncio.create_task(send())
+        heard = [await stream.read() for _ in range(len(SENT) + 1)]
+        await sending
+        return heard == [*SENT, None]
+
+    assert run(scenario, seed)
+
+
+def test_dead_address_refuses() -> None:
+    """Nobody listens there."""
+
+    async def scenario(_kill: Callable[[], None]) -> Any:
+        with pytest.raises(ConnectionRefusedError):
+            await dialled(2)
+        return True
+
+    assert run(scenario, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_process_that_ends_breaks_its_connections(seed: int) -> None:
+    """The other end hears of it, once, and cannot write any more."""
+
+    async def scenario(kill: Callable[[], None]) -> Any:
+        stream = await dialled()
+        kill()
+        with pytest.raises(ConnectionResetError):
+            await stream.read()
+        with pytest.raises(ConnectionResetError):
+            await stream.write(b"x")
+        return True
+
+    assert run(scenario, seed)
