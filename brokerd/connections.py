@@ -2,7 +2,7 @@
 """Ends TCP connections of this process by the name of their peer.
 
 gRPC for Python gives a server no way to end a call whose client takes nothing: a status waits behind the messages, and their memory
-with it (docs/adr/0012-memory-budgets.md). A connection that is shut down ends all its calls.
+with it (docs/adr/0013-memory-budgets.md). A connection that is shut down ends all its calls.
 Linux; elsewhere nothing is found, and nothing is ended.
 """
 
