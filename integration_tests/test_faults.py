@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lograft.wire.batch import encode_batch
 
-from integration_tests.faults import fuzz, kill_broker, kill_quorum, mutations
+from integration_tests.faults import fuzz, fuzz_internal, internal_requests, kill_broker, kill_quorum, mutations
 
 SHORT_ROUNDS = 2
 SHORT_INPUTS = 400
@@ -42,6 +42,27 @@ def test_hostile_input_harms_nothing(tmp_path: Path) -> None:
     assert growth < fuzz.RSS_GROWTH_BYTES_MAX
     assert sum(outcomes.values()) == SHORT_INPUTS
     assert not [outcome for outcome in outcomes if ": UNKNOWN" in outcome or ": INTERNAL" in outcome]
+
+
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_hostile_requests_between_servers_harm_nothing(tmp_path: Path) -> None:
+    """Whatever servers are sent in the name of others: typed answers, no end, no traceback, and everything is there after restarts."""
+    outcome = fuzz_internal.run(tmp_path, SHORT_INPUTS, seed=3)
+    assert outcome.problems == []
+    assert sum(outcome.counts.values()) == SHORT_INPUTS
+    assert outcome.acknowledged > 0
+
+
+def test_every_internal_method_is_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that the protocol gets has to get a maker of requests."""
+    methods = internal_requests.internal_methods()
+    assert len(methods) >= 15
+    assert methods.keys() <= set(fuzz_internal.kinds())
+    vote = "lograft.internal.v1.QuorumService.Vote"
+    monkeypatch.delitem(internal_requests.MAKERS, vote)
+    with pytest.raises(RuntimeError, match=vote):
+        fuzz_internal.kinds()
 
 
 def test_comparison_notices_lost_moved_and_repeated_records() -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make fuzz`: mutated batches, frames and names through the real gRPC port of a real broker process.
+"""`make fuzz`: mutated batches, frames and names of clients, through the real gRPC port of a real broker process.
 
 After every input the broker must live; every thousand a good client must still get through; at the end the broker's memory must
 have grown by less than RSS_GROWTH_BYTES_MAX, and everything that was stored must be readable: every batch of the topic decodes
-in every way a reader has, and what Read and Fetch return agrees.
+in every way a reader has, and what Read and Fetch return agrees. The second part, requests between servers, is `fuzz_internal`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lograft.wire.compression import Codec
 
 from integration_tests.cluster.cluster import BROKER_ID_FIRST, Cluster
 from integration_tests.cluster.wait import wait_for
+from integration_tests.faults import fuzz_internal
 from integration_tests.faults.mutations import BATCH_MUTATIONS, mutate_frame, odd_name, zstd_bomb
 
 TOPIC = "fuzz"
@@ -234,13 +235,29 @@ def attack(address: str, inputs: int, seed: int, outcomes: collections.Counter[s
 
 
 def main() -> int:
-    """Print the outcomes; 1 when memory grew beyond the bound."""
+    """Run both parts; 1 when one of them found something."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=20_000)
+    parser.add_argument("--inputs", type=int, default=20_000, help="inputs of each part")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=("clients", "servers"), help="one part: what clients say, or what servers do")
     arguments = parser.parse_args()
+    print(f"SEED {arguments.seed}")
+    status = 0
     with tempfile.TemporaryDirectory(prefix="lograft-fuzz-") as name:
-        outcomes, stored, growth = run(Path(name), arguments.inputs, arguments.seed)
+        if arguments.only != "servers":
+            status |= fuzz_clients(Path(name) / "clients", arguments.inputs, arguments.seed)
+        if arguments.only != "clients":
+            directory = Path(name) / "servers"
+            directory.mkdir()
+            outcome = fuzz_internal.run(directory, arguments.inputs, arguments.seed)
+            status |= fuzz_internal.report(outcome, arguments.inputs, arguments.seed)
+    return status
+
+
+def fuzz_clients(directory: Path, inputs: int, seed: int) -> int:
+    """Print the outcomes of what clients may say; 1 when memory grew beyond the bound, or an answer was not typed."""
+    directory.mkdir()
+    outcomes, stored, growth = run(directory, inputs, seed)
     for outcome, count in sorted(outcomes.items()):
         print(f"{count:7d}  {outcome}")
     print(
