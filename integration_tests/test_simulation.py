@@ -26,6 +26,8 @@ QUICKLY_FOUND = {
     "a producer's sequence is not looked at": "4",
     "a follower gives readers what is not committed": "1",
     "in the place of a lost leader anybody leads": "4",
+    "the last one in sync leads without its disk": "4",
+    "a second loss changes which directories are awaited": "4",
 }
 """Mutants that a few seeds find, and how many."""
 
@@ -65,6 +67,8 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
         "snapshot install of a voter",
         "voter change",
         "disk full of a broker",
+        "last disk in sync lost and awaited",
+        "awaited disk came back",
     ):
         assert f"  {name} " in everything, f"no {name!r}: {everything}"
 

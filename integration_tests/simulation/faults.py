@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from integration_tests.simulation.last_disk import LastDisk
 from integration_tests.simulation.options import WorldOptions
 from integration_tests.simulation.servers import MIN_FREE_BYTES, BrokerMachine, Machine, VoterMachine
 from integration_tests.simulation.virtual_network import Network
@@ -50,6 +51,11 @@ class StruckWorld(Protocol):
         """Tell whether all that a broker has is in sync elsewhere, and nobody else is in trouble."""
         ...
 
+    @property
+    def is_whole(self) -> bool:
+        """True while all brokers serve and all replicas are in sync, by what the brokers were last told."""
+        ...
+
     def restart_client(self) -> None:
         """Kill a client, and start another one."""
         ...
@@ -62,6 +68,12 @@ class Faults:
         self._world = world
         self._rng: random.Random = world.scheduler.rng("faults")
         self._stranded: set[tuple[str, str]] = set()
+        self._last_disk = LastDisk(world, world.scheduler.rng("last disk"), self._cut_power)
+
+    @property
+    def is_disk_away(self) -> bool:
+        """True while the last disk is taken away, awaited or given back; that ends in a healed world too."""
+        return self._last_disk.is_under_way
 
     def schedule(self) -> None:
         """Begin."""
@@ -80,6 +92,7 @@ class Faults:
             (options.directory_every_ms, self._fail_directory),
             (options.voter_loss_every_ms, self._lose_voter),
             (options.full_every_ms, self._fill),
+            (options.last_disk_every_ms, self._last_disk.strike),
         )
         for mean_ms, strike in kinds:
             if mean_ms is not None:

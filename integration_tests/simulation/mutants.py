@@ -30,6 +30,7 @@ from integration_tests.simulation.options import (
     directory_storm,
     end_storm,
     kill_storm,
+    last_disk_storm,
     loss_storm,
     power_storm,
     quorum_storm,
@@ -217,6 +218,22 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         old="rules_of(image, topic)",
         new="replace(rules_of(image, topic), unclean=True)",
         storm=directory_storm,
+    ),
+    WorldMutant(
+        name="the last one in sync leads without its disk",
+        owner=elections,
+        function="partition_change",
+        old="awaited = _awaited(partition, isr, lossy)",
+        new="awaited = ()",
+        storm=last_disk_storm,
+    ),
+    WorldMutant(
+        name="a second loss changes which directories are awaited",
+        owner=elections,
+        function="_awaited",
+        old="and each.broker_id not in known",
+        new="",
+        storm=last_disk_storm,
     ),
     # The metadata.
     WorldMutant(

@@ -57,6 +57,7 @@ class WorldOptions:
         full_every_ms: little room is left on a disk of a broker, or next to none, for a while.
         end_every_ms: mean time between two questions of a client for the ends of the partitions.
         strand_every_ms: one broker is cut off from the other brokers alone, for longer than followers may lag.
+        last_disk_every_ms: brokers leave one after the other, and the last one loses its disk until it is awaited.
     """
 
     voter_count: int
@@ -94,6 +95,7 @@ class WorldOptions:
     full_every_ms: int | None = None
     end_every_ms: int | None = None
     strand_every_ms: int | None = None
+    last_disk_every_ms: int | None = None
 
 
 def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
@@ -158,6 +160,8 @@ def draw_options(rng: random.Random) -> WorldOptions:
         full_every_ms=sometimes(1_000, 8_000, 0.4),
         end_every_ms=sometimes(100, 1_000, 0.6),
         strand_every_ms=sometimes(1_000, 6_000, 0.5) if min_isr == 2 else None,
+        # A replica without another one has nobody who could lead in its place, wrongly.
+        last_disk_every_ms=sometimes(500, 4_000, 0.6) if replication_factor > 1 and not is_lasting else None,
     )
 
 
@@ -325,4 +329,29 @@ def end_storm(seed: int) -> WorldOptions:
         stop_every_ms=None,
         down_ms_max=15_000,
         end_every_ms=200,
+    )
+
+
+def last_disk_storm(seed: int) -> WorldOptions:
+    """Options under which the last broker that leaves loses its disk, over and over: for the hunt of mutants."""
+    # Of three of which two are needed the last but one has everything too, unless it may have lost what it did not flush.
+    flush_policy, replication_factor, min_isr = (
+        (FlushPolicy.NONE, 2, 1),
+        (FlushPolicy.ACK, 3, 1),
+        (FlushPolicy.NONE, 3, 2),
+        (FlushPolicy.ACK, 2, 1),
+    )[seed % 4]
+    return replace(
+        power_storm(seed),
+        flush_policy=flush_policy,
+        replication_factor=replication_factor,
+        min_isr=min_isr,
+        flush_ms_max=5,
+        kill_every_ms=None,
+        power_every_ms=None,
+        blackout_every_ms=None,
+        cut_every_ms=None,
+        stop_every_ms=None,
+        last_disk_every_ms=1_000,
+        down_ms_max=1_500,
     )

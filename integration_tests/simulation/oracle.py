@@ -9,6 +9,7 @@ Laws
     one leader: of one partition and leader epoch at most one process ever leads (of several replicas, over the life of a broker).
     order: a high watermark never goes back while a process follows or leads in one epoch, and is never above the log end.
     followers: a follower lets readers have nothing that was not committed.
+    awaited: a partition that awaits a log directory has no leader.
 
 Source: Raft's safety properties, section 5.4; docs/replication.md "Invariants"; KIP-966.
 """
@@ -28,6 +29,7 @@ from brokerd.partition.events import Event, PartitionChanged
 from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.locator import Locator
+from brokerd.replication.replica_peers import ResignReason
 from brokerd.rpc import readers
 from brokerd.rpc.readers import ServingReplica
 from integration_tests.simulation.process import current_process
@@ -64,6 +66,8 @@ class Oracle:
         # How far the replica of a process was compared.
         self._compared: dict[HostedReplica, int] = {}
         self._marks: dict[HostedReplica, tuple[int, int]] = {}
+        # Leaderships that were to be given up for want of room: topic id, partition, leader epoch.
+        self._without_room: set[tuple[bytes, int, int]] = set()
         self.violation: InvariantViolation | None = None
 
     def committed_end(self, key: Key) -> int:
@@ -73,6 +77,11 @@ class Oracle:
     def is_spare(self, node_id: int, *, in_sync_min: int) -> bool:
         """Tell whether each partition has so many others in sync, by what the brokers were last told."""
         return all(len(set(each.isr) - {node_id}) >= in_sync_min for each in self._known.values())
+
+    @property
+    def are_all_in_sync(self) -> bool:
+        """True if every partition has all its replicas in sync, by what the brokers were last told, and there is one."""
+        return bool(self._known) and all(set(each.isr) == set(each.replicas) for each in self._known.values())
 
     def throw_away(self) -> None:
         """Let go of all replicas, and of the frames of a violation, which keep the server in which it was found."""
@@ -85,7 +94,7 @@ class Oracle:
         """Look at every effect of every replica."""
         carry_out: Callable[[Any, Effect], None] = HostedReplica._carry_out  # pyright: ignore[reportPrivateUsage]
         after_step: Callable[[Any, Event], None] = HostedReplica._after_step  # pyright: ignore[reportPrivateUsage]
-        take_partition = HostedReplica.take_partition
+        take_partition, resign = HostedReplica.take_partition, HostedReplica.resign
         end_repair, note_accepted = LogRepair.end, FailedReplicas.note_accepted
         find_follower = readers.find_follower
         execute = SnapshotShell.execute
@@ -114,8 +123,14 @@ class Oracle:
             )
 
         def watched_take_partition(replica: HostedReplica, event: PartitionChanged) -> None:
-            self._on_partition((replica.topic_id, replica.partition), event.partition)
+            with self._noting():
+                self._on_partition((replica.topic_id, replica.partition), event.partition)
             take_partition(replica, event)
+
+        def watched_resign(replica: HostedReplica, reason: ResignReason) -> None:
+            if reason is ResignReason.NO_ROOM:
+                self._without_room.add((replica.topic_id, replica.partition, replica.leader_epoch))
+            resign(replica, reason)
 
         def watched_end(
             owner: LogRepair, repaired: CleanedGroup, *, found_epochs: Sequence[EpochStart] = (), now_ms: int
@@ -149,6 +164,7 @@ class Oracle:
             mock.patch.object(HostedReplica, "_carry_out", watched_carry_out),
             mock.patch.object(HostedReplica, "_after_step", watched_after_step),
             mock.patch.object(HostedReplica, "take_partition", watched_take_partition),
+            mock.patch.object(HostedReplica, "resign", watched_resign),
         ):
             yield
 
@@ -236,7 +252,8 @@ class Oracle:
         ends[epoch] = max(ends.get(epoch, 0), to_offset)
 
     def _on_partition(self, key: Key, partition: PartitionImage) -> None:
-        """Count what the controller decides, once."""
+        """Judge and count what the controller decides, once."""
+        require(not partition.awaited or partition.leader_id is None, "what is awaited is not led", (key, partition))
         known = self._known.get(key)
         if known is not None and partition.partition_epoch <= known.partition_epoch:
             return
@@ -247,6 +264,11 @@ class Oracle:
         if partition.leader_id != known.leader_id and partition.leader_id is not None:
             counts["partition leader change"] += 1
             counts["leader moved by wish"] += known.leader_id in partition.isr
+            is_next = partition.leader_epoch == known.leader_epoch + 1
+            is_handed_over = (
+                is_next and (*key, known.leader_epoch) in self._without_room and known.leader_id in partition.isr
+            )
+            counts["leadership of a full disk handed over"] += is_handed_over
         counts["ISR shrink"] += len(set(known.isr) - set(partition.isr)) > 0
         counts["ISR growth"] += len(set(partition.isr) - set(known.isr)) > 0
         counts["partition without a leader"] += partition.leader_id is None

@@ -11,6 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -180,9 +181,12 @@ class Machine(ABC):
     def wipe(self) -> None:
         """Lose the disk, and get another one with a new data directory."""
         self.kill(Crash.LOSE_ALL)
+        self.world.databases.wipe(self.name)
+        self._take_empty_disk()
+
+    def _take_empty_disk(self) -> None:
         self._disk_count += 1
         self.disk = self._new_disk()
-        self.world.databases.wipe(self.name)
         self.key = replica_key(self.key.node_id, disk_number=self._disk_count)
         # It joins what is there, as an observer.
         self._voters = voter_set([])
@@ -265,8 +269,29 @@ class VoterMachine(Machine):
         await self.server.wait_stopped()
 
 
+@dataclass(frozen=True, kw_only=True)
+class DiskInHand:
+    """A disk that is in no machine.
+
+    Attributes:
+        disk: it, and the second one of the machine.
+        key: of its data directory.
+        directory_ids: of its log directories, 16 bytes each.
+        shelf: where the image of the metadata is that was on it.
+    """
+
+    disk: SimDisk
+    key: ReplicaKey
+    directory_ids: frozenset[bytes]
+    shelf: str
+
+
 class BrokerMachine(Machine):
-    """A broker; with `has_two_disks` it has a second log directory, on a disk of its own."""
+    """A broker; with `has_two_disks` it has a second log directory, on a disk of its own.
+
+    Attributes:
+        is_held: True: it does not start, whoever wants it. The fault that holds it sets it.
+    """
 
     def __init__(
         self,
@@ -280,10 +305,13 @@ class BrokerMachine(Machine):
         has_two_disks: bool = False,
     ) -> None:
         self._has_two_disks = has_two_disks
+        self._second_id: bytes | None = None
+        self._second_count = 0
         super().__init__(world, name, key=key, voters=voters)
         self._quorum = quorum
         self._rack = rack
         self.is_serving = False
+        self.is_held = False
         self._has_registered = False
         self._waits_for: BrokerMachine | None = None
 
@@ -294,7 +322,30 @@ class BrokerMachine(Machine):
         """Make new data directories."""
         super().format()
         if isinstance(self.disk, TwoDisks):
-            self.disk.format_second(CLUSTER_ID, self.key.node_id)
+            self._format_second(self.disk)
+
+    def _format_second(self, disk: TwoDisks) -> None:
+        """Make a new log directory on the second disk, with an id that no other has."""
+        self._second_count += 1
+        self._second_id = b"more-%04d-%06d" % (self._second_count, self.key.node_id)
+        disk.format_second(CLUSTER_ID, self.key.node_id, self._second_id)
+
+    def exchange_disk(self, other: DiskInHand | None) -> DiskInHand:
+        """Take the disk out, which keeps what it has, and put another one in; None: an empty one. Only while no process is there."""
+        assert self.process is None, f"{self.name} runs"
+        self.make_room()
+        ids = frozenset(
+            (self.key.directory_id,) if self._second_id is None else (self.key.directory_id, self._second_id)
+        )
+        shelf = self.world.databases.shelve(self.name)
+        taken = DiskInHand(disk=self.disk, key=self.key, directory_ids=ids, shelf=shelf)
+        if other is None:
+            self._take_empty_disk()
+        else:
+            self.disk, self.key = other.disk, other.key
+            self._second_id = next(iter(other.directory_ids - {other.key.directory_id}), None)
+            self.world.databases.unshelve(self.name, other.shelf)
+        return taken
 
     def fail_second(self) -> bool:
         """Let the second disk fail at the next write or sync; False if there is none, or it fails already, or nobody is there."""
@@ -312,7 +363,7 @@ class BrokerMachine(Machine):
         self.kill()
         if how is None:
             disk.replace_second()
-            disk.format_second(CLUSTER_ID, self.key.node_id)
+            self._format_second(disk)
         else:
             disk.second.crash(how, self.rng)
         return True
@@ -343,9 +394,9 @@ class BrokerMachine(Machine):
 
     @property
     def may_start(self) -> bool:
-        """False while it has to wait until another broker has registered."""
+        """False while it is held, or has to wait until another broker has registered."""
         first = self._waits_for
-        return first is None or first._has_registered
+        return not self.is_held and (first is None or first._has_registered)
 
     def wait_for(self, first: BrokerMachine) -> None:
         """Start no more before the next process of another broker has registered."""

@@ -32,7 +32,6 @@ class TwoDisks(SimDisk):
         super().__init__()
         self.second = SimDisk()
         self.is_second_failing = False
-        self._second_count = 0
 
     def crash(self, how: Crash, rng: random.Random) -> None:
         """See `SimDisk.crash`."""
@@ -57,9 +56,8 @@ class TwoDisks(SimDisk):
         """Take another disk, which is empty."""
         self.second = SimDisk()
 
-    def format_second(self, cluster_id: str, node_id: int) -> None:
-        """Make a new log directory on the second disk, with an id that no other has."""
-        self._second_count += 1
+    def format_second(self, cluster_id: str, node_id: int, directory_id: bytes) -> None:
+        """Make a new log directory on the second disk."""
         self.second.make_directory(SECOND_PATH)
         self.second.sync_directory("/")
         DataDirectory.create(
@@ -67,7 +65,7 @@ class TwoDisks(SimDisk):
             SECOND_PATH,
             cluster_id=cluster_id,
             node_id=node_id,
-            directory_id=b"more-%04d-%06d" % (self._second_count, node_id),
+            directory_id=directory_id,
             has_metadata=False,
         ).close()
 

@@ -181,6 +181,7 @@ class Databases:
         self._root = Path()
         self._full: set[str] = set()
         self._open: dict[Path, VirtualDatabase] = {}
+        self._shelf_count = 0
 
     def begin(self, root: Path) -> None:
         """Say where the files are."""
@@ -241,6 +242,19 @@ class Databases:
         """The disk of a machine is another one."""
         self.end_process(machine, has_power=False)
         shutil.rmtree(self.directory(machine), ignore_errors=True)
+
+    def shelve(self, machine: str) -> str:
+        """Take what a machine without a process has away with its disk; returns where it is."""
+        self._shelf_count += 1
+        shelf = f"shelf-{self._shelf_count}"
+        if self.directory(machine).exists():
+            self.directory(machine).rename(self._root / shelf)
+        return shelf
+
+    def unshelve(self, machine: str, shelf: str) -> None:
+        """Give a machine what was taken away from it."""
+        if (self._root / shelf).exists():
+            (self._root / shelf).rename(self.directory(machine))
 
     def _of(self, machine: str) -> Sequence[VirtualDatabase]:
         directory = self.directory(machine)

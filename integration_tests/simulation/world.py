@@ -252,8 +252,16 @@ class World:
     def is_spare(self, machine: BrokerMachine) -> bool:
         """See `StruckWorld`."""
         is_quiet = self.network.is_whole and not any(each.is_paused for each in self.machines)
-        are_serving = all(broker.is_serving and not broker.is_stopping for broker in self.brokers)
-        return is_quiet and are_serving and self.oracle.is_spare(machine.key.node_id, in_sync_min=2)
+        return is_quiet and self._are_serving and self.oracle.is_spare(machine.key.node_id, in_sync_min=2)
+
+    @property
+    def _are_serving(self) -> bool:
+        return all(broker.is_serving and not broker.is_stopping for broker in self.brokers)
+
+    @property
+    def is_whole(self) -> bool:
+        """See `StruckWorld`."""
+        return self._are_serving and self.oracle.are_all_in_sync
 
     def restart_client(self) -> None:
         """Kill a producer or a consumer, and start another one of its kind."""
@@ -308,7 +316,11 @@ class World:
         self._run_until(is_done)
 
     def _has_converged(self) -> bool:
-        if any(process.is_alive for process, _ in self._clients) or not self.is_topic_there:
+        if (
+            any(process.is_alive for process, _ in self._clients)
+            or not self.is_topic_there
+            or self._faults.is_disk_away
+        ):
             return False
         hosts = [broker.server.replica_host if broker.server is not None else None for broker in self.brokers]
         if any(host is None for host in hosts):
