@@ -226,9 +226,14 @@ def test_acknowledgements_go_to_their_replicas() -> None:
     assert session.take_answers(0) == []
 
 
-@pytest.mark.parametrize(("appended", "flushed"), [(6, 0), (5, 6), (-1, -1), (5, -1), (1, 1), (4, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("appended", "flushed"), [(6, 2), (6, 6), (9, 5), (5, 6), (-1, -1), (5, -1), (3, 2), (4, 1)], ids=str
+)
 def test_a_false_acknowledgement_ends_the_stream(appended: int, flushed: int) -> None:
-    """Beyond what was sent, against itself, below what was said before: nothing of it is counted, nor of what comes behind it."""
+    """Beyond what was sent, against itself, below what was said before: nothing of it is counted, nor of what comes behind it.
+
+    What is beyond is in the log of the leader, where it would be counted. Each rule is broken alone at least once.
+    """
     session = opened_session()
     subscribe(session, 1, log_end=9)
     read(session, 5)

@@ -275,7 +275,7 @@ async def test_routes_of_both_classes_share_a_stream(world: LeaderWorld) -> None
     assert (frame.route, frame.is_in_sync) == (0, True)
 
 
-@pytest.mark.parametrize(("appended", "flushed"), [(3, 0), (1, 2), (-1, -1), (1, -1), (2**63 - 1, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize(("appended", "flushed"), [(3, 1), (1, 2), (-1, -1), (1, -1), (2**63 - 1, 1), (0, 0)], ids=str)
 async def test_a_false_acknowledgement_ends_the_stream(
     world: LeaderWorld, caplog: pytest.LogCaptureFixture, appended: int, flushed: int
 ) -> None:
