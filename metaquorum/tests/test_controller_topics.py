@@ -9,6 +9,7 @@ from lograft.wire.limits import MAX_BATCH_BYTES
 
 from metaquorum.controller import topic_configs, topic_names
 from metaquorum.controller.commands import AlterConfigs, DeleteTopic, ResourceChanges, TopicCreated, TopicDeleted
+from metaquorum.controller.image_rows import DeletedBlock, deleted_key
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.records import ConfigRecord, ConfigResource, TopicRecord
 from metaquorum.controller.topic_configs import TOPIC_CONFIGS, CleanupPolicy, CompressionType, FlushPolicy
@@ -280,7 +281,7 @@ def test_create_topic_beyond_the_cluster_limits_is_refused() -> None:
 
 
 def test_delete_topic_removes_everything_of_it() -> None:
-    """After a deletion the image is what it was before the creation, but for the offset."""
+    """After a deletion the image is what it was before the creation, but for the offset and the id of the deleted topic."""
     world = world_with_brokers(2)
     world.run(create_topic("keep", configs={"segment.ms": "9"}))
     before = view(world.image)
@@ -288,7 +289,8 @@ def test_delete_topic_removes_everything_of_it() -> None:
     world.run(create_topic("drop", partition_count=5, configs={"segment.ms": "1"}))
     decision = world.run(DeleteTopic(topic="drop"))
     assert decision.response == TopicDeleted(topic_id=topic_id("drop"))
-    assert view(world.image) == before
+    deleted = DeletedBlock(number=0, data=topic_id("drop"))
+    assert view(world.image) == [*before, (deleted_key(0), deleted)]
     assert world.image.counts == counts
     assert world.image.topic_names == ["keep"]
 

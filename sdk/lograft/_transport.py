@@ -145,7 +145,8 @@ class Transport:
         """Wait until a channel may have left a state. Who gives up leaves the wait to the next one, or to the end of the channel."""
         watches = self._pending.watches
         watch = watches.get(channel)
-        if watch is None:
+        # One that has ended stays until the loop's next turn, and waiting for it would never let that come.
+        if watch is None or watch.done():
             watch = watches[channel] = _keep(asyncio.ensure_future(channel.wait_for_state_change(state)))
             watch.add_done_callback(partial(_drop_watch, watches, channel))
         await asyncio.shield(watch)
@@ -250,7 +251,8 @@ def _cancel_gently(call: Awaitable[object]) -> None:
 def _drop_watch(
     watches: dict[grpc.aio.Channel, asyncio.Task[None]], channel: grpc.aio.Channel, watch: asyncio.Task[None]
 ) -> None:
-    watches.pop(channel, None)
+    if watches.get(channel) is watch:
+        del watches[channel]
     if not watch.cancelled():
         watch.exception()
 

@@ -9,6 +9,7 @@ import pytest
 from lograft._transport import Purpose, Transport, finish, open_call
 from lograft.v1 import metadata_pb2
 from lograft.v1.metadata_pb2_grpc import MetadataServiceStub
+from tests.clients.test_producer_errors import unused_address
 
 
 def test_a_finished_call_leaves_no_task_of_grpc_in_its_loop(bootstrap: str) -> None:
@@ -75,3 +76,20 @@ def test_a_call_that_is_cancelled_while_it_starts_leaves_nothing_either(bootstra
     was_cancelled, left = asyncio.run(start_and_cancel())
     assert left == set()
     assert was_cancelled == (turns < 2)
+
+
+async def test_a_wait_that_has_ended_is_not_waited_for_again() -> None:
+    """Who did would turn round and round without letting the loop go on: the whole process stood still."""
+    transport = Transport()
+    try:
+        channel = transport.channel(unused_address(), Purpose.CONTROL)
+        ended = asyncio.ensure_future(asyncio.sleep(0))
+        await ended
+        transport._pending.watches[channel] = ended
+        waiting = asyncio.ensure_future(transport._wait_change(channel, channel.get_state()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        channel.get_state(try_to_connect=True)
+        await waiting
+    finally:
+        await transport.close()
