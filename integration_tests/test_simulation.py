@@ -43,6 +43,7 @@ def test_smoke_seeds_are_clean_and_every_fault_occurs() -> None:
     found = in_a_process("-m", "integration_tests.simulation.run", "--seeds", SMOKE_SEEDS, "--events", SMOKE_EVENTS)
     assert found.returncode == 0, found.stdout
     assert f"{SMOKE_SEEDS} seeds clean, 0 failed" in found.stdout
+    assert not found.stderr, "clients that were killed speak up"
     _, _, everything = found.stdout.partition("everything:")
     for name in (
         "acknowledged",
