@@ -24,7 +24,7 @@ from metaquorum.raft.effects import Send
 from metaquorum.raft.events import Failure, RequestFailed
 from metaquorum.raft.roles import Follower, Leader
 from metaquorum.raft.types import LOG_BEGIN, Offset
-from metaquorum.testing.options import SimOptions
+from metaquorum.testing.options import calm
 from metaquorum.testing.run import be_quiet
 from metaquorum.testing.sim_node import SimNode
 from metaquorum.testing.sim_quorum import SimulatedQuorum
@@ -41,24 +41,7 @@ STRIKE_EVERY_MS = 10_000
 DOWN_MS = 4_000
 """A leader is killed or frozen so often, and for so long."""
 
-CALM = SimOptions(
-    voter_count=3,
-    observer_count=0,
-    delay_ms_max=2,
-    loss=0.0,
-    duplication=0.0,
-    flush_ms_max=5,
-    crash_every_ms=None,
-    shutdown_every_ms=None,
-    cut_every_ms=None,
-    pause_every_ms=None,
-    wipe=False,
-    clock_drift=0.0,
-    proposal_every_ms=PROPOSAL_EVERY_MS,
-    down_ms_max=1,
-    change_every_ms=None,
-    transfer_every_ms=None,
-)
+CALM = calm(observer_count=0, proposal_every_ms=PROPOSAL_EVERY_MS)
 
 
 @dataclass(slots=True)
@@ -147,7 +130,7 @@ class MeasuredQuorum(SimulatedQuorum):
         self.scheduler.after(self._chance.randint(0, 2 * PROPOSAL_EVERY_MS), self._ask)
 
     def _try(self, change: Change) -> None:
-        """Have a change appended by whoever leads, and look after it until it is committed."""
+        """Append a change at the leader, and follow it until it is committed."""
         if change not in self._changes:
             return
         if change.payload is None or not self._may_come(change):

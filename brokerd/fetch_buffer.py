@@ -9,7 +9,7 @@ from holding up the others:
   its readers whatever the others do.
 * The more chunks are held, the smaller is the next one (`chunk_bytes`). A single batch is never cut, though: where it does not fit,
   its stream waits in turn.
-* While streams wait, the connection of whoever has had a chunk for `FETCH_TAKE_MS` is ended.
+* While streams wait, the broker ends the connections of clients that have not taken their chunk within `FETCH_TAKE_MS`.
 
 Owns the gate, and who has held what since when. Must not read logs or write to streams.
 """

@@ -4,8 +4,8 @@
 Owns the bytes of the grants that are held, and the order of those that wait. Must not wait, or know what the bytes are for:
 `brokerd.memory_gate` waits.
 
-Laws: a grant is given back once. Whoever came first is granted first: nobody passes a larger request. At most `limit_bytes` are
-held, except by a request that is larger than all of it, which is granted alone.
+Laws: a grant is given back once. Requests are granted in the order in which they came, so a small one never overtakes a large
+one. At most `limit_bytes` are held, except by a request that is larger than all of it, which is granted alone.
 Source: Kafka, `queued.max.request.bytes` and its memory pool (KIP-72).
 """
 

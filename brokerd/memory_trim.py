@@ -2,8 +2,8 @@
 """Gives memory back to the kernel after a burst.
 
 The allocator of a server is told to keep what it was once given (`lograft.wire.malloc`), which makes large messages three times as
-fast; without this task a burst stays resident for ever. A look reads one file; a trim costs milliseconds, and the page faults of what
-is needed again.
+fast; without this task a burst stays resident for ever. A look reads one file. A trim costs milliseconds, and page faults for what
+the server needs again.
 
 Owns when to trim. Does nothing where there is no glibc, or no Linux. Source: malloc_trim(3), mallopt(3), proc(5).
 """
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 CHECK_MS: Final = 10_000
 """Milliseconds between two looks at the resident memory, and so between two trims at least.
 
-A trim of 300 MB takes up to 80 ms, and whoever allocates meanwhile waits: less than a hundredth of the time is spent so.
+A trim of 300 MB takes up to 80 ms and holds up whoever allocates memory. One in 10 s costs less than a hundredth of the time.
 """
 
 CHECK_MS_MAX: Final = 20_000

@@ -111,8 +111,8 @@ async def is_ready_within(channel: grpc.aio.Channel, timeout_ms: int) -> bool:
     """Connect if need be; False when that fails or takes longer, and at once when the last attempt has failed.
 
     A call on a channel that was ready is known to have left; one that was refused before is known not to have. A channel whose
-    attempt failed says so until one succeeds, however many it makes meanwhile: to wait for news of it would be to wait for its
-    server. Who asks again should pause before.
+    attempt failed stays in that state until an attempt succeeds, so a wait for a change of state would last until the server is
+    back. The caller should pause before it asks again.
     """
     state = channel.get_state(try_to_connect=True)
     if state is grpc.ChannelConnectivity.READY:

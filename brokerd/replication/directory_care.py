@@ -40,7 +40,7 @@ class DirectoryCare:
         self._set_asides = {
             directory: SetAside(directory.disk, directory.partitions_path, now_ms) for directory in directories
         }
-        # Held by whoever looks into what was set aside, or deletes it: nothing goes under the eyes of another.
+        # Held while set-aside directories are read or deleted: no reader finds a directory that is going away.
         self._set_aside_in_use = asyncio.Lock()
 
     async def take(self, name: str, *, is_known: bool) -> None:

@@ -166,11 +166,11 @@ class BatchThreads:
             raise
         working = asyncio.get_running_loop().run_in_executor(self._threads, work)
         working.add_done_callback(lambda task: self._end(grant, task))
-        # A thread cannot be stopped: without the shield it would go on and nobody would count it.
+        # A thread cannot be stopped. Without the shield a cancelled caller would free its slot while the thread goes on.
         return await asyncio.shield(working)
 
     def _end(self, grant: Grant, working: asyncio.Future[ResultT]) -> None:
         self._slots.release()
         self._gate.give_back(grant)
         if not working.cancelled():
-            working.exception()  # whoever wanted to know may be gone
+            working.exception()  # the caller may be gone: then nobody else reads it

@@ -11,16 +11,16 @@ meanwhile are kept as long as one is awaited: a partition may be in sync by them
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from integration_tests.simulation.options import WorldOptions
 from integration_tests.simulation.servers import BrokerMachine, DiskInHand
 from metaquorum.controller.awaited import awaited_directories
 from metaquorum.controller.state import PartitionImage
 from metaquorum.controller.topic_configs import FlushPolicy
-from metaquorum.testing.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from integration_tests.simulation.faults import StruckWorld
 
 WHOLE_MS_MAX: Final = 8_000
 """Longest milliseconds for which it waits for all brokers to serve and all replicas to be in sync."""
@@ -36,31 +36,16 @@ LOOK_MS: Final = 50
 """Milliseconds between two looks at what became of it."""
 
 
-class DiskWorld(Protocol):
-    """What the fault needs of the world."""
-
-    scheduler: Scheduler
-    options: WorldOptions
-    counts: Counter[str]
-    brokers: list[BrokerMachine]
-    is_healed: bool
-
-    @property
-    def is_whole(self) -> bool:
-        """True while all brokers serve and all replicas are in sync, by what the brokers were last told."""
-        ...
-
-
 class LastDisk:
     """See the module docstring.
 
     Args:
-        world: see `DiskWorld`.
+        world: see `StruckWorld`.
         rng: chance.
         cut_power: lets the power of a broker go.
     """
 
-    def __init__(self, world: DiskWorld, rng: random.Random, cut_power: Callable[[BrokerMachine], None]) -> None:
+    def __init__(self, world: StruckWorld, rng: random.Random, cut_power: Callable[[BrokerMachine], None]) -> None:
         self._world = world
         self._rng = rng
         self._cut_power = cut_power

@@ -112,6 +112,28 @@ def draw_options(rng: random.Random) -> SimOptions:
     )
 
 
+def calm(*, observer_count: int, proposal_every_ms: int) -> SimOptions:
+    """Options under which nothing goes wrong in a quorum of three: for runs that bring in a fault of their own."""
+    return SimOptions(
+        voter_count=3,
+        observer_count=observer_count,
+        delay_ms_max=2,
+        loss=0.0,
+        duplication=0.0,
+        flush_ms_max=5,
+        crash_every_ms=None,
+        shutdown_every_ms=None,
+        cut_every_ms=None,
+        pause_every_ms=None,
+        wipe=False,
+        clock_drift=0.0,
+        proposal_every_ms=proposal_every_ms,
+        down_ms_max=1,
+        change_every_ms=None,
+        transfer_every_ms=None,
+    )
+
+
 def election_storm(seed: int) -> SimOptions:
     """Options under which hardly anything else happens than crashes and elections: for the hunt of mutants."""
     return SimOptions(

@@ -8,28 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from metaquorum.testing import sim_quorum
-from metaquorum.testing.options import SimOptions
+from metaquorum.testing.options import calm
 from metaquorum.testing.sim_network import SimNetwork
 from metaquorum.testing.sim_quorum import SimulatedQuorum
 
-CALM = SimOptions(
-    voter_count=3,
-    observer_count=1,
-    delay_ms_max=2,
-    loss=0.0,
-    duplication=0.0,
-    flush_ms_max=5,
-    crash_every_ms=None,
-    shutdown_every_ms=None,
-    cut_every_ms=None,
-    pause_every_ms=None,
-    wipe=False,
-    clock_drift=0.0,
-    proposal_every_ms=1_000,
-    down_ms_max=1,
-    change_every_ms=None,
-    transfer_every_ms=None,
-)
+CALM = calm(observer_count=1, proposal_every_ms=1_000)
 MESSAGES = 80
 """Messages of a new quorum among which some are lost: its election, the announcements, fetches with and without news."""
 SEED = 1
