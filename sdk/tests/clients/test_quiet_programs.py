@@ -23,6 +23,8 @@ HEAD = """
 import asyncio, gc, os, signal, sys, threading, time
 from lograft import Admin, Consumer, Producer, TopicPartition, aio
 from lograft.errors import LograftError
+# A test run in the background may ignore SIGINT and hand that down: the program gets Python's own handler back.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 bootstrap, dead, topic = sys.argv[1:]
 tp = TopicPartition(topic, 0)
 
