@@ -62,6 +62,15 @@ class AppendedImage:
         self._ids_by_name: _Layer[str, bytes] = _Layer()
         self._features: _Layer[str, int] = _Layer()
         self._other_configs: _Layer[tuple[ConfigResource, str], dict[str, str]] = _Layer()
+        self._ack_switches: _Layer[tuple[ConfigResource, str], int] = _Layer()
+        self._layers = (
+            self._brokers,
+            self._topics,
+            self._ids_by_name,
+            self._features,
+            self._other_configs,
+            self._ack_switches,
+        )
         self._names = list(committed.topic_names)
         self._counts = committed.counts.copy()
         self._next_producer_id = committed.next_producer_id
@@ -97,8 +106,7 @@ class AppendedImage:
     @property
     def overlay_size(self) -> int:
         """Number of entries held for uncommitted records."""
-        layers = (self._brokers, self._topics, self._ids_by_name, self._features, self._other_configs)
-        return sum(len(layer.values) for layer in layers)
+        return sum(len(layer.values) for layer in self._layers)
 
     def feature_level(self, name: str) -> int | None:
         """Return the level of a feature, or None."""
@@ -142,6 +150,11 @@ class AppendedImage:
         overlaid = self._other_configs.values.get((resource, name))
         return self._committed.configs_of(resource, name) if overlaid is None else overlaid
 
+    def ack_switch(self, resource: ConfigResource, resource_name: str) -> int | None:
+        """Return what `MetadataImage.ack_switch` does."""
+        key = (resource, resource_name)
+        return self._ack_switches.values.get(key, self._committed.ack_switch(resource, resource_name))
+
     def left_leadership_offset(self, broker_id: int) -> int:
         """Offset (exclusive) from which on the broker leads nothing more than now.
 
@@ -164,7 +177,7 @@ class AppendedImage:
 
     def forget_committed(self, next_offset: int) -> None:
         """Drop from the overlay what the committed image has replayed, up to `next_offset` (exclusive)."""
-        for layer in (self._brokers, self._topics, self._ids_by_name, self._features, self._other_configs):
+        for layer in self._layers:
             layer.forget(next_offset)
         self._offset = max(self._offset, next_offset)
 
@@ -200,11 +213,16 @@ class AppendedImage:
         """Remove a topic."""
         self._topics.put(topic.topic_id, None, self._offset)
         self._ids_by_name.put(topic.topic, None, self._offset)
+        self._ack_switches.put((ConfigResource.TOPIC, topic.topic_id.hex()), None, self._offset)
         del self._names[bisect_left(self._names, topic.topic)]
 
     def note_left_leadership(self, broker_id: int, offset: int) -> None:
         """Remember when a broker stopped to lead a partition."""
         self._left_leadership[broker_id] = max(offset + 1, self._left_leadership.get(broker_id, 0))
+
+    def put_ack_switch(self, resource: ConfigResource, resource_name: str, offset: int) -> None:
+        """Remember when a resource's `flush.policy` may have become `ack`."""
+        self._ack_switches.put((resource, resource_name), offset, self._offset)
 
     def put_other_config(self, record: ConfigRecord) -> None:
         """Set or remove a config of a broker or of the cluster, in the overlay's own copy."""

@@ -73,6 +73,8 @@ def register(
         )
     lost = present is not None and _has_lost_directories(present, command)
     unclean = lost or (present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch))
+    # What an earlier unclean stop may have cost is not dealt with yet: the oldest registration says how far back that goes.
+    stopped = 0 if present is None or not unclean else _stopped_epoch(present)
     replaced: tuple[bytes, ...] = ()
     if present is not None and lost:
         # While a sweep is not over, replicas are still in sync by the directories of before the first loss.
@@ -82,6 +84,7 @@ def register(
         unclean=unclean,
         lost_directories=lost,
         replaced_log_directory_ids=replaced,
+        replaced_broker_epoch=stopped,
     )
     return Decision(
         response=BrokerRegistered(broker_epoch=None),
@@ -90,6 +93,11 @@ def register(
         # The process that is replaced may have led partitions, or lost records that it was known to have.
         then=SweepPartitions() if unclean or (present is not None and present.can_lead) else None,
     )
+
+
+def _stopped_epoch(present: BrokerImage) -> int:
+    """Return the epoch of the registration that stopped uncleanly, of several that are not dealt with the first."""
+    return present.replaced_broker_epoch if present.unclean else present.broker_epoch
 
 
 def _has_lost_directories(present: BrokerImage, command: RegisterBroker) -> bool:
@@ -103,6 +111,7 @@ def _register_again(present: BrokerImage, command: RegisterBroker) -> Decision:
         unclean=present.unclean,
         lost_directories=present.lost_directories,
         replaced_log_directory_ids=present.replaced_log_directory_ids,
+        replaced_broker_epoch=present.replaced_broker_epoch,
         offline_log_directory_ids=present.offline_log_directory_ids,
     )
     same = (record.host, record.port, record.rack) == (present.host, present.port, present.rack)

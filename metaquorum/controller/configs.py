@@ -31,6 +31,7 @@ from metaquorum.controller.limits import MAX_CONFIG_CHANGES, MAX_NODE_ID
 from metaquorum.controller.records import ConfigRecord, ConfigResource, MetadataRecord
 from metaquorum.controller.state import TopicImage
 from metaquorum.controller.topic_configs import (
+    FLUSH_POLICY,
     MIN_INSYNC_REPLICAS,
     TOPIC_CONFIGS,
     UNCLEAN_ELECTION,
@@ -87,6 +88,18 @@ def settings_of(image: OtherConfigs, topic_configs: Mapping[str, str], broker_id
         own = image.configs_of(ConfigResource.BROKER, str(broker_id))
         inherited = {**inherited, **own} if own else inherited
     return effective({**inherited, **topic_configs} if inherited else topic_configs)
+
+
+def ack_since(image: AppendedImage, topic: TopicImage, broker_id: int) -> int:
+    """Return the metadata offset from which on a topic whose policy is `ack` has had it at a broker; 0: always.
+
+    It may be later than that, never earlier: where the policy is inherited, the latest switch of any level counts.
+    """
+    own = image.ack_switch(ConfigResource.TOPIC, topic.topic_id.hex()) or 0
+    if FLUSH_POLICY in topic.configs:
+        return own
+    of_broker = image.ack_switch(ConfigResource.BROKER, str(broker_id)) or 0
+    return max(own, of_broker, image.ack_switch(ConfigResource.CLUSTER, "") or 0)
 
 
 def value_for_broker(image: OtherConfigs, broker_id: int, name: str) -> str:

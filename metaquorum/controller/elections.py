@@ -22,7 +22,7 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.awaited import AwaitedReplica, Packed, awaited_brokers, pack, unpack
 from metaquorum.controller.commands import Decision, Done, Refusal
-from metaquorum.controller.configs import settings_of
+from metaquorum.controller.configs import ack_since, settings_of
 from metaquorum.controller.isr import IsrState, change_record, changed_isr, min_insync_replicas
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
 from metaquorum.controller.records import (
@@ -266,10 +266,15 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
 
 
 def _lossy_for(image: AppendedImage, topic: TopicImage, lossy: Sequence[BrokerImage]) -> tuple[Lossy, ...]:
-    """Return those brokers that may lack records of a topic: what one acknowledges under `ack` was flushed, to its directories."""
+    """Return those brokers that may lack records of a topic.
+
+    What one acknowledges under `ack` was flushed, to its directories, if the policy was `ack` all the time since the process that
+    stopped had registered: its start flushes what is older.
+    """
     return tuple(
         Lossy(broker.broker_id, broker.replaced_log_directory_ids)
         for broker in lossy
         if broker.lost_directories
         or settings_of(image, topic.configs, broker.broker_id).flush_policy is not FlushPolicy.ACK
+        or broker.replaced_broker_epoch < ack_since(image, topic, broker.broker_id)
     )

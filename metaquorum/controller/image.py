@@ -18,7 +18,7 @@ from metaquorum.controller.records import (
     FeatureLevelRecord,
     ProducerIdsRecord,
 )
-from metaquorum.controller.replay import apply
+from metaquorum.controller.replay import apply, set_config
 from metaquorum.controller.runs import Run, record_count
 from metaquorum.controller.state import BrokerImage, PartitionCounts, PartitionImage, TopicImage
 
@@ -45,6 +45,7 @@ class MetadataImage:
         self._producer_ids: ProducerIdsRecord | None = None
         self._unsealed: dict[bytes, TopicImage] = {}
         self._deleted_topics = DeletedTopics()
+        self._ack_switches: dict[tuple[ConfigResource, str], int] = {}
         self._metadata_offset = 0
 
     @property
@@ -114,6 +115,19 @@ class MetadataImage:
     def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
         """Return what is set for a broker or for the cluster; to be read only."""
         return self._other_configs.get((resource, name), NO_CONFIGS)
+
+    def ack_switches(self) -> Mapping[tuple[ConfigResource, str], int]:
+        """Return `ack_switch` of all resources that have one; a live view."""
+        return MappingProxyType(self._ack_switches)
+
+    def ack_switch(self, resource: ConfigResource, resource_name: str) -> int | None:
+        """Return the offset of the last record that may have put a resource's records under `flush.policy=ack`, or None.
+
+        Args:
+            resource: kind of the resource.
+            resource_name: its name, as in `ConfigRecord`.
+        """
+        return self._ack_switches.get((resource, resource_name))
 
     def replay(self, record: Run, offset: int) -> None:
         """Apply the committed record at `offset`, or the run that begins there.
@@ -188,12 +202,21 @@ class MetadataImage:
     def drop_topic(self, topic: TopicImage) -> None:
         """Remove a topic; its id is kept among the deleted ones."""
         self._deleted_topics.add(topic.topic_id)
+        self._ack_switches.pop((ConfigResource.TOPIC, topic.topic_id.hex()), None)
         del self._topics[topic.topic_id]
         del self._ids_by_name[topic.topic]
         del self._names[bisect_left(self._names, topic.topic)]
 
     def note_left_leadership(self, broker_id: int, offset: int) -> None:
         """Do nothing: only decisions ask when a leadership ended."""
+
+    def put_config(self, record: ConfigRecord) -> None:
+        """Set a config off a row: a state, of which nothing else follows."""
+        set_config(self, record)
+
+    def put_ack_switch(self, resource: ConfigResource, resource_name: str, offset: int) -> None:
+        """Remember when a resource's `flush.policy` may have become `ack`."""
+        self._ack_switches[resource, resource_name] = offset
 
     def put_other_config(self, record: ConfigRecord) -> None:
         """Set or remove a config of a broker or of the cluster."""

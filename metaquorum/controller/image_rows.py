@@ -17,6 +17,7 @@ integers big-endian:
     | producer ids   | 07                                                 | ProducerIdsRecord                  |
     | partitions     | 08, topic id (16), block (4)                       | block (`partition_blocks.py`)      |
     | deleted topics | 09, block (4)                                      | up to 64 topic ids (16 each)       |
+    | ack switch     | 0A, resource (1), resource name                    | metadata offset (8)                |
 
 Rows of single partitions are read and never written: `is_old` tells a store to write the blocks in their place.
 Key 00 belongs to the store.
@@ -48,6 +49,7 @@ from metaquorum.controller.records import (
 )
 from metaquorum.controller.runs import Run
 from metaquorum.controller.state import BrokerImage, TopicImage
+from metaquorum.controller.topic_configs import FLUSH_POLICY
 
 _FEATURE: Final = 1
 _BROKER: Final = 2
@@ -58,10 +60,12 @@ _OTHER_CONFIG: Final = 6
 _PRODUCER_IDS: Final = 7
 _BLOCK: Final = 8
 _DELETED: Final = 9
+_ACK_SWITCH: Final = 10
 
 _BROKER_KEY: Final = struct.Struct(">BIB")
 _BLOCK_KEY: Final = struct.Struct(">B16sI")
 _DELETED_KEY: Final = struct.Struct(">BI")
+_OFFSET: Final = struct.Struct(">q")
 _PRODUCER_IDS_KEY: Final = bytes([_PRODUCER_IDS])
 
 
@@ -82,7 +86,16 @@ class DeletedBlock:
     data: bytes
 
 
-Row = MetadataRecord | PartitionBlock | DeletedBlock
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckSwitch:
+    """The row of a resource whose `flush.policy` may have become `ack` by the record at `data` (`MetadataImage.ack_switch`)."""
+
+    resource: ConfigResource
+    resource_name: str
+    data: bytes
+
+
+Row = MetadataRecord | PartitionBlock | DeletedBlock | AckSwitch
 
 
 def feature_key(name: str) -> bytes:
@@ -134,6 +147,25 @@ def deleted_place(key: bytes) -> int | None:
     return number
 
 
+def ack_switch_key(resource: ConfigResource, resource_name: str) -> bytes:
+    """Return the key of the switch to `ack` of a resource."""
+    return bytes([_ACK_SWITCH, resource]) + resource_name.encode()
+
+
+def ack_switch_place(key: bytes) -> tuple[ConfigResource, str] | None:
+    """Return the resource of a switch to `ack`; None for the key of another row.
+
+    Raises:
+        struct.error: no resource is named so.
+    """
+    if key[0] != _ACK_SWITCH:
+        return None
+    try:
+        return ConfigResource(key[1]), key[2:].decode()
+    except (IndexError, ValueError) as error:
+        raise struct.error(f"a switch of {key[1:20].hex()}") from error
+
+
 def is_old(key: bytes) -> bool:
     """True for a row that an earlier format has and this one has no more."""
     return key[0] == _OLD_PARTITION
@@ -164,7 +196,10 @@ def touched_keys(record: Run, before: MetadataImage) -> list[bytes]:
         case RemoveTopicRecord():
             return _topic_keys(record.topic_id, before)
         case ConfigRecord():
-            return [config_key(record.resource, record.resource_name, record.name)]
+            keys = [config_key(record.resource, record.resource_name, record.name)]
+            if record.name == FLUSH_POLICY:
+                keys.append(ack_switch_key(record.resource, record.resource_name))
+            return keys
         case BrokerRecord() | BrokerChangeRecord() | RemoveBrokerRecord():
             return list(broker_keys(record.broker_id))
         case ProducerIdsRecord():
@@ -183,6 +218,7 @@ def _topic_keys(topic_id: bytes, image: MetadataImage) -> list[bytes]:
     keys = [topic_key(topic_id)]
     keys.extend(block_keys(topic))
     keys.extend(config_key(ConfigResource.TOPIC, topic_id.hex(), name) for name in topic.configs)
+    keys.append(ack_switch_key(ConfigResource.TOPIC, topic_id.hex()))
     keys.extend(deleted_key(number) for number in image.deleted_topics.touched_numbers())
     return keys
 
@@ -202,6 +238,10 @@ def add_row(image: MetadataImage, row: Row) -> None:
         image.put_block(row.topic_id, row.number, row.data)
     elif isinstance(row, DeletedBlock):
         image.put_deleted_block(row.number, row.data)
+    elif isinstance(row, AckSwitch):
+        image.put_ack_switch(row.resource, row.resource_name, *_OFFSET.unpack(row.data))
+    elif isinstance(row, ConfigRecord):
+        image.put_config(row)
     else:
         # Rows are states, not facts in time: the offset is set once, at the end.
         image.replay(row, image.metadata_offset)
@@ -239,6 +279,15 @@ def row(image: MetadataImage, key: bytes) -> Row | None:
             _, number = _DELETED_KEY.unpack(key)
             data = image.deleted_topics.block(number)
             return None if data is None else DeletedBlock(number=number, data=data)
+        case 10:
+            place = ack_switch_place(key)
+            assert place is not None, f"no switch at {key.hex()}"
+            offset = image.ack_switch(*place)
+            return (
+                None
+                if offset is None
+                else AckSwitch(resource=place[0], resource_name=place[1], data=_OFFSET.pack(offset))
+            )
         case _:
             assert key == _PRODUCER_IDS_KEY, f"no row has the key {key.hex()}"
             return image.producer_ids
@@ -270,6 +319,7 @@ def _broker_row(broker: BrokerImage, *, second: bool) -> MetadataRecord | None:
         unclean=broker.unclean,
         lost_directories=broker.lost_directories,
         replaced_log_directory_ids=broker.replaced_log_directory_ids,
+        replaced_broker_epoch=broker.replaced_broker_epoch,
         offline_log_directory_ids=broker.offline_log_directory_ids,
         min_feature_level=broker.min_feature_level,
         max_feature_level=broker.max_feature_level,
@@ -305,6 +355,7 @@ def all_keys(image: MetadataImage) -> Iterator[bytes]:
         yield from block_keys(topic)
     for number in image.deleted_topics.numbers():
         yield deleted_key(number)
+    yield from sorted(ack_switch_key(*place) for place in image.ack_switches())
 
 
 def all_rows(image: MetadataImage) -> Iterator[tuple[bytes, Row]]:

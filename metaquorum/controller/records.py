@@ -31,6 +31,8 @@ class BrokerRecord:
         lost_directories: True while it is unclean and lacks a log directory of the registration before it: then it may lack
             flushed records too.
         replaced_log_directory_ids: with `lost_directories`: the log directories of the last registration that lacked none, ascending.
+        replaced_broker_epoch: while it is unclean: epoch of the registration that stopped uncleanly, of several the first; 0: not
+            known, as old as can be.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
         min_feature_level: lowest feature level that it can run at, inclusive.
         max_feature_level: highest feature level that it can run at, inclusive.
@@ -48,6 +50,7 @@ class BrokerRecord:
     unclean: bool = False
     lost_directories: bool = False
     replaced_log_directory_ids: tuple[bytes, ...] = ()
+    replaced_broker_epoch: int = 0
     offline_log_directory_ids: tuple[bytes, ...] = ()
     min_feature_level: int = 1
     max_feature_level: int = 1

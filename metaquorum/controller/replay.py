@@ -10,7 +10,7 @@ Source: `docs/controller.md` section "Records".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, assert_never
 
@@ -31,6 +31,7 @@ from metaquorum.controller.records import (
 )
 from metaquorum.controller.runs import Run
 from metaquorum.controller.state import BrokerImage, PartitionCounts, PartitionImage, TopicImage
+from metaquorum.controller.topic_configs import FLUSH_POLICY, FlushPolicy
 
 
 class ImageTables(Protocol):
@@ -69,6 +70,14 @@ class ImageTables(Protocol):
         """Learn that the record at `offset` took a partition from a leader."""
         ...
 
+    def configs_of(self, resource: ConfigResource, name: str) -> Mapping[str, str]:
+        """Return what is set for a broker or for the cluster."""
+        ...
+
+    def put_ack_switch(self, resource: ConfigResource, resource_name: str, offset: int) -> None:
+        """Remember the record that was the last one to make a resource's `flush.policy` `ack`, or to end another one."""
+        ...
+
     def put_other_config(self, record: ConfigRecord) -> None:
         """Set or remove a config that belongs to no topic."""
         ...
@@ -100,7 +109,7 @@ def apply(tables: ImageTables, record: Run, offset: int) -> None:
                 tables.counts.move(members, -count)
             tables.drop_topic(topic)
         case ConfigRecord():
-            _set_config(tables, record)
+            _change_config(tables, record, offset)
         case BrokerRecord():
             _register_broker(tables, record, offset)
         case BrokerChangeRecord():
@@ -193,7 +202,8 @@ def _check_partition(topic: TopicImage, partition: PartitionImage) -> None:
     assert possible, f"{topic.topic}: impossible {partition}"
 
 
-def _set_config(tables: ImageTables, record: ConfigRecord) -> None:
+def set_config(tables: ImageTables, record: ConfigRecord) -> None:
+    """Set or remove a config, as the state that it is: without asking what it changes."""
     if record.resource is not ConfigResource.TOPIC:
         tables.put_other_config(record)
         return
@@ -203,6 +213,25 @@ def _set_config(tables: ImageTables, record: ConfigRecord) -> None:
         topic.configs.pop(record.name, None)
     else:
         topic.configs[record.name] = record.value
+
+
+def _change_config(tables: ImageTables, record: ConfigRecord, offset: int) -> None:
+    if record.name == FLUSH_POLICY and _may_switch_to_ack(tables, record):
+        tables.put_ack_switch(record.resource, record.resource_name, offset)
+    set_config(tables, record)
+
+
+def _may_switch_to_ack(tables: ImageTables, record: ConfigRecord) -> bool:
+    """Tell whether records that were acknowledged unflushed come under `ack`; what is removed may uncover an inherited one."""
+    if record.value not in (FlushPolicy.ACK.value, None):
+        return False
+    if record.resource is not ConfigResource.TOPIC:
+        before = tables.configs_of(record.resource, record.resource_name).get(FLUSH_POLICY)
+        return before != FlushPolicy.ACK.value
+    topic = tables.topic_for_change(bytes.fromhex(record.resource_name))
+    assert topic is not None, f"config {record.name} of unknown topic {record.resource_name}"
+    # The configs with which a topic is created come before its partitions: nothing is acknowledged yet.
+    return len(topic.partitions) > 0 and topic.configs.get(FLUSH_POLICY) != FlushPolicy.ACK.value
 
 
 def _register_broker(tables: ImageTables, record: BrokerRecord, offset: int) -> None:
@@ -220,6 +249,7 @@ def _register_broker(tables: ImageTables, record: BrokerRecord, offset: int) -> 
             unclean=record.unclean,
             lost_directories=record.lost_directories,
             replaced_log_directory_ids=record.replaced_log_directory_ids,
+            replaced_broker_epoch=record.replaced_broker_epoch,
             offline_log_directory_ids=record.offline_log_directory_ids,
             min_feature_level=record.min_feature_level,
             max_feature_level=record.max_feature_level,
@@ -240,6 +270,7 @@ def _change_broker(tables: ImageTables, record: BrokerChangeRecord) -> None:
             unclean=unclean,
             lost_directories=broker.lost_directories and unclean,
             replaced_log_directory_ids=broker.replaced_log_directory_ids if unclean else (),
+            replaced_broker_epoch=broker.replaced_broker_epoch if unclean else 0,
             offline_log_directory_ids=broker.offline_log_directory_ids if offline is None else offline,
         )
     )

@@ -34,6 +34,7 @@ class BrokerImage:
         unclean: see `BrokerRecord`.
         lost_directories: see `BrokerRecord`.
         replaced_log_directory_ids: see `BrokerRecord`.
+        replaced_broker_epoch: see `BrokerRecord`.
         offline_log_directory_ids: those of its log directories that have failed, ascending.
         min_feature_level: lowest feature level that it can run at, inclusive.
         max_feature_level: highest feature level that it can run at, inclusive.
@@ -52,6 +53,7 @@ class BrokerImage:
     unclean: bool
     lost_directories: bool = False
     replaced_log_directory_ids: tuple[bytes, ...] = ()
+    replaced_broker_epoch: int = 0
     offline_log_directory_ids: tuple[bytes, ...] = ()
     min_feature_level: int = 1
     max_feature_level: int = 1

@@ -20,6 +20,7 @@ from metaquorum.controller.records import ConfigResource
 
 CATCH_UP_RATE: Final = "replica.catch.up.max.bytes.per.second"
 DEFAULT_MIN_INSYNC: Final = "default.min.insync.replicas"
+FLUSH_POLICY: Final = "flush.policy"
 LEADER_REBALANCE: Final = "auto.leader.rebalance.enable"
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 MOVE_RATE: Final = "replication.move.max.bytes.per.second"
@@ -293,7 +294,7 @@ _DEFINITIONS: Final = (
         meaning="largest batch that is accepted, in bytes, as sent (after compression)",
     ),
     ConfigDefinition(
-        name="flush.policy",
+        name=FLUSH_POLICY,
         default=FlushPolicy.ACK.value,
         choices=tuple(policy.value for policy in FlushPolicy),
         meaning="when a record counts as stored: flushed (ack), flushed soon (interval), written (none)",
@@ -430,7 +431,7 @@ def effective(configs: Mapping[str, str]) -> TopicSettings:
         segment_ms=int(value("segment.ms")),
         index_interval_bytes=int(value("index.interval.bytes")),
         max_message_bytes=int(value("max.message.bytes")),
-        flush_policy=FlushPolicy(value("flush.policy")),
+        flush_policy=FlushPolicy(value(FLUSH_POLICY)),
         flush_interval_ms=int(value("flush.interval.ms")),
         cleanup_policy=CleanupPolicy(value("cleanup.policy")),
         retention_ms=_limit(value("retention.ms")),

@@ -5,7 +5,7 @@ Rows are those of `metaquorum.controller.image_rows`; the state row has the key 
 
     | offset | size | field                                                           |
     |--------|------|-----------------------------------------------------------------|
-    | 0      | 4    | format version, 4                                               |
+    | 0      | 4    | format version, 5                                               |
     | 4      | 8    | metadata offset (exclusive): every committed record below is in |
     | 12     | 4    | quorum epoch of the last batch                                  |
     | 16     | rest | voters in force there: a `QuorumControlRecord` with `voters`;   |
@@ -27,12 +27,12 @@ from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime.control_codec import decode_control_record, encode_control_record
 from metaquorum.runtime.wire_fields import InvalidMessageError
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 """Format of rows and state row. One of `READABLE_VERSIONS` is read too; another is rebuilt from the newest snapshot and the log."""
 
-READABLE_VERSIONS: Final = frozenset({2, 3, FORMAT_VERSION})
+READABLE_VERSIONS: Final = frozenset({2, 3, 4, FORMAT_VERSION})
 """Format 2 had a row for each partition; reading an image or a snapshot of it replaces them by blocks.
-Format 3 had no deleted topics."""
+Format 3 had no deleted topics, format 4 no switches of `flush.policy`."""
 
 STATE_KEY: Final = b"\x00"
 _STATE: Final = struct.Struct(">IqI")

@@ -21,7 +21,7 @@ from typing import Final, assert_never
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.awaited import unpack
-from metaquorum.controller.image_rows import DeletedBlock, PartitionBlock
+from metaquorum.controller.image_rows import AckSwitch, DeletedBlock, PartitionBlock
 from metaquorum.controller.records import (
     BrokerChangeRecord,
     BrokerRecord,
@@ -152,11 +152,24 @@ def _entries(directory: Path, cluster_id: str) -> Iterator[dict[str, object]]:
             if isinstance(row, DeletedBlock):
                 # What is gone would be noise in each comparison of two exports.
                 continue
+            if isinstance(row, AckSwitch):
+                yield _ack_switch(row, topics)
+                continue
             if isinstance(row, TopicRecord):
                 topics[row.topic_id] = row.topic
             yield _entry(row, topics)
     finally:
         database.close()
+
+
+def _ack_switch(row: AckSwitch, topics: dict[bytes, str]) -> dict[str, object]:
+    of_topic = row.resource is ConfigResource.TOPIC
+    return {
+        "type": "flush_policy_switch",
+        "resource": row.resource.name.lower(),
+        "name": topics[bytes.fromhex(row.resource_name)] if of_topic else row.resource_name,
+        "metadata_offset": int.from_bytes(row.data, "big"),
+    }
 
 
 def _entry(record: MetadataRecord, topics: dict[bytes, str]) -> dict[str, object]:
@@ -223,6 +236,7 @@ def _broker(record: BrokerRecord) -> dict[str, object]:
         "unclean": record.unclean,
         "lost_directories": record.lost_directories,
         "replaced_log_directory_ids": [each.hex() for each in record.replaced_log_directory_ids],
+        "replaced_broker_epoch": record.replaced_broker_epoch,
         "log_directory_ids": [each.hex() for each in record.log_directory_ids],
         "offline_log_directory_ids": [each.hex() for each in record.offline_log_directory_ids],
         "min_feature_level": record.min_feature_level,

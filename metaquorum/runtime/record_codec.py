@@ -151,6 +151,7 @@ def _broker_message(record: BrokerRecord) -> pb.BrokerRecord:
         unclean=record.unclean,
         lost_directories=record.lost_directories,
         replaced_log_directory_ids=record.replaced_log_directory_ids,
+        replaced_broker_epoch=record.replaced_broker_epoch,
         offline_log_directory_ids=record.offline_log_directory_ids,
         min_feature_level=record.min_feature_level,
         max_feature_level=record.max_feature_level,
@@ -183,6 +184,7 @@ def _read_broker(message: pb.BrokerRecord) -> BrokerRecord:
         unclean=message.unclean,
         lost_directories=message.lost_directories,
         replaced_log_directory_ids=tuple(message.replaced_log_directory_ids),
+        replaced_broker_epoch=message.replaced_broker_epoch,
         offline_log_directory_ids=tuple(message.offline_log_directory_ids),
         # Absent in records of before there were several levels.
         min_feature_level=message.min_feature_level or 1,

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of an image to bytes and back: the values in the image store and in snapshots.
 
-Owns which rows are records (`record_codec.py`) and which are blocks of partitions or of deleted topics,
-whose bytes are stored as they are.
+Owns which rows are records (`record_codec.py`) and which are blocks of partitions, of deleted topics
+or offsets of switches, whose bytes are stored as they are.
 Source: `metaquorum/controller/image_rows.py`.
 """
 
 from __future__ import annotations
 
 from metaquorum.controller import image_rows
-from metaquorum.controller.image_rows import DeletedBlock, PartitionBlock, Row
+from metaquorum.controller.image_rows import AckSwitch, DeletedBlock, PartitionBlock, Row
 from metaquorum.runtime import record_codec
 
 
 def encode_row(row: Row) -> bytes:
     """Return the value of a row."""
-    return row.data if isinstance(row, PartitionBlock | DeletedBlock) else record_codec.encode(row)
+    return row.data if isinstance(row, PartitionBlock | DeletedBlock | AckSwitch) else record_codec.encode(row)
 
 
 def decode_row(key: bytes, value: bytes) -> Row:
@@ -31,4 +31,7 @@ def decode_row(key: bytes, value: bytes) -> Row:
     number = image_rows.deleted_place(key)
     if number is not None:
         return DeletedBlock(number=number, data=value)
+    resource = image_rows.ack_switch_place(key)
+    if resource is not None:
+        return AckSwitch(resource=resource[0], resource_name=resource[1], data=value)
     return record_codec.decode(value)

@@ -52,7 +52,7 @@ def replicated(topic: str, *, policy: str, isr: tuple[int, ...] = (1, 2, 3), cou
     config = ConfigRecord(
         resource=ConfigResource.TOPIC, resource_name=topic_id(topic).hex(), name="flush.policy", value=policy
     )
-    return [TopicRecord(topic=topic, topic_id=topic_id(topic)), *partitions, config]
+    return [TopicRecord(topic=topic, topic_id=topic_id(topic)), config, *partitions]
 
 
 def state(world: World, topic: str) -> tuple[tuple[int, ...], int | None]:

@@ -12,12 +12,14 @@ from metaquorum.controller import image_rows
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     AllocateProducerIds,
+    AlterConfigs,
     Bootstrap,
     Command,
     DeleteTopic,
     ExpireSessions,
     FenceBroker,
     Heartbeat,
+    ResourceChanges,
 )
 from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_NAME
@@ -39,6 +41,7 @@ STEPS = st.lists(
                 "expire",
                 "create",
                 "delete",
+                "alter",
                 "ids",
                 "bootstrap",
                 "rebalance",
@@ -84,6 +87,12 @@ def command_for(world: World, kind: str, which: int, number: int, switch: bool) 
             return create_topic(name, topic_id=fresh, partition_count=number, configs=configs)
         case "delete":
             return DeleteTopic(topic=TOPICS[which])
+        case "alter":
+            resource = (ConfigResource.TOPIC, ConfigResource.BROKER, ConfigResource.CLUSTER)[number % 3]
+            name = {ConfigResource.TOPIC: TOPICS[which], ConfigResource.BROKER: str(broker_id)}.get(resource, "")
+            policy = None if switch and number < 3 else "ack" if switch else "none"
+            changes = ResourceChanges(resource=resource, name=name, changes=(("flush.policy", policy),))
+            return AlterConfigs(resources=(changes,))
         case "rebalance":
             return ElectPreferredLeaders()
         case "unclean":
@@ -118,6 +127,12 @@ def prepared() -> World:
     return world
 
 
+def switches(image: MetadataImage) -> list[tuple[ConfigResource, str]]:
+    """Return the resources that may have a switch to `ack`."""
+    topics = [(ConfigResource.TOPIC, topic.topic_id.hex()) for topic in image.topics_by_id()]
+    return [*topics, *((ConfigResource.BROKER, str(each)) for each in BROKERS), (ConfigResource.CLUSTER, "")]
+
+
 def appended_view(appended: AppendedImage, shadow: MetadataImage) -> list[object]:
     """Return everything that decisions can see, in the form of `image_view`."""
     return [
@@ -126,6 +141,7 @@ def appended_view(appended: AppendedImage, shadow: MetadataImage) -> list[object
         [appended.topic_by_name(name) for name in TOPICS],
         [appended.topic_by_id(topic.topic_id) for topic in shadow.topics_by_id()],
         [appended.broker(broker_id) for broker_id in BROKERS],
+        [appended.ack_switch(*place) for place in switches(shadow)],
         appended.counts,
         appended.next_producer_id,
         appended.feature_level(FEATURE_NAME),
@@ -142,6 +158,7 @@ def image_view(image: MetadataImage) -> list[object]:
         [image.topic_by_name(name) for name in TOPICS],
         [image.topic_by_id(topic.topic_id) for topic in image.topics_by_id()],
         [image.broker(broker_id) for broker_id in BROKERS],
+        [image.ack_switch(*place) for place in switches(image)],
         image.counts,
         image.next_producer_id,
         image.features.get(FEATURE_NAME),

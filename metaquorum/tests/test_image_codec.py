@@ -45,6 +45,7 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
         rack=st.none() | TEXT.filter(bool),
         fenced=st.booleans(),
         log_directory_ids=st.lists(IDS, max_size=3).map(tuple),
+        replaced_broker_epoch=INT64,
         min_feature_level=st.integers(1, 2**31 - 1),
         max_feature_level=st.integers(1, 2**31 - 1),
     ),

@@ -227,13 +227,16 @@ def test_unreadable_database_is_thrown_away(tmp_path: Path, caplog: pytest.LogCa
     ("key", "value", "words"),
     [
         (b"\x00", image_format._STATE.pack(1, 5, 1), "image format 1"),
-        (b"\x00", image_format._STATE.pack(5, 5, 1), "image format 5"),
+        (b"\x00", image_format._STATE.pack(image_format.FORMAT_VERSION + 1, 5, 1), "image format"),
         (b"\x00", image_format._STATE.pack(2, -5, 1), "offset -5"),
         (b"\x00", b"short", "5 bytes"),
         (b"\x03" + bytes(16), b"\xff\xff", "cannot be read"),
         (b"\x04" + bytes(20), b"", "cannot be read"),
         (image_rows.block_key(bytes(16), 0), b"", "unknown topic"),
         (b"\x08" + bytes(3), b"", "cannot be read"),
+        (b"\x0a", b"", "cannot be read"),
+        (b"\x0a\x09t", bytes(8), "cannot be read"),
+        (b"\x0a\x01t", bytes(7), "cannot be read"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(tmp_path: Path, key: bytes, value: bytes, words: str) -> None:

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)lograft/internal/v1/metadata_record.proto\x12\x13lograft.internal.v1\"\xb2\x05\n\x0eMetadataRecord\x12\x33\n\x06\x62roker\x18\x01 \x01(\x0b\x32!.lograft.internal.v1.BrokerRecordH\x00\x12@\n\rbroker_change\x18\x02 \x01(\x0b\x32\'.lograft.internal.v1.BrokerChangeRecordH\x00\x12@\n\rremove_broker\x18\x03 \x01(\x0b\x32\'.lograft.internal.v1.RemoveBrokerRecordH\x00\x12\x31\n\x05topic\x18\x04 \x01(\x0b\x32 .lograft.internal.v1.TopicRecordH\x00\x12>\n\x0cremove_topic\x18\x05 \x01(\x0b\x32&.lograft.internal.v1.RemoveTopicRecordH\x00\x12\x39\n\tpartition\x18\x06 \x01(\x0b\x32$.lograft.internal.v1.PartitionRecordH\x00\x12\x46\n\x10partition_change\x18\x07 \x01(\x0b\x32*.lograft.internal.v1.PartitionChangeRecordH\x00\x12\x33\n\x06\x63onfig\x18\x08 \x01(\x0b\x32!.lograft.internal.v1.ConfigRecordH\x00\x12>\n\x0cproducer_ids\x18\t \x01(\x0b\x32&.lograft.internal.v1.ProducerIdsRecordH\x00\x12@\n\rfeature_level\x18\n \x01(\x0b\x32\'.lograft.internal.v1.FeatureLevelRecordH\x00\x12\x30\n\x05no_op\x18\x0b \x01(\x0b\x32\x1f.lograft.internal.v1.NoOpRecordH\x00\x42\x08\n\x06record\"\x96\x01\n\x13QuorumControlRecord\x12@\n\rleader_change\x18\x01 \x01(\x0b\x32\'.lograft.internal.v1.LeaderChangeRecordH\x00\x12\x33\n\x06voters\x18\x02 \x01(\x0b\x32!.lograft.internal.v1.VotersRecordH\x00\x42\x08\n\x06record\"@\n\x12LeaderChangeRecord\x12\x11\n\tleader_id\x18\x01 \x01(\x05\x12\x17\n\x0fgranting_voters\x18\x02 \x03(\x05\"?\n\x0cVotersRecord\x12/\n\x06voters\x18\x01 \x03(\x0b\x32\x1f.lograft.internal.v1.VoterEntry\"D\n\nVoterEntry\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\xe6\x02\n\x0c\x42rokerRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x12\x0c\n\x04rack\x18\x06 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x07 \x01(\x08\x12\x19\n\x11log_directory_ids\x18\x08 \x03(\x0c\x12\x0f\n\x07unclean\x18\t \x01(\x08\x12!\n\x19offline_log_directory_ids\x18\n \x03(\x0c\x12\x19\n\x11min_feature_level\x18\x0b \x01(\x05\x12\x19\n\x11max_feature_level\x18\x0c \x01(\x05\x12\x18\n\x10lost_directories\x18\r \x01(\x08\x12\"\n\x1areplaced_log_directory_ids\x18\x0e \x03(\x0c\x12\x18\n\x10replication_port\x18\x0f \x01(\x05\"\x86\x02\n\x12\x42rokerChangeRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x13\n\x06\x66\x65nced\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16in_controlled_shutdown\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x14\n\x07unclean\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x45\n\x17offline_log_directories\x18\x06 \x01(\x0b\x32$.lograft.internal.v1.DirectoryIdListB\t\n\x07_fencedB\x19\n\x17_in_controlled_shutdownB\n\n\x08_unclean\"(\n\x0f\x44irectoryIdList\x12\x15\n\rdirectory_ids\x18\x01 \x03(\x0c\"=\n\x12RemoveBrokerRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\".\n\x0bTopicRecord\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\"%\n\x11RemoveTopicRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\"\xa7\x02\n\x0fPartitionRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08replicas\x18\x03 \x03(\x05\x12\x0b\n\x03isr\x18\x04 \x03(\x05\x12\x16\n\tleader_id\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x07 \x01(\x05\x12\x0b\n\x03\x65lr\x18\x08 \x03(\x05\x12\x16\n\x0elast_known_elr\x18\t \x03(\x05\x12\x0e\n\x06\x61\x64\x64ing\x18\n \x03(\x05\x12\x10\n\x08removing\x18\x0b \x03(\x05\x12\x34\n\x07\x61waited\x18\x0c \x03(\x0b\x32#.lograft.internal.v1.AwaitedReplicaB\x0c\n\n_leader_id\":\n\x0e\x41waitedReplica\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x15\n\rdirectory_ids\x18\x02 \x03(\x0c\"K\n\x12\x41waitedReplicaList\x12\x35\n\x08replicas\x18\x01 \x03(\x0b\x32#.lograft.internal.v1.AwaitedReplica\"\xdb\x03\n\x15PartitionChangeRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x31\n\x06leader\x18\x03 \x01(\x0b\x32!.lograft.internal.v1.LeaderChange\x12-\n\x03isr\x18\x04 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x32\n\x08replicas\x18\x05 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12-\n\x03\x65lr\x18\x06 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x38\n\x0elast_known_elr\x18\x07 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x30\n\x06\x61\x64\x64ing\x18\x08 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x32\n\x08removing\x18\t \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x38\n\x07\x61waited\x18\n \x01(\x0b\x32\'.lograft.internal.v1.AwaitedReplicaList\"4\n\x0cLeaderChange\x12\x16\n\tleader_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_leader_id\"\x1f\n\x0bReplicaList\x12\x10\n\x08node_ids\x18\x01 \x03(\x05\"\x88\x01\n\x0c\x43onfigRecord\x12\x35\n\x08resource\x18\x01 \x01(\x0e\x32#.lograft.internal.v1.ConfigResource\x12\x15\n\rresource_name\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\x05value\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_value\"V\n\x11ProducerIdsRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x18\n\x10next_producer_id\x18\x03 \x01(\x03\"1\n\x12\x46\x65\x61tureLevelRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\x05\"\x0c\n\nNoOpRecord*\x85\x01\n\x0e\x43onfigResource\x12\x1f\n\x1b\x43ONFIG_RESOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43ONFIG_RESOURCE_TOPIC\x10\x01\x12\x1a\n\x16\x43ONFIG_RESOURCE_BROKER\x10\x02\x12\x1b\n\x17\x43ONFIG_RESOURCE_CLUSTER\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)lograft/internal/v1/metadata_record.proto\x12\x13lograft.internal.v1\"\xb2\x05\n\x0eMetadataRecord\x12\x33\n\x06\x62roker\x18\x01 \x01(\x0b\x32!.lograft.internal.v1.BrokerRecordH\x00\x12@\n\rbroker_change\x18\x02 \x01(\x0b\x32\'.lograft.internal.v1.BrokerChangeRecordH\x00\x12@\n\rremove_broker\x18\x03 \x01(\x0b\x32\'.lograft.internal.v1.RemoveBrokerRecordH\x00\x12\x31\n\x05topic\x18\x04 \x01(\x0b\x32 .lograft.internal.v1.TopicRecordH\x00\x12>\n\x0cremove_topic\x18\x05 \x01(\x0b\x32&.lograft.internal.v1.RemoveTopicRecordH\x00\x12\x39\n\tpartition\x18\x06 \x01(\x0b\x32$.lograft.internal.v1.PartitionRecordH\x00\x12\x46\n\x10partition_change\x18\x07 \x01(\x0b\x32*.lograft.internal.v1.PartitionChangeRecordH\x00\x12\x33\n\x06\x63onfig\x18\x08 \x01(\x0b\x32!.lograft.internal.v1.ConfigRecordH\x00\x12>\n\x0cproducer_ids\x18\t \x01(\x0b\x32&.lograft.internal.v1.ProducerIdsRecordH\x00\x12@\n\rfeature_level\x18\n \x01(\x0b\x32\'.lograft.internal.v1.FeatureLevelRecordH\x00\x12\x30\n\x05no_op\x18\x0b \x01(\x0b\x32\x1f.lograft.internal.v1.NoOpRecordH\x00\x42\x08\n\x06record\"\x96\x01\n\x13QuorumControlRecord\x12@\n\rleader_change\x18\x01 \x01(\x0b\x32\'.lograft.internal.v1.LeaderChangeRecordH\x00\x12\x33\n\x06voters\x18\x02 \x01(\x0b\x32!.lograft.internal.v1.VotersRecordH\x00\x42\x08\n\x06record\"@\n\x12LeaderChangeRecord\x12\x11\n\tleader_id\x18\x01 \x01(\x05\x12\x17\n\x0fgranting_voters\x18\x02 \x03(\x05\"?\n\x0cVotersRecord\x12/\n\x06voters\x18\x01 \x03(\x0b\x32\x1f.lograft.internal.v1.VoterEntry\"D\n\nVoterEntry\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x64irectory_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x85\x03\n\x0c\x42rokerRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x12\x0c\n\x04rack\x18\x06 \x01(\t\x12\x0e\n\x06\x66\x65nced\x18\x07 \x01(\x08\x12\x19\n\x11log_directory_ids\x18\x08 \x03(\x0c\x12\x0f\n\x07unclean\x18\t \x01(\x08\x12!\n\x19offline_log_directory_ids\x18\n \x03(\x0c\x12\x19\n\x11min_feature_level\x18\x0b \x01(\x05\x12\x19\n\x11max_feature_level\x18\x0c \x01(\x05\x12\x18\n\x10lost_directories\x18\r \x01(\x08\x12\"\n\x1areplaced_log_directory_ids\x18\x0e \x03(\x0c\x12\x18\n\x10replication_port\x18\x0f \x01(\x05\x12\x1d\n\x15replaced_broker_epoch\x18\x10 \x01(\x03\"\x86\x02\n\x12\x42rokerChangeRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x13\n\x06\x66\x65nced\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16in_controlled_shutdown\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x14\n\x07unclean\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x45\n\x17offline_log_directories\x18\x06 \x01(\x0b\x32$.lograft.internal.v1.DirectoryIdListB\t\n\x07_fencedB\x19\n\x17_in_controlled_shutdownB\n\n\x08_unclean\"(\n\x0f\x44irectoryIdList\x12\x15\n\rdirectory_ids\x18\x01 \x03(\x0c\"=\n\x12RemoveBrokerRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\".\n\x0bTopicRecord\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\"%\n\x11RemoveTopicRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\"\xa7\x02\n\x0fPartitionRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x10\n\x08replicas\x18\x03 \x03(\x05\x12\x0b\n\x03isr\x18\x04 \x03(\x05\x12\x16\n\tleader_id\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cleader_epoch\x18\x06 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x07 \x01(\x05\x12\x0b\n\x03\x65lr\x18\x08 \x03(\x05\x12\x16\n\x0elast_known_elr\x18\t \x03(\x05\x12\x0e\n\x06\x61\x64\x64ing\x18\n \x03(\x05\x12\x10\n\x08removing\x18\x0b \x03(\x05\x12\x34\n\x07\x61waited\x18\x0c \x03(\x0b\x32#.lograft.internal.v1.AwaitedReplicaB\x0c\n\n_leader_id\":\n\x0e\x41waitedReplica\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x15\n\rdirectory_ids\x18\x02 \x03(\x0c\"K\n\x12\x41waitedReplicaList\x12\x35\n\x08replicas\x18\x01 \x03(\x0b\x32#.lograft.internal.v1.AwaitedReplica\"\xdb\x03\n\x15PartitionChangeRecord\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x31\n\x06leader\x18\x03 \x01(\x0b\x32!.lograft.internal.v1.LeaderChange\x12-\n\x03isr\x18\x04 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x32\n\x08replicas\x18\x05 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12-\n\x03\x65lr\x18\x06 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x38\n\x0elast_known_elr\x18\x07 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x30\n\x06\x61\x64\x64ing\x18\x08 \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x32\n\x08removing\x18\t \x01(\x0b\x32 .lograft.internal.v1.ReplicaList\x12\x38\n\x07\x61waited\x18\n \x01(\x0b\x32\'.lograft.internal.v1.AwaitedReplicaList\"4\n\x0cLeaderChange\x12\x16\n\tleader_id\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0c\n\n_leader_id\"\x1f\n\x0bReplicaList\x12\x10\n\x08node_ids\x18\x01 \x03(\x05\"\x88\x01\n\x0c\x43onfigRecord\x12\x35\n\x08resource\x18\x01 \x01(\x0e\x32#.lograft.internal.v1.ConfigResource\x12\x15\n\rresource_name\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x12\n\x05value\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_value\"V\n\x11ProducerIdsRecord\x12\x11\n\tbroker_id\x18\x01 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\x03\x12\x18\n\x10next_producer_id\x18\x03 \x01(\x03\"1\n\x12\x46\x65\x61tureLevelRecord\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\x05\"\x0c\n\nNoOpRecord*\x85\x01\n\x0e\x43onfigResource\x12\x1f\n\x1b\x43ONFIG_RESOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43ONFIG_RESOURCE_TOPIC\x10\x01\x12\x1a\n\x16\x43ONFIG_RESOURCE_BROKER\x10\x02\x12\x1b\n\x17\x43ONFIG_RESOURCE_CLUSTER\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lograft.internal.v1.metadata_record_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONFIGRESOURCE']._serialized_start=3224
-  _globals['_CONFIGRESOURCE']._serialized_end=3357
+  _globals['_CONFIGRESOURCE']._serialized_start=3255
+  _globals['_CONFIGRESOURCE']._serialized_end=3388
   _globals['_METADATARECORD']._serialized_start=67
   _globals['_METADATARECORD']._serialized_end=757
   _globals['_QUORUMCONTROLRECORD']._serialized_start=760
@@ -44,35 +44,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VOTERENTRY']._serialized_start=1043
   _globals['_VOTERENTRY']._serialized_end=1111
   _globals['_BROKERRECORD']._serialized_start=1114
-  _globals['_BROKERRECORD']._serialized_end=1472
-  _globals['_BROKERCHANGERECORD']._serialized_start=1475
-  _globals['_BROKERCHANGERECORD']._serialized_end=1737
-  _globals['_DIRECTORYIDLIST']._serialized_start=1739
-  _globals['_DIRECTORYIDLIST']._serialized_end=1779
-  _globals['_REMOVEBROKERRECORD']._serialized_start=1781
-  _globals['_REMOVEBROKERRECORD']._serialized_end=1842
-  _globals['_TOPICRECORD']._serialized_start=1844
-  _globals['_TOPICRECORD']._serialized_end=1890
-  _globals['_REMOVETOPICRECORD']._serialized_start=1892
-  _globals['_REMOVETOPICRECORD']._serialized_end=1929
-  _globals['_PARTITIONRECORD']._serialized_start=1932
-  _globals['_PARTITIONRECORD']._serialized_end=2227
-  _globals['_AWAITEDREPLICA']._serialized_start=2229
-  _globals['_AWAITEDREPLICA']._serialized_end=2287
-  _globals['_AWAITEDREPLICALIST']._serialized_start=2289
-  _globals['_AWAITEDREPLICALIST']._serialized_end=2364
-  _globals['_PARTITIONCHANGERECORD']._serialized_start=2367
-  _globals['_PARTITIONCHANGERECORD']._serialized_end=2842
-  _globals['_LEADERCHANGE']._serialized_start=2844
-  _globals['_LEADERCHANGE']._serialized_end=2896
-  _globals['_REPLICALIST']._serialized_start=2898
-  _globals['_REPLICALIST']._serialized_end=2929
-  _globals['_CONFIGRECORD']._serialized_start=2932
-  _globals['_CONFIGRECORD']._serialized_end=3068
-  _globals['_PRODUCERIDSRECORD']._serialized_start=3070
-  _globals['_PRODUCERIDSRECORD']._serialized_end=3156
-  _globals['_FEATURELEVELRECORD']._serialized_start=3158
-  _globals['_FEATURELEVELRECORD']._serialized_end=3207
-  _globals['_NOOPRECORD']._serialized_start=3209
-  _globals['_NOOPRECORD']._serialized_end=3221
+  _globals['_BROKERRECORD']._serialized_end=1503
+  _globals['_BROKERCHANGERECORD']._serialized_start=1506
+  _globals['_BROKERCHANGERECORD']._serialized_end=1768
+  _globals['_DIRECTORYIDLIST']._serialized_start=1770
+  _globals['_DIRECTORYIDLIST']._serialized_end=1810
+  _globals['_REMOVEBROKERRECORD']._serialized_start=1812
+  _globals['_REMOVEBROKERRECORD']._serialized_end=1873
+  _globals['_TOPICRECORD']._serialized_start=1875
+  _globals['_TOPICRECORD']._serialized_end=1921
+  _globals['_REMOVETOPICRECORD']._serialized_start=1923
+  _globals['_REMOVETOPICRECORD']._serialized_end=1960
+  _globals['_PARTITIONRECORD']._serialized_start=1963
+  _globals['_PARTITIONRECORD']._serialized_end=2258
+  _globals['_AWAITEDREPLICA']._serialized_start=2260
+  _globals['_AWAITEDREPLICA']._serialized_end=2318
+  _globals['_AWAITEDREPLICALIST']._serialized_start=2320
+  _globals['_AWAITEDREPLICALIST']._serialized_end=2395
+  _globals['_PARTITIONCHANGERECORD']._serialized_start=2398
+  _globals['_PARTITIONCHANGERECORD']._serialized_end=2873
+  _globals['_LEADERCHANGE']._serialized_start=2875
+  _globals['_LEADERCHANGE']._serialized_end=2927
+  _globals['_REPLICALIST']._serialized_start=2929
+  _globals['_REPLICALIST']._serialized_end=2960
+  _globals['_CONFIGRECORD']._serialized_start=2963
+  _globals['_CONFIGRECORD']._serialized_end=3099
+  _globals['_PRODUCERIDSRECORD']._serialized_start=3101
+  _globals['_PRODUCERIDSRECORD']._serialized_end=3187
+  _globals['_FEATURELEVELRECORD']._serialized_start=3189
+  _globals['_FEATURELEVELRECORD']._serialized_end=3238
+  _globals['_NOOPRECORD']._serialized_start=3240
+  _globals['_NOOPRECORD']._serialized_end=3252
 # @@protoc_insertion_point(module_scope)

@@ -268,6 +268,7 @@ class BrokerRecord(_message.Message):
     LOST_DIRECTORIES_FIELD_NUMBER: _builtins.int
     REPLACED_LOG_DIRECTORY_IDS_FIELD_NUMBER: _builtins.int
     REPLICATION_PORT_FIELD_NUMBER: _builtins.int
+    REPLACED_BROKER_EPOCH_FIELD_NUMBER: _builtins.int
     broker_id: _builtins.int
     """Node id."""
     incarnation_id: _builtins.bytes
@@ -292,6 +293,8 @@ class BrokerRecord(_message.Message):
     """True while it is unclean and lacks a log directory of the registration before it: it may lack flushed records too."""
     replication_port: _builtins.int
     """TCP port at the host where other brokers of the cluster reach it for replication; 0: not known."""
+    replaced_broker_epoch: _builtins.int
+    """While it is unclean: epoch of the registration that stopped uncleanly, of several that are not dealt with the first; 0: not known."""
     @_builtins.property
     def log_directory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Ids of its log directories, 16 bytes each."""
@@ -322,10 +325,11 @@ class BrokerRecord(_message.Message):
         lost_directories: _builtins.bool = ...,
         replaced_log_directory_ids: _abc.Iterable[_builtins.bytes] | None = ...,
         replication_port: _builtins.int = ...,
+        replaced_broker_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "lost_directories", b"lost_directories", "max_feature_level", b"max_feature_level", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "replaced_log_directory_ids", b"replaced_log_directory_ids", "replication_port", b"replication_port", "unclean", b"unclean"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "broker_id", b"broker_id", "fenced", b"fenced", "host", b"host", "incarnation_id", b"incarnation_id", "log_directory_ids", b"log_directory_ids", "lost_directories", b"lost_directories", "max_feature_level", b"max_feature_level", "min_feature_level", b"min_feature_level", "offline_log_directory_ids", b"offline_log_directory_ids", "port", b"port", "rack", b"rack", "replaced_broker_epoch", b"replaced_broker_epoch", "replaced_log_directory_ids", b"replaced_log_directory_ids", "replication_port", b"replication_port", "unclean", b"unclean"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
