@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from lograft import BatchReceipt, TopicPartition
 from lograft.aio import Admin, Consumer, Producer
 from lograft.errors import LograftError
-from lograft.types import ElectionType, QuorumDescription
+from lograft.types import ConfigResource, ElectionType, QuorumDescription
 from lograft.wire.codes import ErrorCode
 
 from integration_tests.simulation.options import WorldOptions, rack_name
@@ -26,6 +26,7 @@ from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.servers import VoterMachine
 from integration_tests.workload.history import Event, Kind, Type
 from integration_tests.workload.senders import outcome_of
+from metaquorum.controller.topic_configs import FLUSH_POLICY, FlushPolicy
 from metaquorum.testing.scheduler import Scheduler
 
 TOPIC: Final = "orders"
@@ -269,6 +270,7 @@ class Operator:
             works = [
                 (options.reassign_every_ms, self._reassign),
                 (options.elect_every_ms, self._elect),
+                (options.switch_every_ms, self._switch),
             ]
             due = [(every_ms, work) for every_ms, work in works if every_ms is not None]
             if options.voter_loss_every_ms is not None:
@@ -293,7 +295,7 @@ class Operator:
         options = self._world.options
         configs = {
             "min.insync.replicas": str(options.min_isr),
-            "flush.policy": options.flush_policy.value,
+            FLUSH_POLICY: options.flush_policy.value,
             "segment.bytes": str(options.segment_bytes),
         }
         while not self._world.is_topic_there:
@@ -320,6 +322,12 @@ class Operator:
         }
         for result in await admin.alter_partition_reassignments(changes):
             self._world.counts["reassignment" if result.error is None else "reassignment refused"] += 1
+
+    async def _switch(self, admin: Admin) -> None:
+        """Put the topic under `ack`, or under its policy of the beginning."""
+        policy = self._rng.choice((FlushPolicy.ACK, self._world.options.flush_policy))
+        await admin.alter_configs({ConfigResource.topic(TOPIC): {FLUSH_POLICY: policy.value}})
+        self._world.counts["switch of flush.policy"] += 1
 
     async def _replace_voter(self, admin: Admin) -> None:
         """The one command; it is repeated until the quorum itself says that the replacement votes."""

@@ -35,6 +35,7 @@ from integration_tests.simulation.options import (
     power_storm,
     quorum_storm,
     snapshot_storm,
+    switch_storm,
 )
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
 from metaquorum.runtime.controller_host import ControllerHost
@@ -202,6 +203,14 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         old="lost or (present is not None and (present.unclean or command.clean_stop_epoch != present.broker_epoch))",
         new="lost",
         storm=loss_storm,
+    ),
+    WorldMutant(
+        name="what was acknowledged before a switch to ack counts as flushed",
+        owner=elections,
+        function="_lossy_for",
+        old="broker.replaced_broker_epoch < ack_since(image, topic, broker.broker_id)",
+        new="False",
+        storm=switch_storm,
     ),
     WorldMutant(
         name="a broker that lost its disk is trusted",

@@ -58,6 +58,7 @@ class WorldOptions:
         end_every_ms: mean time between two questions of a client for the ends of the partitions.
         strand_every_ms: one broker is cut off from the other brokers alone, for longer than followers may lag.
         last_disk_every_ms: brokers leave one after the other, and the last one loses its disk until it is awaited.
+        switch_every_ms: `flush.policy` becomes ACK, or `flush_policy` again; the power goes no further than that one allows.
     """
 
     voter_count: int
@@ -96,6 +97,7 @@ class WorldOptions:
     end_every_ms: int | None = None
     strand_every_ms: int | None = None
     last_disk_every_ms: int | None = None
+    switch_every_ms: int | None = None
 
 
 def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
@@ -162,6 +164,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         strand_every_ms=sometimes(1_000, 6_000, 0.5) if min_isr == 2 else None,
         # A replica without another one has nobody who could lead in its place, wrongly.
         last_disk_every_ms=sometimes(500, 4_000, 0.6) if replication_factor > 1 and not is_lasting else None,
+        switch_every_ms=None if is_flushed else sometimes(300, 4_000, 0.5),
     )
 
 
@@ -225,6 +228,13 @@ def loss_storm(seed: int) -> WorldOptions:
         blackout_every_ms=None,
         cut_every_ms=5_000,
         down_ms_max=1_000,
+    )
+
+
+def switch_storm(seed: int) -> WorldOptions:
+    """Options under which brokers lose what they have not flushed while the policy changes: for the hunt of mutants."""
+    return replace(
+        loss_storm(seed), flush_policy=FlushPolicy.NONE, flush_ms_max=1_000, elect_every_ms=None, switch_every_ms=100
     )
 
 

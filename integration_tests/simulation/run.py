@@ -51,6 +51,7 @@ SHOWN: Final = (
     "awaited disk came back",
     "another disk lost while one is awaited",
     "leadership of a full disk handed over",
+    "switch of flush.policy",
 )
 """What is shown first, whether it occurred or not."""
 
