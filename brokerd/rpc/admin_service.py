@@ -56,6 +56,7 @@ IMAGE_ANSWERS: Final[dict[str, tuple[type[_ImageQuestion], Callable[[MetadataIma
 
 CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
     "CreateTopic": lambda data: admin_pb2.CreateTopicResponse.FromString(data).metadata_offset,
+    "CreateTopics": lambda data: admin_pb2.CreateTopicsResponse.FromString(data).metadata_offset,
     "CreatePartitions": lambda data: admin_pb2.CreatePartitionsResponse.FromString(data).metadata_offset,
     "AlterConfigs": lambda data: admin_pb2.AlterConfigsResponse.FromString(data).metadata_offset,
     "UpdateFeatureLevel": lambda data: admin_pb2.UpdateFeatureLevelResponse.FromString(data).metadata_offset,

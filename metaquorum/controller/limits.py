@@ -61,6 +61,9 @@ MAX_REASSIGNED_PARTITIONS: Final = 500
 MAX_LISTED_REASSIGNMENTS: Final = 1_000
 """Reassignments on one page of a list; a page also ends after `MAX_SWEEP_PARTITIONS` partitions looked at."""
 
+MAX_CREATED_TOPICS: Final = 1_000
+"""Topics that one request creates."""
+
 MAX_LISTED_TOPICS: Final = 1_000
 """Topics that one request for a list of reassignments may name."""
 

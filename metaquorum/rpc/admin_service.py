@@ -34,6 +34,7 @@ from metaquorum.rpc import (
     voter_calls,
 )
 from metaquorum.rpc.calls import Answering, ServicerContext, check_cluster, timeout_ms
+from metaquorum.rpc.topic_creations import create_topics
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.metadata_export import MetadataExports
@@ -100,6 +101,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 metadata_offset=0 if request.validate_only else outcome.metadata_offset,
                 configs=response.configs,
             )
+
+    async def CreateTopics(
+        self, request: admin_pb2.CreateTopicsRequest, context: ServicerContext
+    ) -> admin_pb2.CreateTopicsResponse:
+        """Create many topics, or check whether they could be."""
+        async with Answering(context):
+            self._check(request.cluster_id)
+            return await create_topics(self._host, request, new_id=self._new_id, timeout_ms=timeout_ms(context))
 
     async def CreatePartitions(
         self, request: admin_pb2.CreatePartitionsRequest, context: ServicerContext

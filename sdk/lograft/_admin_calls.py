@@ -21,18 +21,21 @@ from lograft._metadata_export import export_metadata
 from lograft._offsets import list_offsets
 from lograft._partition_calls import all_named, alter_reassignments, elect_leaders, list_reassignments
 from lograft._quorum_calls import add_voter, remove_voter, replace_voter, transfer_leadership
-from lograft.errors import StaleMetadataWarning, UsageError
+from lograft._topic_calls import checked_count, checked_int32, create_topics, topic_name
+from lograft.errors import StaleMetadataWarning
 from lograft.settings import ClientSettings
 from lograft.types import (
     BrokerStatus,
     ClusterDescription,
     ConfigResource,
     ConfigValue,
+    CreatedTopic,
     DeletedRecords,
     ElectedLeader,
     ElectionType,
     FeatureLevelDescription,
     LogDirectories,
+    NewTopic,
     OffsetAnswer,
     OffsetQuery,
     PartitionReassignment,
@@ -44,7 +47,6 @@ from lograft.types import (
 )
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
-from lograft.wire.codes import ErrorCode
 
 PAGE_TOPICS: Final = 1_000
 """Topics of one page of a list."""
@@ -69,9 +71,9 @@ class AdminCalls:
         """Create a topic and wait until the answering broker shows it."""
         request = admin_pb2.CreateTopicRequest(
             cluster_id=self.cluster.cluster_id,
-            topic=_topic_name(topic),
-            partition_count=_count("partition_count", partition_count),
-            replication_factor=_count("replication_factor", replication_factor),
+            topic=topic_name(topic),
+            partition_count=checked_count("partition_count", partition_count),
+            replication_factor=checked_count("replication_factor", replication_factor),
             configs={name: str(value) for name, value in (configs or {}).items()},
             validate_only=validate_only,
         )
@@ -86,12 +88,16 @@ class AdminCalls:
             return describe_topic(decode_topic(response.topic), dict(response.configs), frozenset(response.configs))
         return await self.describe_topic(topic, min_metadata_offset=response.metadata_offset)
 
+    async def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool) -> list[CreatedTopic]:
+        """Create topics."""
+        return await create_topics(self.cluster, topics, validate_only=validate_only, timeout_ms=self._timeout_ms)
+
     async def create_partitions(self, topic: str, partition_count: int, *, validate_only: bool) -> TopicDescription:
         """Add partitions to a topic and wait until the answering broker shows them."""
         request = admin_pb2.CreatePartitionsRequest(
             cluster_id=self.cluster.cluster_id,
-            topic=_topic_name(topic),
-            partition_count=_int32("partition_count", partition_count),
+            topic=topic_name(topic),
+            partition_count=checked_int32("partition_count", partition_count),
             validate_only=validate_only,
         )
 
@@ -107,7 +113,7 @@ class AdminCalls:
 
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
-        request = admin_pb2.DeleteTopicRequest(cluster_id=self.cluster.cluster_id, topic=_topic_name(topic))
+        request = admin_pb2.DeleteTopicRequest(cluster_id=self.cluster.cluster_id, topic=topic_name(topic))
 
         async def work(attempt: Attempt) -> admin_pb2.DeleteTopicResponse:
             return await attempt.answer(
@@ -145,7 +151,7 @@ class AdminCalls:
 
     async def describe_topic(self, topic: str, *, min_metadata_offset: int | None = None) -> TopicDescription:
         """Describe a topic with its configs."""
-        request = admin_pb2.DescribeTopicRequest(cluster_id=self.cluster.cluster_id, topic=_topic_name(topic))
+        request = admin_pb2.DescribeTopicRequest(cluster_id=self.cluster.cluster_id, topic=topic_name(topic))
         if min_metadata_offset is not None:
             request.min_metadata_offset = min_metadata_offset
 
@@ -193,7 +199,7 @@ class AdminCalls:
     async def update_feature_level(self, level: int, *, validate_only: bool) -> None:
         """Raise the feature level."""
         request = admin_pb2.UpdateFeatureLevelRequest(
-            cluster_id=self.cluster.cluster_id, level=_int32("level", level), validate_only=validate_only
+            cluster_id=self.cluster.cluster_id, level=checked_int32("level", level), validate_only=validate_only
         )
 
         async def work(attempt: Attempt) -> admin_pb2.UpdateFeatureLevelResponse:
@@ -303,31 +309,7 @@ class AdminCalls:
         await self.cluster.close()
 
 
-_COUNT_CODES: Final = {
-    "partition_count": ErrorCode.INVALID_PARTITION_COUNT,
-    "replication_factor": ErrorCode.INVALID_REPLICATION_FACTOR,
-}
-
-
 def _warn_without_leader(is_so: bool) -> None:
     if is_so:
         text = "the metadata quorum has no leader: a broker answered from its own image, which may be behind"
         warnings.warn(text, StaleMetadataWarning, stacklevel=2)
-
-
-def _topic_name(topic: object) -> str:
-    if not isinstance(topic, str):
-        raise UsageError(f"the name of a topic is text, not {topic!r}")
-    return topic
-
-
-def _count(name: str, value: object) -> int:
-    if _int32(name, value) < 1:
-        raise UsageError(f"{name} is at least 1, not {value}", code=_COUNT_CODES[name])
-    return _int32(name, value)
-
-
-def _int32(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**31) <= value < 2**31:
-        raise UsageError(f"{name} is a whole number of 32 bits, not {value!r}")
-    return value

@@ -398,6 +398,42 @@ class TopicDescription:
         return len(self.partitions[0].replicas) if self.partitions else 0
 
 
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create.
+
+    Attributes:
+        topic: 1 to 249 of the characters A-Z a-z 0-9 . _ - and neither "." nor "..".
+        partition_count: number of partitions, from 1.
+        replication_factor: number of replicas of each partition, from 1.
+        configs: configs that differ from the defaults.
+    """
+
+    topic: str
+    partition_count: int = 1
+    replication_factor: int = 1
+    configs: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatedTopic:
+    """What became of a topic that was to be created.
+
+    Attributes:
+        topic: topic name.
+        topic_id: its id, 16 bytes; None on an error.
+        partition_count: number of partitions; 0 on an error.
+        replication_factor: number of replicas of each; 0 on an error.
+        error: why it was not created; an `OutcomeUnknownError`: look before you repeat it; None: it was created.
+    """
+
+    topic: str
+    topic_id: bytes | None = None
+    partition_count: int = 0
+    replication_factor: int = 0
+    error: LograftError | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSummary:
     """A topic in a list."""

@@ -14,11 +14,13 @@ from lograft.types import (
     ClusterDescription,
     ConfigResource,
     ConfigValue,
+    CreatedTopic,
     DeletedRecords,
     ElectedLeader,
     ElectionType,
     FeatureLevelDescription,
     LogDirectories,
+    NewTopic,
     OffsetAnswer,
     OffsetQuery,
     PartitionReassignment,
@@ -63,6 +65,10 @@ class Admin:
             configs=configs,
             validate_only=validate_only,
         )
+
+    async def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> list[CreatedTopic]:
+        """Create many topics; see `lograft.Admin.create_topics`."""
+        return await self._start().create_topics(topics, validate_only=validate_only)
 
     async def create_partitions(
         self, topic: str, partition_count: int, *, validate_only: bool = False

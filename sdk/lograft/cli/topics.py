@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,9 +21,10 @@ from lograft.cli.options import (
     parse_pairs,
 )
 from lograft.cli.output import print_facts, print_json, print_table
+from lograft.cli.topic_file import read_topics, report
 from lograft.diagnosis import MIN_ISR_CONFIG, partition_problems
 from lograft.errors import TopicAlreadyExistsError
-from lograft.types import PartitionDescription, TopicDescription
+from lograft.types import NewTopic, PartitionDescription, TopicDescription
 
 topics_app = typer.Typer(no_args_is_help=True, help="Create, list, describe, grow and delete topics.")
 
@@ -31,20 +33,37 @@ TopicName = Annotated[str, typer.Argument(help="Topic name.")]
 
 @topics_app.command()
 def create(
-    topic: TopicName,
+    topic: Annotated[str | None, typer.Argument(help="Topic name; left out with --file.", show_default=False)] = None,
     partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, max=10_000, help="Number of partitions.")] = 1,
     replication_factor: Annotated[
         int, typer.Option("--replication-factor", "-r", min=1, max=100, help="Replicas of each.")
     ] = 1,
     config: Annotated[list[str] | None, typer.Option("--config", "-c", help="name=value; may be repeated.")] = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed when it exists.")] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help='Create many: each line is a name, or {"topic": "orders", "partitions": 6, "replication_factor": 3, '
+            '"configs": {"retention.ms": "1000"}}; "-" is standard input.',
+        ),
+    ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     cluster_id: ClusterId = None,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
-    """Create a topic."""
+    """Create a topic, or those of a file."""
     configs = dict(parse_pairs(config or [], "--config"))
+    if (topic is None) == (file is None):
+        raise typer.BadParameter("name a topic, or give a --file of topics, not both", param_hint="TOPIC")
+    if file is not None:
+        topics = read_topics(file, NewTopic("", partitions, replication_factor, configs))
+        with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
+            _create_all(admin, topics, if_not_exists=if_not_exists, as_json=as_json)
+        return
+    assert topic is not None, "neither a topic nor a file"
     with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
         try:
             created = admin.create_topic(
@@ -63,6 +82,31 @@ def create(
             typer.echo(
                 f"{created.replication_factor} replicas each; acks=all waits for at least {min_isr} ({MIN_ISR_CONFIG})"
             )
+
+
+def _create_all(admin: Admin, topics: list[NewTopic], *, if_not_exists: bool, as_json: bool) -> None:
+    results = admin.create_topics(topics)
+    present = [each for each in results if if_not_exists and isinstance(each.error, TopicAlreadyExistsError)]
+    results = [each for each in results if each not in present]
+    if as_json:
+        print_json(
+            [
+                {
+                    "topic": each.topic,
+                    "topic_id": None if each.topic_id is None else each.topic_id.hex(),
+                    "partition_count": each.partition_count,
+                    "replication_factor": each.replication_factor,
+                    "error": None
+                    if each.error is None
+                    else {"code": each.error.code.name, "message": each.error.message},
+                }
+                for each in results
+            ]
+        )
+        if any(each.error is not None for each in results):
+            raise typer.Exit(1)
+        return
+    report(results, len(present))
 
 
 @topics_app.command("list")

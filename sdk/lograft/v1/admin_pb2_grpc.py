@@ -147,6 +147,11 @@ class AdminServiceStub(object):
                 request_serializer=lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsRequest.SerializeToString,
                 response_deserializer=lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsResponse.FromString,
                 _registered_method=True)
+        self.CreateTopics = channel.unary_unary(
+                '/lograft.v1.AdminService/CreateTopics',
+                request_serializer=lograft_dot_v1_dot_admin__pb2.CreateTopicsRequest.SerializeToString,
+                response_deserializer=lograft_dot_v1_dot_admin__pb2.CreateTopicsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -313,6 +318,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateTopics(self, request, context):
+        """Creates many topics, or checks them. Each is created whole or refused for itself: one that is refused stops no other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -425,6 +437,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListPartitionReassignments,
                     request_deserializer=lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsRequest.FromString,
                     response_serializer=lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsResponse.SerializeToString,
+            ),
+            'CreateTopics': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTopics,
+                    request_deserializer=lograft_dot_v1_dot_admin__pb2.CreateTopicsRequest.FromString,
+                    response_serializer=lograft_dot_v1_dot_admin__pb2.CreateTopicsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1024,6 +1041,33 @@ class AdminService(object):
             '/lograft.v1.AdminService/ListPartitionReassignments',
             lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsRequest.SerializeToString,
             lograft_dot_v1_dot_admin__pb2.ListPartitionReassignmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTopics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lograft.v1.AdminService/CreateTopics',
+            lograft_dot_v1_dot_admin__pb2.CreateTopicsRequest.SerializeToString,
+            lograft_dot_v1_dot_admin__pb2.CreateTopicsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -88,6 +88,8 @@ class AdminServiceStub:
     """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
     ListPartitionReassignments: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]
     """Lists the reassignments that are under way, in pages."""
+    CreateTopics: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicsRequest, _admin_pb2.CreateTopicsResponse]
+    """Creates many topics, or checks them. Each is created whole or refused for itself: one that is refused stops no other."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -149,6 +151,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Ends the registration of a broker that is gone and hosts nothing. Refused while it lives or has replicas."""
     ListPartitionReassignments: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPartitionReassignmentsRequest, _admin_pb2.ListPartitionReassignmentsResponse]  # type: ignore[assignment]
     """Lists the reassignments that are under way, in pages."""
+    CreateTopics: _aio.UnaryUnaryMultiCallable[_admin_pb2.CreateTopicsRequest, _admin_pb2.CreateTopicsResponse]  # type: ignore[assignment]
+    """Creates many topics, or checks them. Each is created whole or refused for itself: one that is refused stops no other."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Changes and inspects the cluster. Any broker takes a request and forwards it to the active controller, but for the two calls
@@ -339,5 +343,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListPartitionReassignmentsResponse, _abc.Awaitable[_admin_pb2.ListPartitionReassignmentsResponse]]:
         """Lists the reassignments that are under way, in pages."""
+
+    @_abc_1.abstractmethod
+    def CreateTopics(
+        self,
+        request: _admin_pb2.CreateTopicsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.CreateTopicsResponse, _abc.Awaitable[_admin_pb2.CreateTopicsResponse]]:
+        """Creates many topics, or checks them. Each is created whole or refused for itself: one that is refused stops no other."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -66,6 +66,53 @@ def test_topics_are_created_listed_described_and_deleted(run: Run) -> None:
     assert run("topics", "describe", "cli-topic")[0] == 1
 
 
+def test_topics_of_a_file_are_created(run: Run, tmp_path: Path) -> None:
+    """Names and objects, one for each line; what is refused is said, and a bad line is found before anything is made."""
+    file = tmp_path / "topics.jsonl"
+    lines = [
+        "# mine",
+        "",
+        "file-a",
+        '{"topic": "file-b", "partitions": 4, "configs": {"retention.ms": 1000}}',
+        "file c",
+    ]
+    file.write_text("\n".join(lines))
+    code, out, err = run("topics", "create", "--file", str(file), "-p", "2", "-c", "flush.policy=none")
+    assert (code, out) == (1, "2 topics created\n")
+    assert "file c: INVALID_TOPIC_NAME" in err
+    described = json.loads(run("topics", "describe", "file-b", "--json")[1])
+    assert len(described["partitions"]) == 4
+    assert (described["configs"]["retention.ms"], described["configs"]["flush.policy"]) == ("1000", "none")
+    assert len(json.loads(run("topics", "describe", "file-a", "--json")[1])["partitions"]) == 2
+    code, out, _ = run("topics", "create", "--file", "-", "--if-not-exists", stdin=b"file-a\nfile-d\n")
+    assert (code, out) == (0, "1 topics created, 1 existed\n")
+    code, out, _ = run("topics", "create", "--file", "-", "--json", stdin=b"file-a\nfile-e\n")
+    assert (code, [each["error"] and each["error"]["code"] for each in json.loads(out)]) == (
+        1,
+        ["TOPIC_ALREADY_EXISTS", None],
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["{", '{"partitions": 3}', '{"topic": "x", "partition": 3}', '{"topic": "x", "partitions": "3"}', "ok"]
+)
+def test_bad_line_of_a_file_of_topics_is_named(run: Run, line: str) -> None:
+    """Nothing is made."""
+    code, _, err = run("topics", "create", "--file", "-", stdin=f"ok\n{line}\n".encode())
+    assert code == 2
+    assert "line 2" in err
+    assert run("topics", "describe", "ok")[0] == 1
+
+
+def test_create_wants_a_topic_or_a_file(run: Run) -> None:
+    """Neither and both are misuse."""
+    assert run("topics", "create")[0] == 2
+    assert run("topics", "create", "x", "--file", "-")[0] == 2
+    code, _, err = run("topics", "create", "--file", "no-such-file")
+    assert code == 2
+    assert "no-such-file is no file" in err
+
+
 def test_values_and_lines_are_produced_and_consumed(
     run: Run, bootstrap: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

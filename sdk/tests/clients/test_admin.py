@@ -16,6 +16,7 @@ from lograft.errors import (
     UsageError,
     WrongClusterError,
 )
+from lograft.types import NewTopic
 from tests.clients.test_producer_errors import unused_address
 
 
@@ -84,3 +85,36 @@ def test_silence_ends_with_the_timeout_and_another_address_helps(bootstrap: str)
         client.describe_cluster()
     with Admin([unused_address(), bootstrap]) as client:
         assert client.describe_cluster().brokers
+
+
+def test_many_topics_are_created_in_one_call(admin: Admin) -> None:
+    """Any number, over several requests; each with its own result, and seen at once."""
+    admin.create_topic("many-there")
+    topics = [NewTopic(f"many-{number}", partition_count=1 + number % 3) for number in range(1_100)]
+    results = admin.create_topics([*topics, NewTopic("many-there"), NewTopic("many bad", configs={})])
+    assert [each.topic for each in results] == [*(each.topic for each in topics), "many-there", "many bad"]
+    assert [each.error for each in results[:-2]] == [None] * 1_100
+    assert [each.partition_count for each in results[:3]] == [1, 2, 3]
+    assert isinstance(results[-2].error, TopicAlreadyExistsError)
+    assert results[-1].error is not None
+    assert results[-1].error.code is ErrorCode.INVALID_TOPIC_NAME
+    assert {each.topic for each in topics} <= {each.topic for each in admin.list_topics()}
+    assert admin.describe_topic("many-1099").topic_id == results[1_099].topic_id
+    assert admin.create_topics([]) == []
+    checked = admin.create_topics([NewTopic("many-checked")], validate_only=True)
+    assert checked[0].error is None
+    with pytest.raises(UnknownTopicError):
+        admin.describe_topic("many-checked")
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [["a"], [NewTopic("a"), NewTopic("a")], [NewTopic("a", 0)], [NewTopic("a", 1, 0)], [NewTopic(5)]],  # pyright: ignore[reportArgumentType]
+    ids=str,
+)
+def test_what_is_no_new_topic_is_a_usage_error(admin: Admin, topics: list[NewTopic]) -> None:
+    """Found in this process, before anything is sent."""
+    with pytest.raises(UsageError):
+        admin.create_topics([NewTopic("never-made"), *topics])
+    with pytest.raises(UnknownTopicError):
+        admin.describe_topic("never-made")
