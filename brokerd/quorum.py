@@ -173,6 +173,7 @@ class _Voter:
                 voters=combined.voters,
                 first_start=combined.first_start,
                 insecure_plaintext=settings.insecure_plaintext,
+                controller=combined.controller,
             ),
             settings.data_directory if opened is None else opened,
             listeners=(listener,),

@@ -21,7 +21,7 @@ from brokerd.limits import (
     RETENTION_CHECK_MS,
     RETENTION_CHECK_MS_MAX,
 )
-from metaquorum.controller.limits import MAX_NODE_ID
+from metaquorum.controller.limits import MAX_NODE_ID, ControllerSettings
 from metaquorum.settings import Address, SettingsError, check_metrics_listen, parse_address
 from storage.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
 
@@ -46,6 +46,7 @@ class CombinedSettings:
     quorum_advertise: Address | None = None
     voters: Mapping[int, str] = field(default_factory=dict[int, str])
     first_start: bool = False
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from brokerd.settings import BrokerSettings, CombinedSettings
+from metaquorum.controller.limits import ControllerSettings
 from metaquorum.runtime.first_start import format_standalone, is_formatted, read_initial_voters
 from metaquorum.settings import Address, SettingsError
 from storage.data_directory import DataDirectory
@@ -62,7 +63,10 @@ def standalone_settings(
         min_free_bytes=min_free_bytes,
         node_id=NODE_ID,
         listen=Address(host=HOST, port=port),
-        combined=CombinedSettings(quorum_listen=Address(host=HOST, port=0)),
+        # Nobody else comes: what needs more brokers is refused at once.
+        combined=CombinedSettings(
+            quorum_listen=Address(host=HOST, port=0), controller=ControllerSettings(broker_arrival_ms=0)
+        ),
     )
 
 

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lograft import aio
-from lograft.errors import RetriableError
+from lograft.errors import LograftError, RetriableError
 from lograft.internal.v1 import controller_pb2, controller_pb2_grpc
 from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
@@ -29,6 +29,7 @@ from brokerd.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, connected, refusal, running_broker
 from brokerd.tests.test_two_brokers import leaders, second_broker
 from metaquorum.controller.commands import Command, RegisterBroker
+from metaquorum.controller.limits import ControllerSettings
 from metaquorum.runtime.commit_waiters import CommandError, Outcome
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.settings import Address
@@ -89,6 +90,35 @@ async def test_topic_waits_for_a_broker_that_is_not_let_in_yet(
         leave.set()
         await asyncio.gather(*waiting)
         await server.stop()
+
+
+async def test_topic_of_more_replicas_than_brokers_waits_for_those_that_still_register(tmp_path: Path) -> None:
+    """A cluster gets its brokers one after the other; who asks for more replicas than there will be hears so within its time."""
+    settings = standalone_settings(tmp_path / "1", port=0)
+    assert settings.combined is not None
+    combined = dataclasses.replace(settings.combined, controller=ControllerSettings())
+    first = BrokerServer(dataclasses.replace(settings, combined=combined))
+    await first.start()
+    try:
+        await first.wait_serving(timeout_ms=int(WAIT_S * 1000))
+        async with aio.Admin(str(first.address)) as admin:
+            async with aio.Admin(str(first.address), request_timeout_ms=300) as hasty:
+                with pytest.raises(RetriableError, match=r"2 usable broker\(s\) needed, 1 present \(1 registered\)"):
+                    await hasty.create_topic("t", replication_factor=2)
+            creation = asyncio.create_task(admin.create_topic("t", replication_factor=2))
+            async with second_broker(first, tmp_path / "2"):
+                created = await creation
+            assert sorted(created.partitions[0].replicas) == [1, 2]
+    finally:
+        await first.stop()
+
+
+async def test_cluster_of_one_refuses_more_replicas_at_once(tmp_path: Path) -> None:
+    """Nobody else may come, so there is nothing to wait for."""
+    async with running_broker(tmp_path) as server, aio.Admin(str(server.address)) as admin:
+        with pytest.raises(LograftError) as caught:
+            await admin.create_topic("t", replication_factor=2)
+        assert (caught.value.code, caught.value.code.retriable) == (ErrorCode.NOT_ENOUGH_BROKERS, False)
 
 
 async def _then(event: asyncio.Event, work: Callable[[], None]) -> None:

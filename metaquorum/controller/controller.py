@@ -80,7 +80,7 @@ class Controller:
     def __init__(self, committed: MetadataImage, *, settings: ControllerSettings, now_ms: int) -> None:
         self._settings = settings
         self._image = AppendedImage(committed)
-        self._sessions = Sessions(settings.session_timeout_ms)
+        self._sessions = Sessions(settings.session_timeout_ms, now_ms=now_ms)
         self._sessions.grace(self._image.brokers(), now_ms)
         self._periodic = PeriodicWork(now_ms)
 
@@ -104,9 +104,9 @@ class Controller:
             case AlterConfigs():
                 return configs.alter(self._image, command)
             case CreateTopic():
-                return topics.create(self._image, self._settings, command)
+                return topics.create(self._image, self._settings, command, may_grow=self._may_grow(now_ms))
             case CreatePartitions():
-                return topics.grow(self._image, self._settings, command)
+                return topics.grow(self._image, self._settings, command, may_grow=self._may_grow(now_ms))
             case DeleteTopic():
                 return topics.delete(self._image, command)
             case AllocateProducerIds():
@@ -167,6 +167,10 @@ class Controller:
     def due(self, now_ms: int) -> tuple[Command, ...]:
         """Return the works that begin now because their interval is over; each is returned once."""
         return self._periodic.due(self._image, now_ms)
+
+    def _may_grow(self, now_ms: int) -> bool:
+        """True while brokers that nobody knows yet may be about to register, as in a cluster that starts."""
+        return now_ms < self._sessions.arrival_ms + self._settings.broker_arrival_ms
 
     def _bootstrap(self) -> Decision:
         known = self._image.feature_level(FEATURE_NAME) is not None

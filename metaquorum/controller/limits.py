@@ -90,6 +90,8 @@ class ControllerSettings:
     Attributes:
         heartbeat_interval_ms: time between two heartbeats of a broker.
         session_timeout_ms: time without a heartbeat after which a broker is fenced.
+        broker_arrival_ms: so long after a leadership began, or a broker registered that it did not know, more brokers may be on
+            their way: want of them is for now. 0: a cluster whose brokers are all there.
         max_request_partitions: most partitions that one request may create.
         max_partitions: most partitions in the cluster.
         max_broker_replicas: most replicas of one broker; new ones that would pass it are refused.
@@ -100,6 +102,7 @@ class ControllerSettings:
 
     heartbeat_interval_ms: int = 500
     session_timeout_ms: int = 3_000
+    broker_arrival_ms: int = 10_000
     max_request_partitions: int = 10_000
     max_partitions: int = 2_000_000
     max_broker_replicas: int = 200_000

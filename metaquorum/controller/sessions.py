@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When brokers were last heard of: the soft state of the controller.
+"""When brokers were last heard of, and when the last new one came: the soft state of the controller.
 
 Owns what is not worth a record. It is lost with leadership; a new controller gives every broker a whole session of
 grace, because it cannot know when the old one heard of it.
@@ -42,14 +42,22 @@ class Sessions:
 
     Args:
         session_timeout_ms: time without a sign of life after which a session is over.
+        now_ms: monotonic time in milliseconds at which the leadership begins.
+
+    Attributes:
+        arrival_ms: when a broker was last heard of for the first time; before that, when the leadership began: nobody knows
+            whether the one before had just heard of one.
     """
 
-    def __init__(self, session_timeout_ms: int) -> None:
+    def __init__(self, session_timeout_ms: int, *, now_ms: int) -> None:
+        self.arrival_ms = now_ms
         self._session_timeout_ms = session_timeout_ms
         self._sessions: dict[int, _Session] = {}
 
     def hear(self, heard: Heard, now_ms: int) -> None:
         """Note a sign of life."""
+        if heard.broker_id not in self._sessions:
+            self.arrival_ms = now_ms
         self._sessions[heard.broker_id] = _Session(heard.broker_epoch, now_ms, heard.metadata_offset, heard.lacks_room)
 
     def grace(self, brokers: Iterable[BrokerImage], now_ms: int) -> None:

@@ -42,8 +42,8 @@ FIRST_EPOCH = 0
 """Leader and partition epoch of a new partition."""
 
 
-def create(image: AppendedImage, settings: ControllerSettings, command: CreateTopic) -> Decision:
-    """Decide about a new topic."""
+def create(image: AppendedImage, settings: ControllerSettings, command: CreateTopic, *, may_grow: bool) -> Decision:
+    """Decide about a new topic; `may_grow`: brokers that nobody knows yet may be about to register."""
     refusal = _name_problem(image, command) or _size_problem(image, settings, command)
     if refusal is not None:
         return refusal
@@ -52,7 +52,13 @@ def create(image: AppendedImage, settings: ControllerSettings, command: CreateTo
         return refuse(ErrorCode.INVALID_CONFIG, config_problem)
     factor = command.replication_factor or DEFAULT_REPLICATION_FACTOR
     partitions = _place(
-        image, settings, None, count=command.partition_count or 1, factor=factor, seed=command.placement_seed
+        image,
+        settings,
+        None,
+        count=command.partition_count or 1,
+        factor=factor,
+        seed=command.placement_seed,
+        may_grow=may_grow,
     )
     if isinstance(partitions, Decision):
         return partitions
@@ -74,8 +80,8 @@ def _first_configs(image: AppendedImage, factor: int) -> dict[str, str]:
     return {MIN_INSYNC_REPLICAS: str(min_isr)} if min_isr > 1 else {}
 
 
-def grow(image: AppendedImage, settings: ControllerSettings, command: CreatePartitions) -> Decision:
-    """Decide about more partitions of a topic; the ones that it has stay as they are."""
+def grow(image: AppendedImage, settings: ControllerSettings, command: CreatePartitions, *, may_grow: bool) -> Decision:
+    """Decide about more partitions of a topic; the ones that it has stay as they are. `may_grow`: see `create`."""
     topic = image.topic_by_name(command.topic)
     if topic is None:
         return _unknown(command.topic)
@@ -91,7 +97,13 @@ def grow(image: AppendedImage, settings: ControllerSettings, command: CreatePart
     if refusal is not None:
         return refusal
     partitions = _place(
-        image, settings, topic, count=count, factor=topic.replication_factor, seed=command.placement_seed
+        image,
+        settings,
+        topic,
+        count=count,
+        factor=topic.replication_factor,
+        seed=command.placement_seed,
+        may_grow=may_grow,
     )
     if isinstance(partitions, Decision):
         return partitions
@@ -110,6 +122,7 @@ def _place(
     count: int,
     factor: int,
     seed: int,
+    may_grow: bool,
 ) -> tuple[PartitionImage, ...] | Decision:
     """Return new partitions of a topic that exists or of one that does not, or the refusal."""
     fit = [broker for broker in image.brokers() if broker.can_lead]
@@ -120,7 +133,8 @@ def _place(
         if replicas.get(broker.broker_id, 0) < settings.max_broker_replicas
     ]
     if len(fit) < factor:
-        return _too_few_brokers(factor, usable=len(fit), registered=sum(1 for _ in image.brokers()))
+        registered = sum(1 for _ in image.brokers())
+        return _too_few_brokers(factor, usable=len(fit), registered=registered, may_grow=may_grow)
     if len(usable) < factor:
         return _brokers_full(settings)
     present = PartitionCounts()
@@ -137,10 +151,10 @@ def _place(
     )
 
 
-def _too_few_brokers(factor: int, *, usable: int, registered: int) -> Decision:
-    """Refuse for want of brokers: for now where those that are known would do, or none has come yet, else for good."""
-    # A cluster that has just started has no broker for a moment; one that asks for more than it has is a mistake.
-    is_passing = registered >= factor or not registered
+def _too_few_brokers(factor: int, *, usable: int, registered: int, may_grow: bool) -> Decision:
+    """Refuse for want of brokers: for now where those that are known would do, or more may come, else for good."""
+    # A cluster that has just started has few brokers for a moment; one that asks for more than it has is a mistake.
+    is_passing = registered >= factor or not registered or may_grow
     return refuse(
         ErrorCode.BROKER_FENCED if is_passing else ErrorCode.NOT_ENOUGH_BROKERS,
         f"{factor} usable broker(s) needed, {usable} present ({registered} registered); start a broker, or wait until it is ready",

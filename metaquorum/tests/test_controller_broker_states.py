@@ -53,7 +53,7 @@ def test_session_is_described_with_age_and_offset(world: World) -> None:
     later = world.controller.session_of(world.image.brokers[1], world.now_ms + SETTINGS.session_timeout_ms)
     assert later is not None
     assert not later.lasts
-    assert Sessions(1).describe(world.image.brokers[1], 0) is None
+    assert Sessions(1, now_ms=0).describe(world.image.brokers[1], 0) is None
 
 
 def test_broker_that_is_gone_and_hosts_nothing_is_removed(world: World) -> None:

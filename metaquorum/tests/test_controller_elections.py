@@ -262,7 +262,7 @@ def test_sessions_know_only_the_registration_that_was_heard() -> None:
     world = World()
     epoch = world.start_broker(1)
     broker = world.image.brokers[1]
-    sessions = Sessions(100)
+    sessions = Sessions(100, now_ms=0)
     assert sessions.expiry_ms(broker) is None
     assert not sessions.is_live(broker, 0)
     assert sessions.metadata_offset(1) == 0

@@ -13,7 +13,7 @@ from metaquorum.controller.image_rows import DeletedBlock, deleted_key
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.records import ConfigRecord, ConfigResource, TopicRecord
 from metaquorum.controller.topic_configs import TOPIC_CONFIGS, CleanupPolicy, CompressionType, FlushPolicy
-from metaquorum.tests.controller_world import World, create_topic, register, topic_id, view
+from metaquorum.tests.controller_world import SETTINGS, World, create_topic, register, topic_id, view
 
 
 def world_with_brokers(count: int, *, settings: ControllerSettings | None = None) -> World:
@@ -154,7 +154,9 @@ def test_create_topic_with_an_impossible_replication_factor_is_refused(factor: i
 @pytest.mark.parametrize("factor", [4, 100])
 def test_create_topic_with_more_replicas_than_brokers_is_refused(factor: int) -> None:
     """A broker has one replica of a partition at most, so the message says how many brokers are needed."""
-    refusal = world_with_brokers(3).refusal(create_topic("t", replication_factor=factor))
+    world = world_with_brokers(3)
+    world.now_ms += SETTINGS.broker_arrival_ms
+    refusal = world.refusal(create_topic("t", replication_factor=factor))
     assert refusal.code is ErrorCode.NOT_ENOUGH_BROKERS
     assert f"{factor} usable" in refusal.message
 
@@ -179,9 +181,32 @@ def test_want_of_brokers_is_for_now_where_those_that_are_registered_would_do() -
     passing = world.refusal(create_topic("t", replication_factor=2))
     assert (passing.code, passing.code.retriable) == (ErrorCode.BROKER_FENCED, True)
     assert "2 usable broker(s) needed, 0 present (2 registered)" in passing.message
+    world.now_ms += SETTINGS.broker_arrival_ms
+    assert world.refusal(create_topic("t", replication_factor=2)).code is ErrorCode.BROKER_FENCED
     lasting = world.refusal(create_topic("t", replication_factor=3))
     assert (lasting.code, lasting.code.retriable) == (ErrorCode.NOT_ENOUGH_BROKERS, False)
     assert "3 usable broker(s) needed, 0 present (2 registered)" in lasting.message
+
+
+def test_want_of_brokers_is_for_now_while_brokers_arrive() -> None:
+    """A cluster that starts gets its brokers one after the other: each new one, and each new controller, may be followed by more."""
+    world = World()
+    asked = create_topic("t", replication_factor=3)
+    for broker_id in (1, 2):
+        world.run(register(broker_id))
+        world.beat(broker_id)
+        world.now_ms += SETTINGS.broker_arrival_ms - 1
+        arriving = world.refusal(asked)
+        assert (arriving.code, arriving.code.retriable) == (ErrorCode.BROKER_FENCED, True)
+        assert f"3 usable broker(s) needed, {broker_id} present" in arriving.message
+    world.run(register(2, process=22))  # the second one once more: nobody new
+    world.beat(2)
+    world.now_ms += 1
+    assert world.refusal(asked).code is ErrorCode.NOT_ENOUGH_BROKERS
+    world.take_over()
+    assert world.refusal(asked).code is ErrorCode.BROKER_FENCED
+    world.now_ms += SETTINGS.broker_arrival_ms
+    assert world.refusal(asked).code is ErrorCode.NOT_ENOUGH_BROKERS
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from lograft.errors import (
 )
 from lograft.settings import (
     CONNECT_TIMEOUT_MS,
+    LAST_TRY_MS,
     MAX_RETRY_BACKOFF_MS,
     RETRY_BACKOFF_MS,
     UNKNOWN_TOPIC_WAIT_MS,
@@ -197,10 +198,12 @@ class Cluster:
                     if is_silent and candidate not in probes and len(probes) < MAX_PROBES:
                         probes[candidate] = Probe(candidate)
             left_ms = deadline_ms - now_ms()
-            if failure is None or left_ms <= 0:
+            delay_ms = 0 if failure is None else backoff.next_delay_ms(at_least_ms=failure.retry_after_ms or 0)
+            is_refused = not may_repeat and not isinstance(failure, NoBrokerError)
+            # A try that ends with the time leaves the outcome unknown, and the reason why it was refused until then untold.
+            if failure is None or left_ms <= 0 or (is_refused and left_ms - delay_ms < LAST_TRY_MS):
                 await wait_seen(probes.values())
                 raise self._give_up(failure, timeout_ms, candidates, probes)
-            delay_ms = backoff.next_delay_ms(at_least_ms=failure.retry_after_ms or 0)
             await asyncio.sleep(min(delay_ms, left_ms) / 1000)
 
     async def _try(self, work: Callable[[Attempt], Awaitable[T]], address: str, left_ms: int, may_repeat: bool) -> T:

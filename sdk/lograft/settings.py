@@ -35,6 +35,8 @@ RETRY_BACKOFF_MS: Final = 50
 """Milliseconds before the first retry; doubles with jitter."""
 MAX_RETRY_BACKOFF_MS: Final = 1_000
 """Most milliseconds between two tries."""
+LAST_TRY_MS: Final = 250
+"""Milliseconds that must be left for another try of a call that may not be carried out twice, once it has been refused."""
 UNKNOWN_TOPIC_WAIT_MS: Final = 1_000
 """Milliseconds during which a topic that the broker does not know is asked for again (it may have just been made)."""
 MAX_REPORTED_TROUBLES: Final = 100

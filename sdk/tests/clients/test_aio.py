@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
-from lograft import BatchReceipt, ConsumerRecord, DeliveryError, OffsetQuery, TopicPartition, aio
+from lograft import BatchReceipt, ConsumerRecord, DeliveryError, ErrorCode, OffsetQuery, TopicPartition, aio
+from lograft._cluster import Attempt, Cluster
 from lograft.errors import (
     BufferTimeoutError,
     ClientClosedError,
@@ -16,16 +17,44 @@ from lograft.errors import (
     OffsetOutOfRangeError,
     RecordTooLargeError,
     RequestTimeoutError,
+    RetriableError,
     TopicAlreadyExistsError,
     UnknownPartitionError,
     UnknownTopicError,
     UsageError,
 )
+from lograft.settings import parse_bootstrap
 from lograft.types import Position
 from lograft.wire.batch import encode_batch
 from tests.clients.reading import DEADLINE_MS, read_all
 
 MakeTopic = Callable[..., str]
+
+
+async def refused_once(bootstrap: str, *, may_repeat: bool) -> int:
+    """Make a call of a second that is refused until 100 ms before; returns how often it was tried."""
+    cluster = Cluster(parse_bootstrap(bootstrap, None))
+    tries = 0
+
+    async def work(attempt: Attempt) -> None:
+        nonlocal tries
+        tries += 1
+        raise RetriableError(
+            "not yet", code=ErrorCode.BROKER_FENCED, retry_after_ms=round(attempt.timeout_s * 1000) - 100
+        )
+
+    try:
+        with pytest.raises(RetriableError, match="not yet"):
+            await cluster.call(work, timeout_ms=1_000, may_repeat=may_repeat)
+    finally:
+        await cluster.close()
+    return tries
+
+
+async def test_refused_call_says_why_rather_than_try_again_at_the_last_moment(bootstrap: str) -> None:
+    """A try that its deadline ends would leave the outcome unknown; a call that may be carried out twice has nothing to lose."""
+    assert await refused_once(bootstrap, may_repeat=False) == 1
+    assert await refused_once(bootstrap, may_repeat=True) > 1
 
 
 async def poll_all(consumer: aio.Consumer, count: int) -> list[ConsumerRecord]:
