@@ -5,6 +5,9 @@ The real Raft core of three voters in virtual time (`metaquorum.testing`), on a 
 5 ms a flush. Each message is lost by itself, in silence, either way. A client has something to commit every 100 ms on average, and
 goes on until it is committed. *Without a leader* is the time in which no node of the highest epoch leads and has committed a record of
 it. The figures depend on the seeds alone.
+
+The first row has the defaults, the second the request time of before, the others change one time of the defaults each. A row takes
+less than a minute of a core that is not busy; none begins after `BUDGET_S`, and the table says which ones are missing then.
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import json
 import multiprocessing
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import groupby
 from pathlib import Path
 
 from metaquorum.raft.config import RaftConfig
@@ -30,11 +35,15 @@ from metaquorum.testing.sim_node import SimNode
 from metaquorum.testing.sim_quorum import SimulatedQuorum
 
 MINUTE_MS = 60_000
-LOSSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
+LOSSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2)
+BUDGET_S = 900
+"""No row begins later than this after the start, in seconds of the machine."""
+REQUEST_TIMEOUT_MS_BEFORE = 1_000
+"""The request time of before: as long as the fetch timeout, so that one lost fetch was a silent leader."""
 PROPOSAL_EVERY_MS = 100
 """Mean time between two changes of the client."""
 RETRY_MS = 10
-"""Time after which the client looks again whether somebody leads."""
+"""The client looks so often whether somebody leads, and tells them what is not under way."""
 SETTLE_MS = 5_000
 """Virtual time before anything is measured."""
 STRIKE_EVERY_MS = 10_000
@@ -44,7 +53,7 @@ DOWN_MS = 4_000
 CALM = calm(observer_count=0, proposal_every_ms=PROPOSAL_EVERY_MS)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Change:
     """Something that the client wants to have committed; `payload` is None until somebody has appended it."""
 
@@ -96,6 +105,7 @@ class MeasuredQuorum(SimulatedQuorum):
         elected = self.counts["became leader"]
         if self._has_client:
             self._ask()
+            self._look()
         if strike is not None:
             self._strike_later(strike)
         self._run_until(SETTLE_MS + duration_ms)
@@ -126,23 +136,28 @@ class MeasuredQuorum(SimulatedQuorum):
 
     def _ask(self) -> None:
         self._changes.append(Change(asked_ms=self.scheduler.now_ms))
-        self._try(self._changes[-1])
+        self._append()
         self.scheduler.after(self._chance.randint(0, 2 * PROPOSAL_EVERY_MS), self._ask)
 
-    def _try(self, change: Change) -> None:
-        """Append a change at the leader, and follow it until it is committed."""
-        if change not in self._changes:
+    def _look(self) -> None:
+        self._append()
+        self.scheduler.after(RETRY_MS, self._look)
+
+    def _append(self) -> None:
+        """Append what is not under way at the leader. Nothing is looked at while there is none: it can be thousands of changes."""
+        leader = self._leader()
+        if leader is None or leader.raft is None:
             return
-        if change.payload is None or not self._may_come(change):
-            change.payload = None
-            leader = self._leader()
-            if leader is not None and leader.raft is not None:
-                epoch = leader.raft.state.quorum_epoch
-                appended = self.propose_at(leader, epoch, 1)
-                if appended is not None:
-                    change.node, change.incarnation, change.quorum_epoch = leader, leader.incarnation, epoch
-                    change.next_offset, change.payload = Offset(appended[0] + 1), appended[1]
-        self.scheduler.after(RETRY_MS, lambda: self._try(change))
+        epoch = leader.raft.state.quorum_epoch
+        for change in list(self._changes):
+            if change.payload is not None and self._may_come(change):
+                continue
+            appended = self.propose_at(leader, epoch, 1)
+            if appended is None:
+                change.payload = None
+                continue
+            change.node, change.incarnation, change.quorum_epoch = leader, leader.incarnation, epoch
+            change.next_offset, change.payload = Offset(appended[0] + 1), appended[1]
 
     @staticmethod
     def _may_come(change: Change) -> bool:
@@ -237,10 +252,11 @@ def default_times() -> Times:
 
 
 def grid() -> list[Times]:
-    """The defaults, and each of their times changed by itself."""
+    """The defaults, those of before, and each time of the defaults changed by itself."""
     base = default_times()
     return [
         base,
+        replace(base, request_timeout_ms=REQUEST_TIMEOUT_MS_BEFORE),
         replace(base, fetch_wait_ms=200),
         replace(base, request_timeout_ms=300),
         replace(base, request_timeout_ms=600),
@@ -298,18 +314,20 @@ def summary(task: Task, runs: Sequence[Figures]) -> Row:
 
 
 def run_rows(rows: Sequence[Task], *, seeds: int, jobs: int) -> list[Row]:
-    """Run every row with each of the seeds, in so many processes; prints a row when it is there."""
-    tasks = [replace(row, seed=seed) for row in rows for seed in range(seeds)]
+    """Run every row with each of the seeds, in so many processes; prints a row when it is there. None begins after `BUDGET_S`."""
+    started_s = time.monotonic()
     context = multiprocessing.get_context("spawn")
     found: list[Row] = []
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=be_quiet) as pool:
-        runs: list[Figures] = []
-        for task, figures in zip(tasks, pool.map(run_task, tasks), strict=True):
-            runs.append(figures)
-            if task.seed == seeds - 1:
-                found.append(summary(task, runs))
+        for times, of_times in groupby(rows, key=lambda row: row.times):
+            if time.monotonic() - started_s > BUDGET_S:
+                print(f"{times}: not begun, {BUDGET_S} s have passed", flush=True)
+                continue
+            tasks = [replace(row, seed=seed) for row in of_times for seed in range(seeds)]
+            runs = list(pool.map(run_task, tasks))
+            for first in range(0, len(tasks), seeds):
+                found.append(summary(tasks[first], runs[first : first + seeds]))
                 print(json.dumps(found[-1]), flush=True)
-                runs = []
     return found
 
 
@@ -326,20 +344,22 @@ def rows_of(times: Sequence[Times], *, minutes: int, losses: Sequence[float]) ->
     return rows
 
 
-def markdown(rows: Sequence[Row], *, seeds: int, minutes: int) -> str:
-    """The table: a row for each set of times, with the losses side by side."""
+def markdown(rows: Sequence[Row], *, asked: Sequence[Times], seeds: int, minutes: int) -> str:
+    """The table: a row for each set of times, with the losses side by side; says which of those asked for have none."""
     losses = sorted({row["loss_percent"] for row in rows if row["kind"] == "loss"})
     head = ["wait / request / fetch / election, ms", *(f"{loss} % lost" for loss in losses)]
+    present = {_times_of(row) for row in rows}
+    missing = [str(times) for times in asked if times not in present]
     lines = [
         "# Stalls of the metadata quorum",
         "",
-        f"`make bench-stalls`: three voters in virtual time, {seeds} seeds of {minutes} minutes for each cell. The first row of each",
-        "table has the defaults; the others change one time of them.",
+        f"`make bench-stalls`: three voters in virtual time, {seeds} seeds of {minutes} minutes for each cell. *Now* are the",
+        "defaults, *before* is the request time of before; the others change one time of the defaults each.",
+        *([f"Not begun within {BUDGET_S} s: {', '.join(missing)}."] if missing else []),
     ]
     by_times: dict[str, dict[tuple[object, object], Row]] = {}
     for row in rows:
-        name = f"{row['fetch_wait_ms']} / {row['request_timeout_ms']} / {row['fetch_timeout_ms']} / {row['election_timeout_ms']}"
-        by_times.setdefault(name, {})[row["kind"], row["loss_percent"]] = row
+        by_times.setdefault(_name(_times_of(row)), {})[row["kind"], row["loss_percent"]] = row
     for title, cell in (
         ("Leaderships a minute", lambda row: f"{row['leaderships_per_minute']}"),
         ("Share of the time without a leader, %", lambda row: f"{row['leaderless_percent']}"),
@@ -367,6 +387,17 @@ def markdown(rows: Sequence[Row], *, seeds: int, minutes: int) -> str:
     return "\n".join([*lines, ""])
 
 
+def _times_of(row: Row) -> Times:
+    return Times(**{each.name: int(row[each.name]) for each in fields(Times)})
+
+
+def _name(times: Times) -> str:
+    base = default_times()
+    if times == base:
+        return f"{times} (now)"
+    return f"{times} (before)" if times == replace(base, request_timeout_ms=REQUEST_TIMEOUT_MS_BEFORE) else str(times)
+
+
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -374,7 +405,7 @@ def _line(cells: Sequence[str]) -> str:
 def main() -> int:
     """Run the grid, or the defaults alone; print and perhaps keep the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=int, default=3, help="of virtual time for each seed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--times", nargs="*", help="fetch wait,request,fetch,election in ms; none: the grid")
@@ -384,7 +415,7 @@ def main() -> int:
     rows = run_rows(
         rows_of(times, minutes=arguments.minutes, losses=LOSSES), seeds=arguments.seeds, jobs=arguments.jobs
     )
-    table = markdown(rows, seeds=arguments.seeds, minutes=arguments.minutes)
+    table = markdown(rows, asked=times, seeds=arguments.seeds, minutes=arguments.minutes)
     if arguments.write is not None:
         (arguments.write / "stalls.md").write_text(table)
         (arguments.write / "stalls.json").write_text(json.dumps(rows, indent=1) + "\n")
