@@ -26,10 +26,10 @@ from storage.env_posix import PosixDisk
 from storage.errors import (
     CorruptDirectoryError,
     DirectoryMissingError,
-    DirectoryNotWritableError,
     FileMissingError,
     UnformattedDirectoryError,
 )
+from storage.made_directory import make_data_directory
 from storage.names import (
     LOCK_FILE,
     LOG_DIRECTORIES_FILE,
@@ -104,11 +104,7 @@ def open_log_directories(first: DataDirectory, paths: Sequence[Path], limits: Sp
 
 def _open(first: DataDirectory, path: str, known: dict[bytes, str]) -> DataDirectory:
     disk = PosixDisk()
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = "it is a file, not a directory" if Path(path).is_file() else f"it cannot be made: {error}"
-        raise DirectoryNotWritableError(path, reason) from error
+    make_data_directory(Path(path))
     cluster_id, node_id = first.cluster_id, first.node_id
     if DataDirectory.read_meta(disk, path) is None:
         _check_new(first, disk, path, known)

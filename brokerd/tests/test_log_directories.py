@@ -137,8 +137,9 @@ def test_directories_that_do_not_fit_are_refused(first: DataDirectory, tmp_path:
     with pytest.raises(CorruptDirectoryError, match="is a copy of"):
         open_and_close(first, tmp_path / "own", tmp_path / "copy")
     (tmp_path / "file").touch()
-    with pytest.raises(DirectoryNotWritableError):
-        open_and_close(first, tmp_path / "file")
+    for path in (tmp_path / "file", tmp_path / "file" / "logs"):
+        with pytest.raises(DirectoryNotWritableError, match=f"^{tmp_path}/file: it is a file, not a directory"):
+            open_and_close(first, path)
 
 
 def test_bad_line_in_the_list_is_told(first: DataDirectory) -> None:

@@ -146,14 +146,15 @@ def test_dev_refuses_the_directory_of_a_cluster_with_other_voters(tmp_path: Path
     assert errors.count("\n") == 1
 
 
-def test_dev_says_that_a_data_directory_is_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["", "/data", "/more/data"])
+def test_dev_says_that_a_data_directory_is_a_file_or_below_one(tmp_path: Path, below: str) -> None:
     """Not the number of an error of the system."""
     path = tmp_path / "file"
     path.write_bytes(b"")
-    with started("dev", "--port", "0", "--data-dir", str(path)) as process:
+    with started("dev", "--port", "0", "--data-dir", f"{path}{below}") as process:
         _, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 1
-    assert "it is a file, not a directory" in errors
+    assert f"{path}: it is a file, not a directory" in errors
 
 
 def test_dev_keeps_logs_in_several_directories(tmp_path: Path) -> None:

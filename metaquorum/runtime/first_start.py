@@ -39,7 +39,8 @@ from storage.checkpoints import remove_if_exists, replace_file
 from storage.data_directory import DataDirectory
 from storage.env import Disk
 from storage.env_posix import PosixDisk
-from storage.errors import DirectoryNotWritableError, FileMissingError
+from storage.errors import FileMissingError
+from storage.made_directory import make_data_directory
 from storage.names import META_FILE, METADATA_DIRECTORY
 
 logger = logging.getLogger(__name__)
@@ -167,13 +168,7 @@ def _format(data_directory: Path, key: ReplicaKey, cluster_id: str, voters: Vote
 
 
 def _make_root(data_directory: Path) -> str:
-    try:
-        data_directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (
-            "it is a file, not a directory" if Path(str(data_directory)).is_file() else f"it cannot be made: {error}"
-        )
-        raise DirectoryNotWritableError(str(data_directory), reason) from error
+    make_data_directory(data_directory)
     return str(data_directory.absolute())
 
 
