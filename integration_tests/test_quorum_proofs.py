@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.quorum_proofs import kill_leader, partition, pause_leader, rolling_restart, wiped_voter
+from integration_tests.quorum_proofs import (
+    kill_calls,
+    kill_leader,
+    partition,
+    pause_leader,
+    rolling_restart,
+    wiped_voter,
+)
 from integration_tests.quorum_proofs.ledger import Ledger
-from integration_tests.quorum_proofs.load import Load
+from integration_tests.quorum_proofs.load import Load, Span
 from integration_tests.quorum_proofs.outcome import Outcome
 
 VOTERS = 3
@@ -24,6 +31,46 @@ def test_killed_leaders_lose_and_repeat_nothing(tmp_path: Path) -> None:
     """After kill -9 of two leaders every acknowledged change is there, none twice, and all images are equal."""
     outcome = kill_leader.prove(tmp_path, voters=VOTERS, rounds=2, rate_per_s=RATE_PER_S, unavailable_s_max=math.inf)
     assert outcome.problems == []
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_calls_that_meet_a_kill_all_end(tmp_path: Path) -> None:
+    """Every call ends within its time limit, and the time in which nobody led is found in the logs."""
+    outcome = kill_calls.prove(tmp_path, voters=VOTERS, rounds=1, rate_per_s=RATE_PER_S)
+    assert outcome.problems == []
+    assert {"gap_max_ms", "call_p50_ms", "call_p99_ms", "call_worst_ms", "worst_less_gap_ms"} <= outcome.figures.keys()
+
+
+def test_worst_call_less_the_gap_is_of_one_round() -> None:
+    """A long call in a round with a long gap may be less than a short one in a round with a short gap."""
+    rounds = [
+        kill_calls.Round(killed_s=10, active_s=12, ended_s=20, is_disturbed=False),
+        kill_calls.Round(killed_s=30, active_s=30.5, ended_s=40, is_disturbed=False),
+    ]
+    spans = [Span(9, 12.25, 1), Span(13, 13.5, 1), Span(25, 26, 1), Span(30, 32, 1)]
+    figures = kill_calls.call_figures(rounds, spans)
+    assert (figures["calls"], figures["met_calls"], figures["gap_max_ms"]) == (3, 2, 2_000)
+    assert (figures["call_p50_ms"], figures["call_worst_ms"], figures["worst_less_gap_ms"]) == (2_000, 3_250, 1_500)
+
+
+def test_late_call_is_one_beyond_the_limits_of_its_calls() -> None:
+    """A creation has the time limit twice; what the machine stood still is nobody's fault."""
+    spans = [Span(0, 30, 1), Span(0, 32, 1), Span(0, 60, 2), Span(0, 62, 2)]
+    assert kill_calls.late_calls(spans, standstill_s=0.0) == [spans[1], spans[3]]
+    assert kill_calls.late_calls(spans, standstill_s=5.0) == []
+
+
+def test_activations_are_read_from_a_log() -> None:
+    """Lines of other events, and those of other controllers, do not count."""
+    lines = [
+        "time=2026-01-02 03:04:05,678 level=INFO logger=metaquorum.runtime event=controller_active quorum_epoch=7 brokers=1",
+        "time=2026-01-02 03:04:06,000 level=INFO logger=metaquorum.runtime event=controller_inactive quorum_epoch=7",
+        "time=2026-01-02 03:04:06,178 level=INFO logger=metaquorum.runtime event=controller_active quorum_epoch=9 brokers=1",
+    ]
+    first, second = kill_calls.activations("\n".join(lines))
+    assert (first[1], second[1]) == (7, 9)
+    assert second[0] - first[0] == pytest.approx(0.5)
 
 
 @pytest.mark.process

@@ -13,6 +13,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
 from typing import Self
@@ -45,6 +46,24 @@ GROUP = 10
 """Creations sent at once while the registers are made."""
 
 
+CREATION_CALLS = 2
+"""Creating a topic is two calls of the client, with a time limit each: one makes it, one waits until it is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An operation that has ended, however it did: when, on the monotonic clock, and of how many calls with a time limit each."""
+
+    began_s: float
+    ended_s: float
+    calls: int
+
+    @property
+    def took_s(self) -> float:
+        """Seconds from the beginning to the end."""
+        return self.ended_s - self.began_s
+
+
 class Load:
     """The load on the brokers at `bootstrap`; a context manager: it runs from the first register to the end.
 
@@ -57,6 +76,7 @@ class Load:
     def __init__(self, bootstrap: str, *, rate_per_s: int, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> None:
         self.ledger = Ledger()
         self.acknowledged_s: list[float] = []
+        self.spans: list[Span] = []
         self.failures: Counter[str] = Counter()
         self.standstills: list[tuple[float, float]] = []
         self.held_back = 0
@@ -209,6 +229,7 @@ class Load:
         else:
             self.ledger.topic_acknowledged(topic, created.topic_id)
             self._note_time(began_s)
+        self.spans.append(Span(began_s, time.monotonic(), CREATION_CALLS))
 
     async def _write(self, client: aio.Admin, register: Register) -> None:
         began_s = time.monotonic()
@@ -224,6 +245,7 @@ class Load:
         else:
             self.ledger.write_acknowledged(register)
             self._note_time(began_s)
+        self.spans.append(Span(began_s, time.monotonic(), 1))
 
     def _note_time(self, began_s: float) -> None:
         now_s = time.monotonic()

@@ -16,13 +16,21 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from integration_tests.quorum_proofs import kill_leader, partition, pause_leader, rolling_restart, wiped_voter
+from integration_tests.quorum_proofs import (
+    kill_calls,
+    kill_leader,
+    partition,
+    pause_leader,
+    rolling_restart,
+    wiped_voter,
+)
 from integration_tests.quorum_proofs.outcome import Outcome, report
 
 DEFAULT_ROUNDS = 100
 
 PROOFS: dict[str, tuple[Callable[..., Outcome], int]] = {
     "kill-leader": (kill_leader.prove, 1),
+    "kill-calls": (kill_calls.prove, 4),
     "pause-leader": (pause_leader.prove, 10),
     "partition": (partition.prove, 50),
     "wiped-voter": (wiped_voter.prove, 10),
