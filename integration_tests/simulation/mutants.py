@@ -29,6 +29,7 @@ from integration_tests.simulation.options import (
     damage_storm,
     directory_storm,
     end_storm,
+    forgery_storm,
     kill_storm,
     last_disk_storm,
     loss_storm,
@@ -38,6 +39,7 @@ from integration_tests.simulation.options import (
     switch_storm,
 )
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
+from metaquorum.raft import peers
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.snapshot_maker import SnapshotMaker
 from metaquorum.runtime.snapshot_shell import SnapshotShell
@@ -243,6 +245,15 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         old="and each.broker_id not in known",
         new="",
         storm=last_disk_storm,
+    ),
+    # The quorum.
+    WorldMutant(
+        name="an epoch that nobody has reached is believed",
+        owner=peers,
+        function="is_plausible",
+        old="return epoch <= own + MAX_EPOCH_LEAP",
+        new="return True",
+        storm=forgery_storm,
     ),
     # The metadata.
     WorldMutant(

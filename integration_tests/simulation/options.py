@@ -59,6 +59,7 @@ class WorldOptions:
         strand_every_ms: one broker is cut off from the other brokers alone, for longer than followers may lag.
         last_disk_every_ms: brokers leave one after the other, and the last one loses its disk until it is awaited.
         switch_every_ms: `flush.policy` becomes ACK, or `flush_policy` again; the power goes no further than that one allows.
+        forge_every_ms: mean time between requests, and between answers of voters, with epochs that nobody has reached.
     """
 
     voter_count: int
@@ -98,6 +99,7 @@ class WorldOptions:
     strand_every_ms: int | None = None
     last_disk_every_ms: int | None = None
     switch_every_ms: int | None = None
+    forge_every_ms: int | None = None
 
 
 def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
@@ -165,6 +167,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         # A replica without another one has nobody who could lead in its place, wrongly.
         last_disk_every_ms=sometimes(500, 4_000, 0.6) if replication_factor > 1 and not is_lasting else None,
         switch_every_ms=None if is_flushed else sometimes(300, 4_000, 0.5),
+        forge_every_ms=sometimes(100, 2_000, 0.6),
     )
 
 
@@ -256,6 +259,19 @@ def quorum_storm(seed: int) -> WorldOptions:
         stop_every_ms=None,
         elect_every_ms=None,
         down_ms_max=4_000,
+    )
+
+
+def forgery_storm(seed: int) -> WorldOptions:
+    """Options under which anybody says that elections went on to epochs that none has reached: for the hunt of mutants."""
+    return replace(
+        power_storm(seed),
+        voter_count=3,
+        register_every_ms=100,
+        power_every_ms=None,
+        blackout_every_ms=None,
+        stop_every_ms=None,
+        forge_every_ms=200,
     )
 
 

@@ -42,6 +42,8 @@ DEMANDED: Final = (
     "quarantine",
     "reader at a follower",
     "power lost everywhere at the end",
+    "absurd epoch forged in a request of the quorum",
+    "absurd epoch forged in an answer",
 )
 """What must occur in at least a fifth of the seeds."""
 

@@ -66,6 +66,7 @@ class VirtualContext:
 
     def __init__(self, server: VirtualServer, connection: Connection, start: Start, call: VirtualCall) -> None:
         self._server = server
+        self._network = server.network
         self._connection = connection
         self._start = start
         self._call = call
@@ -154,6 +155,8 @@ class VirtualContext:
     async def write(self, response: Any) -> None:
         """Send a response; waits while too much is on the way."""
         self._require_open()
+        if self._network.change_answer is not None:
+            response = self._network.change_answer(response, self._connection.client.machine)
         serialize = self._handler.response_serializer
         data = bytes(response if serialize is None else serialize(response))
         if self._is_lost or not await self._window.take(len(data)):
@@ -259,7 +262,7 @@ class VirtualServer:
     """A server of one process."""
 
     def __init__(self, network: Network, process: Any) -> None:
-        self._network = network
+        self.network = network
         self.process = process
         self._generic: list[grpc.GenericRpcHandler] = []
         self._registered: dict[str, Any] = {}
@@ -284,7 +287,7 @@ class VirtualServer:
         Raises:
             RuntimeError: it is taken.
         """
-        if not self._network.listen(address, self):
+        if not self.network.listen(address, self):
             raise RuntimeError(f"Failed to bind to address {address}; set GRPC_VERBOSITY=debug environment variable")
         self._addresses.append(address)
         return int(address.rpartition(":")[2])
@@ -297,7 +300,7 @@ class VirtualServer:
         """Take no calls, give those under way so many seconds, then cut them."""
         self._is_serving = False
         for address in self._addresses:
-            self._network.unlisten(address, self)
+            self.network.unlisten(address, self)
         for connection in self._connections:
             self._say_goaway(connection)
         if grace and self._contexts:

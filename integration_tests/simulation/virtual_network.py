@@ -205,9 +205,14 @@ class Network:
         scheduler: virtual time.
         rng: delays, and when connections break.
         delay_ms_max: longest delay of a message.
+
+    Attributes:
+        change_answer: gets each answer to a call, and the name of the machine that it goes to; returns what goes there. None: nobody
+            changes any.
     """
 
     def __init__(self, scheduler: Scheduler, rng: random.Random, *, delay_ms_max: int) -> None:
+        self.change_answer: Callable[[Any, str], Any] | None = None
         self.scheduler = scheduler
         self._rng = rng
         self._delay_ms_max = delay_ms_max

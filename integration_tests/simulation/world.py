@@ -23,6 +23,7 @@ from typing import Any
 from brokerd.replication.hosted_replica import HostedReplica
 from integration_tests.simulation.clients import EndClient, FinalReader, History, Operator, ReadingClient, SendingClient
 from integration_tests.simulation.faults import LOSSES, Faults
+from integration_tests.simulation.forger import AnswerForger, Forger
 from integration_tests.simulation.options import WorldOptions, draw_options, rack_name, snapshot_settings
 from integration_tests.simulation.oracle import READ_BYTES, Oracle
 from integration_tests.simulation.process import SimProcess
@@ -212,6 +213,9 @@ class World:
 
         if (end_every_ms := options.end_every_ms) is not None:
             self._start_client(lambda process: EndClient(self, process, every_ms=end_every_ms).run())
+        if (forge_every_ms := options.forge_every_ms) is not None:
+            self._start_client(lambda process: Forger(self, process, every_ms=forge_every_ms).run())
+            self.network.change_answer = AnswerForger(self, every_ms=forge_every_ms).change
         if options.register_every_ms is not None:
             for is_writer in (True, False):
                 self._start_register_client(is_writer=is_writer)

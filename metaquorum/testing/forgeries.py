@@ -52,14 +52,14 @@ def forge(
             quorum_epoch=epoch,
             leader_id=sender.node_id,
             voter=target,
-            leader_address="forged",
+            leader_address="forged:1",
         )
     if kind == 3:
         return EndQuorumEpochRequest(
             cluster_id=cluster_id, quorum_epoch=epoch, leader_id=sender.node_id, preferred_successors=(target,)
         )
     if kind == 4:
-        return UpdateVoterRequest(cluster_id=cluster_id, quorum_epoch=epoch, voter=sender, address="forged")
+        return UpdateVoterRequest(cluster_id=cluster_id, quorum_epoch=epoch, voter=sender, address="forged:1")
     return FetchRequest(
         cluster_id=cluster_id,
         quorum_epoch=epoch,
@@ -69,5 +69,5 @@ def forge(
         high_watermark=end_offset,
         max_bytes=1_000,
         max_wait_ms=100,
-        replica_address="forged",
+        replica_address="forged:1",
     )

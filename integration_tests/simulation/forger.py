@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages with epochs that nobody has reached: what a process that is no member, or a member that is broken, may send.
+
+Owns what they say, and that no server believes them. *Requests* come from a process of their own in the name of voters and brokers:
+votes, fetches and the rest of the quorum, heartbeats, proposals of in-sync replicas, streams of followers, ranges. *Answers* are those
+of real voters to other servers, changed on their way out.
+
+Laws
+    Each request is refused, and what the answer says of epochs is what elections have led to.
+    A subscription in a forged leader epoch is never accepted.
+Source: docs/quorum.md, "Which epochs are believed".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from copy import deepcopy
+from typing import Any, Final, Protocol
+
+import grpc.aio
+from lograft.aio import Admin
+from lograft.errors import LograftError
+from lograft.internal.v1 import controller_pb2, controller_pb2_grpc, quorum_pb2
+from lograft.internal.v1 import replication_pb2 as pb
+from lograft.types import BrokerStatus
+
+from brokerd.following.connecting import StreamError, StreamRefusedError, decode, fetch_range, opened_stream
+from brokerd.replication.hosted_replica import HostedReplica
+from integration_tests.simulation.clients import until_topic
+from integration_tests.simulation.process import SimProcess
+from integration_tests.simulation.servers import (
+    CLUSTER_ID,
+    REPLICATION_PORT,
+    VOTER_PORT,
+    BrokerMachine,
+    VoterMachine,
+)
+from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NO_EPOCH
+from metaquorum.runtime.frames import BadFrameError
+from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
+from metaquorum.settings import Address
+from metaquorum.testing.forgeries import absurd_epoch, forge
+from metaquorum.testing.invariants import require
+from metaquorum.testing.scheduler import Scheduler
+
+LARGE_EPOCHS: Final = (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1)
+"""Broker epochs that no registration has."""
+ANSWER_S: Final = 2.0
+"""Longest wait for an answer; a server may be down, paused or cut off."""
+REACHED_EPOCH_MAX: Final = MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP
+"""No run has so many elections."""
+
+ANSWERS: Final = (
+    quorum_pb2.VoteResponse,
+    quorum_pb2.BeginQuorumEpochResponse,
+    quorum_pb2.EndQuorumEpochResponse,
+    quorum_pb2.FetchQuorumResponse,
+    quorum_pb2.FollowQuorumResponse,
+    quorum_pb2.UpdateVoterResponse,
+)
+"""Answers that name the epoch of the quorum."""
+
+
+class ForgedWorld(Protocol):
+    """What forgers need of the world."""
+
+    scheduler: Scheduler
+    counts: Counter[str]
+    bootstrap: list[str]
+    voters: list[VoterMachine]
+    brokers: list[BrokerMachine]
+    is_topic_there: bool
+    is_healed: bool
+
+    def replicas(self) -> dict[tuple[bytes, int], list[tuple[str, HostedReplica]]]:
+        """The open replicas of each partition, with the names of their brokers."""
+        ...
+
+
+class AnswerForger:
+    """Changes an answer of a voter to another server now and then, until the world is healed.
+
+    Args:
+        world: see `ForgedWorld`.
+        every_ms: mean time between two of them.
+    """
+
+    def __init__(self, world: ForgedWorld, *, every_ms: int) -> None:
+        self._world = world
+        self._rng: random.Random = world.scheduler.rng("forged answers")
+        self._every_ms = every_ms
+        self._due_ms = self._next_ms()
+
+    def _next_ms(self) -> int:
+        return self._world.scheduler.now_ms + self._rng.randint(1, 2 * self._every_ms)
+
+    def change(self, answer: Any, receiver: str) -> Any:
+        """Return what goes to a machine in the place of an answer."""
+        world = self._world
+        is_due = isinstance(answer, ANSWERS) and world.scheduler.now_ms >= self._due_ms
+        if not is_due or receiver == "client" or world.is_healed:
+            return answer
+        self._due_ms = self._next_ms()
+        changed: Any = deepcopy(answer)
+        part: Any = changed.answer if isinstance(changed, quorum_pb2.FollowQuorumResponse) else changed
+        part.quorum_epoch = absurd_epoch(self._rng, NO_EPOCH)
+        if self._rng.random() < 0.5:
+            part.leader_id = self._rng.choice(world.voters).key.node_id
+        if isinstance(part, quorum_pb2.VoteResponse):
+            part.granted = self._rng.random() < 0.5
+        world.counts["absurd epoch forged in an answer"] += 1
+        return changed
+
+
+class Forger:
+    """Sends requests until the world is healed.
+
+    Args:
+        world: see `ForgedWorld`.
+        process: where it runs.
+        every_ms: mean time between two of them.
+    """
+
+    def __init__(self, world: ForgedWorld, process: SimProcess, *, every_ms: int) -> None:
+        self._world = world
+        self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
+        self._every_ms = every_ms
+
+    async def run(self) -> None:
+        """See the class."""
+        world, rng = self._world, self._rng
+        await until_topic(world)
+        kinds: tuple[Callable[[], Awaitable[None]], ...] = (
+            self._ask_voter,
+            self._ask_voter,
+            self._ask_voter,
+            self._beat,
+            self._propose,
+            self._open,
+            self._subscribe,
+            self._fetch_range,
+        )
+        while not world.is_healed:
+            await asyncio.sleep(rng.uniform(0, 2 * self._every_ms) / 1000)
+            await rng.choice(kinds)()
+
+    def _count(self, what: str) -> None:
+        self._world.counts[f"absurd epoch forged in {what}"] += 1
+
+    # At voters.
+
+    async def _ask_voter(self) -> None:
+        rng = self._rng
+        target = rng.choice(self._world.voters)
+        others = [voter.key for voter in self._world.voters if voter is not target] or [target.key]
+        request = forge(rng, target.key, others, cluster_id=CLUSTER_ID, epoch=absurd_epoch(rng, NO_EPOCH))
+        self._count("a request of the quorum")
+        transport = GrpcTransport()
+        try:
+            answer = await transport.call(self._voter_address(target), request, timeout_ms=int(ANSWER_S * 1000))
+        except PeerFailureError:
+            return
+        finally:
+            await transport.close()
+        require(answer.refusal is not None, "a request of an absurd epoch is refused", (request, answer))
+        require(answer.quorum_epoch <= REACHED_EPOCH_MAX, "nobody learns an absurd epoch", (request, answer))
+
+    async def _beat(self) -> None:
+        broker = self._rng.choice(self._world.brokers)
+        request = controller_pb2.HeartbeatRequest(
+            cluster_id=CLUSTER_ID,
+            broker_id=broker.key.node_id,
+            broker_epoch=self._rng.choice(LARGE_EPOCHS),
+            want_fence=self._rng.random() < 0.5,
+            want_shutdown=self._rng.random() < 0.5,
+        )
+        self._count("a heartbeat")
+
+        async def once() -> AsyncIterator[controller_pb2.HeartbeatRequest]:
+            yield request
+
+        def beat(stub: Any) -> Awaitable[Any]:
+            return stub.Heartbeat(once(), timeout=ANSWER_S).read()
+
+        answer = await self._asked(beat)
+        require(answer in (None, grpc.aio.EOF), "a heartbeat of an absurd epoch is refused", (request, answer))
+
+    async def _propose(self) -> None:
+        """As a broker that has its own registration right, and everything else wrong."""
+        rng = self._rng
+        broker = await self._registered()
+        partitions = list(self._world.replicas())
+        if broker is None or not partitions:
+            return
+        topic_id, partition = rng.choice(partitions)
+        proposal = controller_pb2.IsrProposal(
+            topic_id=topic_id,
+            partition=partition,
+            leader_epoch=absurd_epoch(rng, NO_EPOCH),
+            partition_epoch=absurd_epoch(rng, NO_EPOCH),
+            isr=[controller_pb2.IsrMember(node_id=broker.broker_id, broker_epoch=rng.choice(LARGE_EPOCHS))],
+        )
+        request = controller_pb2.AlterPartitionRequest(
+            cluster_id=CLUSTER_ID,
+            broker_id=broker.broker_id,
+            broker_epoch=rng.choice((broker.broker_epoch, *LARGE_EPOCHS)),
+            proposals=[proposal],
+        )
+        self._count("a proposal")
+        answer = await self._asked(lambda stub: stub.AlterPartition(request, timeout=ANSWER_S))
+        is_taken = answer is not None and any(result.HasField("state") for result in answer.results)
+        require(not is_taken, "a proposal of an absurd epoch is refused", (request, answer))
+
+    async def _asked(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Ask any voter as a controller; None: refused, or no answer."""
+        async with grpc.aio.insecure_channel(self._voter_address(self._rng.choice(self._world.voters))) as channel:
+            try:
+                return await ask(controller_pb2_grpc.ControllerServiceStub(channel))
+            except grpc.aio.AioRpcError:
+                return None
+
+    @staticmethod
+    def _voter_address(voter: VoterMachine) -> str:
+        return f"{voter.name}:{VOTER_PORT}"
+
+    # At brokers.
+
+    async def _open(self) -> None:
+        leader, follower = self._rng.sample(self._world.brokers, 2)
+        opening = self._opening(leader, follower.key.node_id, self._rng.choice(LARGE_EPOCHS), self._rng.randbytes(16))
+        self._count("an opening of a follower")
+        said = [answer async for answer in self._stream(leader, opening, ())]
+        require(not said, "a follower of an absurd broker epoch is refused", (opening, said))
+
+    async def _subscribe(self) -> None:
+        """As a follower that has its registration right, which everybody may read, and asks for what no metadata has."""
+        rng = self._rng
+        follower = await self._registered()
+        leaders = [each for each in self._world.brokers if follower is None or each.key.node_id != follower.broker_id]
+        if follower is None:
+            return
+        leader = rng.choice(leaders)
+        opening = self._opening(leader, follower.broker_id, follower.broker_epoch, follower.incarnation_id)
+        wanted = [
+            pb.ReplicaSubscription(
+                route=route,
+                topic_id=topic_id,
+                partition=partition,
+                session=rng.choice((1, *LARGE_EPOCHS)),
+                leader_epoch=absurd_epoch(rng, NO_EPOCH),
+                last_epoch=absurd_epoch(rng, NO_EPOCH),
+            )
+            for route, (topic_id, partition) in enumerate(self._world.replicas())
+        ]
+        self._count("subscriptions of a follower")
+        subscriptions = pb.ReplicateRequest(subscriptions=pb.ReplicaSubscriptions(subscriptions=wanted))
+        async for answer in self._stream(leader, opening, [subscriptions]):
+            is_ended = isinstance(answer, pb.ReplicateResponse) and not answer.HasField("accepted")
+            require(is_ended, "a subscription in an absurd epoch is refused", answer)
+
+    async def _fetch_range(self) -> None:
+        partitions = list(self._world.replicas())
+        source, replica = self._rng.sample(self._world.brokers, 2)
+        if not partitions:
+            return
+        topic_id, partition = self._rng.choice(partitions)
+        request = pb.FetchRangeRequest(
+            cluster_id=CLUSTER_ID,
+            broker_id=source.key.node_id,
+            topic_id=topic_id,
+            partition=partition,
+            end_offset=2**63 - 1,
+            replica_id=replica.key.node_id,
+            broker_epoch=self._rng.choice(LARGE_EPOCHS),
+            incarnation_id=self._rng.randbytes(16),
+        )
+        self._count("a request for a range")
+        try:
+            answer = await fetch_range(Address(host=source.name, port=REPLICATION_PORT), request)
+        except (StreamError, StreamRefusedError, TimeoutError, OSError, BadFrameError):
+            return
+        require(False, "a replica of an absurd broker epoch gets no range", (request, answer))
+
+    async def _registered(self) -> BrokerStatus | None:
+        """A broker as the metadata have it; None if nobody says so."""
+        try:
+            async with Admin(self._world.bootstrap, request_timeout_ms=int(ANSWER_S * 1000)) as admin:
+                return self._rng.choice(await admin.describe_brokers())
+        except (LograftError, IndexError):
+            return None
+
+    @staticmethod
+    def _opening(leader: BrokerMachine, follower_id: int, broker_epoch: int, incarnation_id: bytes) -> bytes:
+        opening = pb.ReplicateOpen(
+            cluster_id=CLUSTER_ID,
+            follower_id=follower_id,
+            broker_epoch=broker_epoch,
+            incarnation_id=incarnation_id,
+            leader_id=leader.key.node_id,
+            credit=pb.ReplicaCredit(in_sync_bytes=100_000, catch_up_bytes=100_000),
+        )
+        return pb.ReplicateRequest(open=opening).SerializeToString()
+
+    async def _stream(
+        self, leader: BrokerMachine, opening: bytes, rest: Iterable[pb.ReplicateRequest]
+    ) -> AsyncIterator[Any]:
+        """Open a stream, say the rest, and give what is answered for `ANSWER_S`; nothing if it was not opened."""
+        try:
+            async with opened_stream(Address(host=leader.name, port=REPLICATION_PORT), opening) as (stream, opened):
+                for message in rest:
+                    await stream.write(message.SerializeToString())
+                stream.end_writing()
+                if not rest:
+                    yield opened
+                async with asyncio.timeout(ANSWER_S):
+                    while (data := await stream.read()) is not None:
+                        answer = decode(data)
+                        if isinstance(answer, pb.ReplicateResponse) and answer.HasField("refused"):
+                            return
+                        yield answer
+        except (StreamError, StreamRefusedError, TimeoutError, OSError, BadFrameError):
+            return
