@@ -24,6 +24,7 @@ from brokerd.replication.hosted_replica import HostedReplica
 from integration_tests.simulation.clients import EndClient, FinalReader, History, Operator, ReadingClient, SendingClient
 from integration_tests.simulation.faults import LOSSES, Faults
 from integration_tests.simulation.forger import AnswerForger, Forger
+from integration_tests.simulation.logged_faults import LoggedFaults
 from integration_tests.simulation.options import WorldOptions, draw_options, rack_name, snapshot_settings
 from integration_tests.simulation.oracle import READ_BYTES, Oracle
 from integration_tests.simulation.process import SimProcess
@@ -139,7 +140,11 @@ class World:
     def _attempt(self, event_count: int) -> InvariantViolation | None:
         """Run, and return what broke, with a report and without its frames, which would keep all processes."""
         try:
-            with platform(self.scheduler, self.network, self.databases, self.snapshots), self.oracle.watching():
+            with (
+                platform(self.scheduler, self.network, self.databases, self.snapshots),
+                self.oracle.watching(),
+                LoggedFaults(self.on_fault).listening(),
+            ):
                 self._run(event_count)
             self._judge()
         except Exception as error:
