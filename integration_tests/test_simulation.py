@@ -30,6 +30,8 @@ QUICKLY_FOUND = {
     "the last one in sync leads without its disk": "4",
     "a second loss changes which directories are awaited": "4",
     "an epoch that nobody has reached is believed": "1",
+    "a broker may have applied what nobody has appended": "1",
+    "the session of one stream of a follower counts for the next": "3",
 }
 """Mutants that a few seeds find, and how many."""
 

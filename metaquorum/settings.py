@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 
 from metaquorum.controller.limits import MAX_NODE_ID, ControllerSettings
 from metaquorum.runtime.quorum_node import QuorumTimers, SnapshotSettings
-
-MAX_PORT = 65_535
-"""Highest TCP port."""
+from metaquorum.runtime.wire_fields import MAX_PORT
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -53,16 +53,17 @@ class FollowerStream(Protocol):
 
 
 class FollowerStreams:
-    """The streams by follower."""
+    """The streams by follower, numbered in the order in which they were opened."""
 
     def __init__(self) -> None:
         self._streams: dict[int, FollowerStream] = {}
+        self._opened_count = 0
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def enter(self, stream: FollowerStream) -> None:
-        """Let a stream count; an older one of the same follower ends.
+    def enter(self, stream: FollowerStream) -> int:
+        """Let a stream count; an older one of the same follower ends. Returns its number, from 0.
 
         Raises:
             RefusedError: STALE_BROKER_EPOCH: the older one belongs to a newer process.
@@ -75,6 +76,8 @@ class FollowerStreams:
             message = f"broker {follower_id} has opened another stream"
             older.supersede(Failure(code=ErrorCode.STALE_BROKER_EPOCH, message=message))
         self._streams[follower_id] = stream
+        self._opened_count += 1
+        return self._opened_count - 1
 
     def leave(self, stream: FollowerStream) -> None:
         """Forget a stream that is over; nothing happens when another one took its place."""

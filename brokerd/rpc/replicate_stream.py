@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from itertools import islice
-from typing import assert_never
+from typing import Final, assert_never
 
 from google.protobuf.message import DecodeError
 from lograft.internal.v1 import replication_pb2 as pb
@@ -54,6 +54,9 @@ from brokerd.rpc.calls import undecodable
 from brokerd.rpc.replicate_codec import encode_push_answer, read_open, read_request
 from brokerd.rpc.replicate_handshake import Leader
 from brokerd.wake import Wake
+
+SESSIONS_PER_STREAM: Final = 2**63
+"""Session numbers that the field of a subscription can hold."""
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +125,7 @@ class ReplicateStream:
         self._loop = asyncio.get_running_loop()
         self._session = PushSession(leader.rates, monotonic_ms())
         self._broker_epoch: int | None = None
+        self._number = 0
         self._routes: dict[int, _Route] = {}
         self._wake = Wake()
         self._resume = Wake()
@@ -269,7 +273,7 @@ class ReplicateStream:
         if self._broker_epoch is None:
             broker_epoch = self._leader.check_open(request)
             self.follower_id, self.follower_epoch = request.follower_id, request.broker_epoch
-            self._leader.followers.enter(self)
+            self._number = self._leader.followers.enter(self)
             self._broker_epoch = broker_epoch
             logger.info("follower connected: node_id=%d broker_epoch=%d", self.follower_id, self.follower_epoch)
         return read_open(request)
@@ -312,7 +316,10 @@ class ReplicateStream:
             self.note(RouteRefused(route=wanted.route, error=SubscriptionError.NOT_LEADER, log_start_offset=0))
             return
         key = (wanted.topic_id, wanted.partition)
-        route = self._routes[wanted.route] = _Route(self, wanted.route, replica, key, wanted.session)
+        # A newer stream counts before an older one whatever the follower's numbers are: one that is forged, or wrong, would lock the
+        # follower out until it registers again.
+        session = self._number * SESSIONS_PER_STREAM + wanted.session
+        route = self._routes[wanted.route] = _Route(self, wanted.route, replica, key, session)
         replica.subscribe_follower(
             route,
             FollowerRequest(

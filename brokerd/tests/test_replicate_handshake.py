@@ -150,6 +150,22 @@ async def test_a_second_stream_of_a_follower_ends_the_first(world: LeaderWorld, 
     assert len(world.leader.followers) == 1
 
 
+async def test_a_forged_session_locks_no_follower_out(world: LeaderWorld) -> None:
+    """Whoever knows the registration may subscribe in the follower's name, with the last session there is: until that comes back."""
+    replica = world.lead()
+    forger = await world.follow()
+    await forger.subscribe(1, session=2**63 - 1)
+    await forger.part("accepted")
+    real = await world.follow()
+    await real.subscribe(1, session=7)
+    await real.part("accepted")
+    await replica.until(lambda: bool(replica.lost))
+    replica.append(b"a")
+    assert (await real.batches()).route == 1
+    await real.ack(1, 1)
+    await replica.until(lambda: replica.high_watermark == 1)
+
+
 async def test_an_older_process_does_not_end_the_stream_of_a_newer(world: LeaderWorld) -> None:
     """It is refused; other followers are nobody's business."""
     first = await world.follow(broker_epoch=20)

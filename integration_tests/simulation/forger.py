@@ -7,7 +7,8 @@ of real voters to other servers, changed on their way out.
 
 Laws
     Each request is refused, and what the answer says of epochs is what elections have led to.
-    A subscription in a forged leader epoch is never accepted.
+    A subscription in a forged leader epoch is never accepted. One with a forged session may be, and locks the real follower out of
+    nothing.
 Source: docs/quorum.md, "Which epochs are believed".
 """
 
@@ -50,6 +51,8 @@ LARGE_EPOCHS: Final = (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1)
 """Broker epochs that no registration has."""
 ANSWER_S: Final = 2.0
 """Longest wait for an answer; a server may be down, paused or cut off."""
+AT_ONCE: Final = 4
+"""Requests that are under way together: some wait long."""
 REACHED_EPOCH_MAX: Final = MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP
 """No run has so many elections."""
 
@@ -131,20 +134,25 @@ class Forger:
 
     async def run(self) -> None:
         """See the class."""
+        await until_topic(self._world)
+        await asyncio.gather(*(self._forge() for _ in range(AT_ONCE)))
+
+    async def _forge(self) -> None:
         world, rng = self._world, self._rng
-        await until_topic(world)
         kinds: tuple[Callable[[], Awaitable[None]], ...] = (
             self._ask_voter,
             self._ask_voter,
             self._ask_voter,
             self._beat,
+            self._claim,
             self._propose,
             self._open,
             self._subscribe,
+            self._take_place,
             self._fetch_range,
         )
         while not world.is_healed:
-            await asyncio.sleep(rng.uniform(0, 2 * self._every_ms) / 1000)
+            await asyncio.sleep(rng.uniform(0, 2 * AT_ONCE * self._every_ms) / 1000)
             await rng.choice(kinds)()
 
     def _count(self, what: str) -> None:
@@ -178,15 +186,32 @@ class Forger:
             want_shutdown=self._rng.random() < 0.5,
         )
         self._count("a heartbeat")
+        await self._beat_once(request)
 
-        async def once() -> AsyncIterator[controller_pb2.HeartbeatRequest]:
-            yield request
-
-        def beat(stub: Any) -> Awaitable[Any]:
-            return stub.Heartbeat(once(), timeout=ANSWER_S).read()
+    async def _beat_once(self, request: controller_pb2.HeartbeatRequest) -> None:
+        async def beat(stub: Any) -> Any:
+            call = stub.Heartbeat(timeout=ANSWER_S)
+            await call.write(request)
+            return await call.read()
 
         answer = await self._asked(beat)
-        require(answer in (None, grpc.aio.EOF), "a heartbeat of an absurd epoch is refused", (request, answer))
+        require(
+            answer in (None, grpc.aio.EOF), "a heartbeat of an absurd epoch or offset is refused", (request, answer)
+        )
+
+    async def _claim(self) -> None:
+        """As a broker that has its registration right, and has applied what nobody has appended."""
+        broker = await self._registered()
+        if broker is None:
+            return
+        request = controller_pb2.HeartbeatRequest(
+            cluster_id=CLUSTER_ID,
+            broker_id=broker.broker_id,
+            broker_epoch=broker.broker_epoch,
+            metadata_offset=self._rng.choice(LARGE_EPOCHS),
+        )
+        self._world.counts["metadata offset forged in a heartbeat"] += 1
+        await self._beat_once(request)
 
     async def _propose(self) -> None:
         """As a broker that has its own registration right, and everything else wrong."""
@@ -219,7 +244,8 @@ class Forger:
         async with grpc.aio.insecure_channel(self._voter_address(self._rng.choice(self._world.voters))) as channel:
             try:
                 return await ask(controller_pb2_grpc.ControllerServiceStub(channel))
-            except grpc.aio.AioRpcError:
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                # The latter: the stream had ended before the request was written.
                 return None
 
     @staticmethod
@@ -237,29 +263,53 @@ class Forger:
 
     async def _subscribe(self) -> None:
         """As a follower that has its registration right, which everybody may read, and asks for what no metadata has."""
-        rng = self._rng
-        follower = await self._registered()
-        leaders = [each for each in self._world.brokers if follower is None or each.key.node_id != follower.broker_id]
-        if follower is None:
+        rng, opening = self._rng, await self._true_opening()
+        if opening is None:
             return
-        leader = rng.choice(leaders)
-        opening = self._opening(leader, follower.broker_id, follower.broker_epoch, follower.incarnation_id)
         wanted = [
             pb.ReplicaSubscription(
                 route=route,
                 topic_id=topic_id,
                 partition=partition,
-                session=rng.choice((1, *LARGE_EPOCHS)),
+                session=rng.choice((1, 2**63 - 1)),
                 leader_epoch=absurd_epoch(rng, NO_EPOCH),
                 last_epoch=absurd_epoch(rng, NO_EPOCH),
             )
             for route, (topic_id, partition) in enumerate(self._world.replicas())
         ]
         self._count("subscriptions of a follower")
-        subscriptions = pb.ReplicateRequest(subscriptions=pb.ReplicaSubscriptions(subscriptions=wanted))
-        async for answer in self._stream(leader, opening, [subscriptions]):
+        async for answer in self._stream(*opening, [_subscriptions(wanted)]):
             is_ended = isinstance(answer, pb.ReplicateResponse) and not answer.HasField("accepted")
             require(is_ended, "a subscription in an absurd epoch is refused", answer)
+
+    async def _take_place(self) -> None:
+        """As a follower that has nothing, in the present leader epochs and the last session there is."""
+        opening = await self._true_opening()
+        if opening is None:
+            return
+        wanted = [
+            pb.ReplicaSubscription(
+                route=route,
+                topic_id=topic_id,
+                partition=partition,
+                session=2**63 - 1,
+                leader_epoch=max((replica.leader_epoch for _, replica in replicas), default=0),
+            )
+            for route, ((topic_id, partition), replicas) in enumerate(self._world.replicas().items())
+        ]
+        async for answer in self._stream(*opening, [_subscriptions(wanted)]):
+            if isinstance(answer, pb.ReplicateResponse) and answer.HasField("accepted"):
+                self._world.counts["session forged and accepted"] += 1
+
+    async def _true_opening(self) -> tuple[BrokerMachine, bytes] | None:
+        """A leader, and the opening of a follower of it as the metadata have that; None if nobody tells."""
+        follower = await self._registered()
+        if follower is None:
+            return None
+        leader = self._rng.choice(
+            [broker for broker in self._world.brokers if broker.key.node_id != follower.broker_id]
+        )
+        return leader, self._opening(leader, follower.broker_id, follower.broker_epoch, follower.incarnation_id)
 
     async def _fetch_range(self) -> None:
         partitions = list(self._world.replicas())
@@ -323,3 +373,7 @@ class Forger:
                         yield answer
         except (StreamError, StreamRefusedError, TimeoutError, OSError, BadFrameError):
             return
+
+
+def _subscriptions(wanted: list[pb.ReplicaSubscription]) -> pb.ReplicateRequest:
+    return pb.ReplicateRequest(subscriptions=pb.ReplicaSubscriptions(subscriptions=wanted))

@@ -23,6 +23,7 @@ from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.log_flushing import LogFlushing
 from brokerd.rpc import identities
 from brokerd.rpc.list_offsets import ListOffsetsCalls
+from brokerd.rpc.replicate_stream import ReplicateStream
 from integration_tests.simulation.options import (
     WorldOptions,
     catch_up_storm,
@@ -253,6 +254,22 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         function="is_plausible",
         old="return epoch <= own + MAX_EPOCH_LEAP",
         new="return True",
+        storm=forgery_storm,
+    ),
+    WorldMutant(
+        name="a broker may have applied what nobody has appended",
+        owner=ControllerHost,
+        function="check_applied",
+        old="if not 0 <= metadata_offset <= end_offset:",
+        new="if False:",
+        storm=forgery_storm,
+    ),
+    WorldMutant(
+        name="the session of one stream of a follower counts for the next",
+        owner=ReplicateStream,
+        function="_subscribe",
+        old="self._number * SESSIONS_PER_STREAM + wanted.session",
+        new="wanted.session",
         storm=forgery_storm,
     ),
     # The metadata.

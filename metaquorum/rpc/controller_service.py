@@ -153,8 +153,7 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
 
     async def _answer_heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
         self._check(request.cluster_id)
-        if request.metadata_offset < 0:
-            raise CommandError(ErrorCode.INVALID_REQUEST, f"metadata offset {request.metadata_offset} is negative")
+        self._host.check_applied(request.metadata_offset)
         command = Heartbeat(
             broker_id=request.broker_id,
             broker_epoch=request.broker_epoch,

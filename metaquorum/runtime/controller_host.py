@@ -70,6 +70,11 @@ class QuorumLog(Protocol):
         """Who leads, as far as this node knows."""
         ...
 
+    @property
+    def log_end_offset(self) -> int:
+        """End of the metadata log of this node (exclusive)."""
+        ...
+
     def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
         """Append one batch; see `QuorumNode.append`."""
         ...
@@ -245,6 +250,19 @@ class ControllerHost:
             f"node {quorum.node_id} is not the active controller, node {leader.leader_id} is",
             leader=leader,
         )
+
+    def check_applied(self, metadata_offset: int) -> None:
+        """Return when a broker can have applied the metadata up to an offset (exclusive).
+
+        Raises:
+            CommandError: as `require_active`; INVALID_REQUEST: this controller's log ends before, so that either the offset is wrong,
+                or another node leads meanwhile.
+        """
+        self.require_active()
+        end_offset = self._quorum().log_end_offset
+        if not 0 <= metadata_offset <= end_offset:
+            message = f"metadata offset {metadata_offset}: the log ends at {end_offset}, nobody can have applied more"
+            raise CommandError(ErrorCode.INVALID_REQUEST, message)
 
     def session_of(self, broker: BrokerImage) -> BrokerSession | None:
         """What the active controller knows of a broker's session; None: nothing, or this node is not the controller."""

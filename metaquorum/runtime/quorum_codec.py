@@ -36,6 +36,8 @@ from metaquorum.runtime.wire_fields import (
     InvalidMessageError,
     check,
     from_replica_key,
+    to_address,
+    to_address_or_none,
     to_epoch,
     to_node_id,
     to_offset,
@@ -44,9 +46,6 @@ from metaquorum.runtime.wire_fields import (
 
 MAX_SUCCESSORS = 64
 """Most successors in one EndQuorumEpoch; more voters than this make no quorum that commits in useful time."""
-
-MAX_ADDRESS_CHARACTERS = 300
-"""Longest address of a voter: a host name has at most 253 characters."""
 
 _REFUSALS: dict[Refusal, pb.QuorumError.ValueType] = {
     Refusal.WRONG_CLUSTER: pb.QUORUM_ERROR_WRONG_CLUSTER,
@@ -120,7 +119,7 @@ def decode_vote_response(message: pb.VoteResponse) -> VoteResponse:
         refusal=_refusal(message.error),
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
         leader_id=to_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
-        leader_address=message.leader_address or None,
+        leader_address=to_address_or_none(message.leader_address, "leader_address"),
         granted=message.granted,
     )
 
@@ -138,13 +137,12 @@ def encode_begin_request(request: BeginQuorumEpochRequest) -> pb.BeginQuorumEpoc
 
 def decode_begin_request(message: pb.BeginQuorumEpochRequest) -> BeginQuorumEpochRequest:
     """Raises InvalidMessageError for a field out of range."""
-    check(message.leader_address != "", "leader_address must be set")
     return BeginQuorumEpochRequest(
         cluster_id=message.cluster_id,
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
         leader_id=to_node_id(message.leader_id, "leader_id"),
         voter=to_replica_key(message.voter, "voter"),
-        leader_address=message.leader_address,
+        leader_address=to_address(message.leader_address, "leader_address"),
     )
 
 
@@ -213,12 +211,11 @@ def encode_update_request(request: UpdateVoterRequest) -> pb.UpdateVoterRequest:
 
 def decode_update_request(message: pb.UpdateVoterRequest) -> UpdateVoterRequest:
     """Raises InvalidMessageError for a field out of range."""
-    check(0 < len(message.address) <= MAX_ADDRESS_CHARACTERS, f"address of {len(message.address)} characters")
     return UpdateVoterRequest(
         cluster_id=message.cluster_id,
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
         voter=to_replica_key(message.voter, "voter"),
-        address=message.address,
+        address=to_address(message.address, "address"),
     )
 
 
@@ -273,7 +270,7 @@ def decode_fetch_request(message: pb.FetchQuorumRequest) -> FetchRequest:
         high_watermark=to_offset(message.high_watermark, "high_watermark") if has_high_watermark else None,
         max_bytes=message.max_bytes,
         max_wait_ms=message.max_wait_ms,
-        replica_address=message.replica_address or None,
+        replica_address=to_address_or_none(message.replica_address, "replica_address"),
         read_round=message.read_round,
         levels=levels,
     )
@@ -312,7 +309,7 @@ def decode_fetch_response(message: pb.FetchQuorumResponse) -> FetchResponse:
         refusal=_refusal(message.error),
         quorum_epoch=to_epoch(message.quorum_epoch, "quorum_epoch"),
         leader_id=to_node_id(message.leader_id, "leader_id") if message.HasField("leader_id") else None,
-        leader_address=message.leader_address or None,
+        leader_address=to_address_or_none(message.leader_address, "leader_address"),
         high_watermark=to_offset(message.high_watermark, "high_watermark") if has_high_watermark else None,
         diverging=diverging,
         log_start_offset=to_offset(message.log_start_offset, "log_start_offset"),

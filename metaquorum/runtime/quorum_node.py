@@ -247,6 +247,11 @@ class QuorumNode:
             return None
         return self._raft.state.commit_offset
 
+    @property
+    def log_end_offset(self) -> int:
+        """End of the log of this node (exclusive), committed or not; 0 before it has started."""
+        return 0 if self._raft is None else self._raft.state.log.log_end_offset
+
     def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
         """Append serialized records as leader of `quorum_epoch`; listeners see them when they are committed, in one batch.
 

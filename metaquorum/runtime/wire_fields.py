@@ -6,6 +6,8 @@ Owns the checks of single fields and their error. Must not know any message.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from lograft.internal.v1 import quorum_pb2 as pb
 
 from metaquorum.raft.types import MAX_QUORUM_EPOCH, NodeId, Offset, QuorumEpoch, ReplicaKey
@@ -14,6 +16,16 @@ DIRECTORY_ID_BYTES = 16
 
 MAX_OFFSET = 2**62
 """No log of this cluster comes near; so sums of an offset and a count stay within the 64 bits of files and messages."""
+
+
+MAX_HOST_CHARACTERS = 255
+"""Longest host of an address, without brackets: a name of DNS has at most 253."""
+MAX_PORT = 65_535
+"""Highest TCP port."""
+_MAX_PORT_DIGITS = len(str(MAX_PORT))
+_BRACKETS = 2
+MAX_ADDRESS_CHARACTERS = _BRACKETS + MAX_HOST_CHARACTERS + 1 + _MAX_PORT_DIGITS
+"""Longest `host:port`, or `[address]:port`."""
 
 
 class InvalidMessageError(Exception):
@@ -53,3 +65,32 @@ def to_offset(number: int, field: str) -> Offset:
     """Wire to core; `field` names it in the error."""
     check(0 <= number <= MAX_OFFSET, f"{field}: offsets go from 0 to {MAX_OFFSET}, not {number}")
     return Offset(number)
+
+
+def to_address(text: str, field: str) -> str:
+    """Return `host:port`, or `[address]:port`, as it came; `field` names it in the error.
+
+    The host has 1 to `MAX_HOST_CHARACTERS` printable characters and no space, the port is one that somebody can listen at.
+    """
+    # The text of the error goes to logs and to the peer: an address that is none may be as long as a message.
+    check(len(text) <= MAX_ADDRESS_CHARACTERS, f"{field} of {len(text)} characters")
+    check(_is_address(text), f"{field}: {text!r} is not host:port with a port from 1 to {MAX_PORT}")
+    return text
+
+
+def to_address_or_none(text: str, field: str) -> str | None:
+    """Wire to core; empty: none."""
+    return to_address(text, field) if text else None
+
+
+# Every answer to a fetch names the leader.
+@lru_cache(maxsize=64)
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        return False
+    is_host = 0 < len(host) <= MAX_HOST_CHARACTERS and host.isprintable() and " " not in host
+    is_number = port.isascii() and port.isdigit() and len(port) <= _MAX_PORT_DIGITS
+    return is_host and is_number and 0 < int(port) <= MAX_PORT

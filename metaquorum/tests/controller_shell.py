@@ -45,6 +45,11 @@ class ManualLog:
         """Who leads."""
         return self.known
 
+    @property
+    def log_end_offset(self) -> int:
+        """End of what is appended."""
+        return self.end_offset
+
     def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
         """Append, or fail as told."""
         if self.failure is not None:

@@ -227,9 +227,14 @@ class BrokerStub:
         return response
 
     async def beat(
-        self, node_id: int, *, metadata_offset: int = 1 << 40, want_shutdown: bool = False
+        self, node_id: int, *, metadata_offset: int | None = None, want_shutdown: bool = False
     ) -> controller_pb2.HeartbeatResponse:
-        """Send one heartbeat on the stream, opened when there is none, and return its answer."""
+        """Send one heartbeat on the stream, opened when there is none, and return its answer.
+
+        With no metadata offset the broker has applied what the voter has.
+        """
+        if metadata_offset is None:
+            metadata_offset = self._cluster.servers[node_id].host.applied_offset
         if self._call is None:
             self._call = self._cluster.controllers(node_id).Heartbeat()
         request = controller_pb2.HeartbeatRequest(

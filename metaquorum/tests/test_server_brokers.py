@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
+from lograft.wire.status import parse_rpc_error
 
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.rpc import controller_service
@@ -120,6 +121,20 @@ async def test_port_that_only_closes_or_is_silent_proves_nothing(monkeypatch: py
     assert not await is_gone("256.256.256.256", 1)
 
 
+async def test_heartbeat_beyond_the_log_is_refused_and_not_counted(cluster: QuorumCluster) -> None:
+    """Nobody can have applied what no controller has appended: the broker stays fenced, and is not taken for caught up."""
+    broker = BrokerStub(cluster, 5)
+    await broker.register(1)
+    end_offset = cluster.servers[1].host.image.metadata_offset
+    for offset in (end_offset + 1_000, 1 << 40, 2**63 - 1):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await broker.beat(1, metadata_offset=offset)
+        status = parse_rpc_error(caught.value)
+        assert (status.code, "log ends" in status.message) == (ErrorCode.INVALID_REQUEST, True)
+    assert cluster.servers[1].host.image.brokers[5].fenced
+    assert not (await broker.beat(1, metadata_offset=end_offset)).fenced
+
+
 BROKER_PROCESS = """
 import asyncio, sys
 import grpc.aio
@@ -134,7 +149,7 @@ async def main():
     epoch = (await stub.RegisterBroker(registration(7, port=port))).broker_epoch
     call = stub.Heartbeat()
     await call.write(controller_pb2.HeartbeatRequest(
-        cluster_id=CLUSTER, broker_id=7, broker_epoch=epoch, metadata_offset=1 << 40))
+        cluster_id=CLUSTER, broker_id=7, broker_epoch=epoch, metadata_offset=epoch + 1))
     answer = await call.read()
     print("fenced", answer.fenced, flush=True)
     await server.wait_for_termination()

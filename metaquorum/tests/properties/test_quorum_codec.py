@@ -35,7 +35,8 @@ NODE_IDS = st.integers(0, 2**31 - 1).map(NodeId)
 EPOCHS = st.integers(0, 2**31 - 1).map(QuorumEpoch)
 OFFSETS = st.integers(0, MAX_OFFSET).map(Offset)
 KEYS = st.builds(ReplicaKey, node_id=NODE_IDS, directory_id=st.binary(min_size=16, max_size=16))
-ADDRESSES = st.text(min_size=1, max_size=20)
+HOSTS = st.from_regex(r"[a-z0-9.-]{1,20}|\[[0-9a-f:]{2,20}\]", fullmatch=True)
+ADDRESSES = st.builds(lambda host, port: f"{host}:{port}", HOSTS, st.integers(1, 65_535))
 REFUSALS = st.none() | st.sampled_from(list(Refusal))
 CLUSTERS = st.text(max_size=20)
 
@@ -59,7 +60,7 @@ CLUSTERS = st.text(max_size=20)
         leader_id=st.none() | NODE_IDS,
         granted=st.booleans(),
         refusal=REFUSALS,
-        leader_address=st.none() | st.text(min_size=1, max_size=20),
+        leader_address=st.none() | ADDRESSES,
     ),
 )
 def test_vote_round_trip(request_: VoteRequest | PreVoteRequest, response: VoteResponse) -> None:
@@ -252,9 +253,50 @@ def test_update_round_trip(request_: UpdateVoterRequest, response: UpdateVoterRe
     assert codec.decode_update_response(codec.encode_update_response(response)) == response
 
 
-@pytest.mark.parametrize("address", ["", "x" * (codec.MAX_ADDRESS_CHARACTERS + 1)])
-def test_update_with_an_impossible_address_is_refused(address: str) -> None:
-    """No correct peer sends none, or one longer than a host name and a port."""
-    message = pb.UpdateVoterRequest(voter=pb.ReplicaKey(node_id=1, directory_id=b"d" * 16), address=address)
+IMPOSSIBLE_ADDRESSES = (
+    "x" * 300,
+    "x" * 256 + ":1",
+    "h",
+    ":1",
+    "[]:1",
+    "h:",
+    "h:0",
+    "h:65536",
+    "h:-1",
+    "h:1x",
+    "h:\u0661",
+    "h:000001",
+    "a b:1",
+    "a\n:1",
+    "a\x00:1",
+    "::1:1",
+)
+
+
+@pytest.mark.parametrize("address", ["", *IMPOSSIBLE_ADDRESSES])
+def test_update_and_begin_with_an_impossible_address_are_refused(address: str) -> None:
+    """No correct peer sends none, or one that is no host of at most 255 characters and a port."""
+    key = pb.ReplicaKey(node_id=1, directory_id=b"d" * 16)
     with pytest.raises(InvalidMessageError):
-        codec.decode_update_request(message)
+        codec.decode_update_request(pb.UpdateVoterRequest(voter=key, address=address))
+    with pytest.raises(InvalidMessageError):
+        codec.decode_begin_request(pb.BeginQuorumEpochRequest(voter=key, leader_address=address))
+
+
+@pytest.mark.parametrize("address", IMPOSSIBLE_ADDRESSES)
+def test_answer_with_an_impossible_address_of_the_leader_is_refused(address: str) -> None:
+    """Whoever believed it would dial it, log it and tell it to others."""
+    with pytest.raises(InvalidMessageError, match="leader_address"):
+        codec.decode_fetch_response(pb.FetchQuorumResponse(leader_id=1, leader_address=address))
+    with pytest.raises(InvalidMessageError, match="leader_address"):
+        codec.decode_vote_response(pb.VoteResponse(leader_id=1, leader_address=address))
+    key = pb.ReplicaKey(node_id=1, directory_id=b"d" * 16)
+    with pytest.raises(InvalidMessageError, match="replica_address"):
+        codec.decode_fetch_request(pb.FetchQuorumRequest(replica=key, replica_address=address))
+
+
+@pytest.mark.parametrize("address", ["h:1", "127.0.0.1:65535", "[::1]:9640", "x" * 255 + ":1"])
+def test_answer_with_an_address_of_the_leader_is_taken(address: str) -> None:
+    """Names, addresses of both kinds, and the longest one."""
+    message = pb.FetchQuorumResponse(leader_id=1, leader_address=address)
+    assert codec.decode_fetch_response(message).leader_address == address
