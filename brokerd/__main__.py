@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -18,6 +18,7 @@ from brokerd.process import run_process
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings, CombinedSettings
 from metaquorum.runtime.process_logging import log_to_stderr
+from metaquorum.runtime.quorum_settings import SnapshotSettings
 from metaquorum.settings import SettingsError, parse_address, parse_voters
 from storage.space import DEFAULT_SOFT_BYTES
 
@@ -61,6 +62,36 @@ RetentionCheck = Annotated[
 ]
 """How often retention looks."""
 
+
+SNAPSHOTS: Final = SnapshotSettings()
+"""The defaults."""
+
+SnapshotLogBytes = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_SNAPSHOT_LOG_BYTES",
+        min=1,
+        help="Bytes of metadata log after which the voter makes a snapshot (--combined).",
+    ),
+]
+
+SnapshotIntervalMs = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_SNAPSHOT_INTERVAL_MS",
+        min=1,
+        help="Or milliseconds after the first change since the last one (--combined).",
+    ),
+]
+
+KeptSnapshots = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_KEPT_SNAPSHOTS",
+        min=1,
+        help="Newest snapshots that the voter keeps; its log begins at the oldest of so many (--combined).",
+    ),
+]
 
 QuorumFetchPort = Annotated[
     int,
@@ -148,6 +179,9 @@ def run(
         str, typer.Option(envvar="LOGRAFT_VOTERS", help="id@host:port,... of all voters (--combined).")
     ] = "",
     first_start: FirstStart = False,
+    snapshot_log_bytes: SnapshotLogBytes = SNAPSHOTS.log_bytes,
+    snapshot_interval_ms: SnapshotIntervalMs = SNAPSHOTS.interval_ms,
+    kept_snapshots: KeptSnapshots = SNAPSHOTS.kept,
     insecure_plaintext: Annotated[
         bool,
         typer.Option(envvar="LOGRAFT_INSECURE_PLAINTEXT", help="Allow plaintext on an address that others can reach."),
@@ -186,6 +220,9 @@ def run(
                 quorum_advertise=parse_address(quorum_advertise) if quorum_advertise else None,
                 voters=parse_voters(voters),
                 first_start=first_start,
+                snapshots=SnapshotSettings(
+                    log_bytes=snapshot_log_bytes, interval_ms=snapshot_interval_ms, kept=kept_snapshots
+                ),
             )
             if combined
             else None,

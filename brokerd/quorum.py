@@ -174,6 +174,7 @@ class _Voter:
                 first_start=combined.first_start,
                 insecure_plaintext=settings.insecure_plaintext,
                 controller=combined.controller,
+                snapshots=combined.snapshots,
             ),
             settings.data_directory if opened is None else opened,
             listeners=(listener,),

@@ -22,6 +22,7 @@ from brokerd.limits import (
     RETENTION_CHECK_MS_MAX,
 )
 from metaquorum.controller.limits import MAX_NODE_ID, ControllerSettings
+from metaquorum.runtime.quorum_settings import SnapshotSettings
 from metaquorum.settings import Address, SettingsError, check_metrics_listen, parse_address
 from storage.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
 
@@ -38,7 +39,8 @@ def budget_bytes(memory_bytes: int, *, least_bytes: int) -> int:
 class CombinedSettings:
     """A voter in the same process: its quorum listener, what its peers call it, and the voters by node id.
 
-    `quorum_fetch_port` is at the host of the listener, for plain connections of followers; 0: one that the system chooses.
+    `quorum_fetch_port` is at the host of the listener, for plain connections of followers; 0: one that the system chooses. `snapshots`
+    says when the voter makes snapshots of the metadata.
     """
 
     quorum_listen: Address
@@ -47,6 +49,7 @@ class CombinedSettings:
     voters: Mapping[int, str] = field(default_factory=dict[int, str])
     first_start: bool = False
     controller: ControllerSettings = field(default_factory=ControllerSettings)
+    snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ def test_hostile_requests_between_servers_harm_nothing(tmp_path: Path) -> None:
     assert outcome.problems == []
     assert sum(outcome.counts.values()) == SHORT_INPUTS
     assert outcome.acknowledged > 0
+    assert fuzz_internal.FETCH_SNAPSHOT in outcome.reached, "no snapshot was sent"
 
 
 def test_every_internal_method_is_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
