@@ -139,18 +139,16 @@ class Forger:
 
     async def _forge(self) -> None:
         world, rng = self._world, self._rng
-        kinds: tuple[Callable[[], Awaitable[None]], ...] = (
+        kinds: list[Callable[[], Awaitable[None]]] = [
             self._ask_voter,
             self._ask_voter,
             self._ask_voter,
             self._beat,
             self._claim,
             self._propose,
-            self._open,
-            self._subscribe,
-            self._take_place,
-            self._fetch_range,
-        )
+        ]
+        if len(world.brokers) > 1:
+            kinds += (self._open, self._subscribe, self._take_place, self._fetch_range)
         while not world.is_healed:
             await asyncio.sleep(rng.uniform(0, 2 * AT_ONCE * self._every_ms) / 1000)
             await rng.choice(kinds)()
