@@ -46,7 +46,7 @@ async def test_each_topic_is_created_or_refused_for_itself(cluster: QuorumCluste
         )
     )
     codes = [ErrorCode.from_number(each.error.code).name if each.HasField("error") else None for each in answer.results]
-    assert codes == [None, "TOPIC_ALREADY_EXISTS", "INVALID_TOPIC_NAME", "INVALID_CONFIG", "NOT_ENOUGH_BROKERS", None]
+    assert codes == [None, "TOPIC_ALREADY_EXISTS", "INVALID_TOPIC_NAME", "INVALID_CONFIG", "BROKER_FENCED", None]
     assert [each.topic for each in answer.results] == ["a", "there", "a b", "b", "c", "d"]
     assert [each.partition_count for each in answer.results] == [3, 0, 0, 0, 0, 1]
     image = cluster.servers[1].image
