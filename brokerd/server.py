@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 import grpc.aio
@@ -51,6 +51,7 @@ from brokerd.replication.locator import Locator
 from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.repairing import DamageRepairs
 from brokerd.replication.replica_host import ReplicaHost
+from brokerd.replication.set_aside import UnknownPartitions
 from brokerd.rpc.admin_service import AdminService
 from brokerd.rpc.batch_check import BatchThreads
 from brokerd.rpc.fetch_range import FetchRangeCalls
@@ -63,6 +64,7 @@ from brokerd.rpc.replicate_listener import ReplicateListener
 from brokerd.settings import BrokerSettings
 from metaquorum.settings import Address
 from storage.clean_stop import last_clean_stop, mark_clean_stop
+from storage.directories import LogDirectory
 from storage.errors import StorageError
 from storage.space import SpaceLimits
 
@@ -168,7 +170,9 @@ class BrokerServer:
         budgets = {"fetch_buffer": self._fetch_buffer.budget, "inflate": self._batch_threads.budget}
         logger.info("memory: %s", " ".join(f"{name}_max_bytes={each.limit_bytes}" for name, each in budgets.items()))
         if settings.metrics_listen is not None:
-            self._metrics = open_metrics(self._quorum.quorum_node, settings.metrics_listen, budgets)
+            self._metrics = open_metrics(
+                self._quorum.quorum_node, settings.metrics_listen, budgets, unknown=self._unknown_counts
+            )
         node_id, cluster_id = settings.node_id, self._quorum.data_directory.cluster_id
         more, space = settings.more_data_directories, SpaceLimits.from_soft(settings.min_free_bytes)
         self._directories = await asyncio.to_thread(open_log_directories, self._quorum.data_directory, more, space)
@@ -442,6 +446,9 @@ class BrokerServer:
     def _fail(self, error: BrokerError) -> None:
         if not self._fatal.done():
             self._fatal.set_result(error)
+
+    def _unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
+        return {} if self._host is None else self._host.unknown_counts
 
     async def _delete_set_aside(self, host: ReplicaHost) -> None:
         while True:

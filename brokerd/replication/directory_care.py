@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from brokerd.clock import monotonic_ms
 from brokerd.replication.set_aside import SetAside, UnknownPartitions
@@ -40,6 +40,7 @@ class DirectoryCare:
         self._set_asides = {
             directory: SetAside(directory.disk, directory.partitions_path, now_ms) for directory in directories
         }
+        self._unknown: Mapping[LogDirectory, UnknownPartitions] = {}
         # Held while set-aside directories are read or deleted: no reader finds a directory that is going away.
         self._set_aside_in_use = asyncio.Lock()
 
@@ -73,7 +74,22 @@ class DirectoryCare:
                     deleted += await asyncio.to_thread(set_aside.delete_due)
             except StorageError as error:
                 logger.error("set-aside directory not deleted: %s: %s", directory, error)
+        await self.count_unknown()
         return deleted
+
+    @property
+    def unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
+        """What each directory had when it was last counted, without those that failed; nothing before `count_unknown`.
+
+        May be read from any thread: the mapping is replaced, never changed.
+        """
+        return self._unknown
+
+    async def count_unknown(self) -> None:
+        """Count what in each directory that works was set aside because the metadata never knew it."""
+        self._unknown = {
+            directory: await self.unknown(directory) for directory in self._directories if directory.failure is None
+        }
 
     async def unknown(self, directory: LogDirectory) -> UnknownPartitions:
         """Look how much in a directory was set aside because the metadata never knew it; nothing where it cannot be read."""
@@ -90,12 +106,15 @@ class DirectoryCare:
         Raises:
             StorageError: something could not be deleted.
         """
-        async with self._set_aside_in_use:
-            deleted = [
-                await asyncio.to_thread(set_aside.delete_unknown)
-                for directory, set_aside in self._set_asides.items()
-                if directory.failure is None
-            ]
+        try:
+            async with self._set_aside_in_use:
+                deleted = [
+                    await asyncio.to_thread(set_aside.delete_unknown)
+                    for directory, set_aside in self._set_asides.items()
+                    if directory.failure is None
+                ]
+        finally:
+            await self.count_unknown()
         return UnknownPartitions(
             partition_count=sum(each.partition_count for each in deleted),
             size_bytes=sum(each.size_bytes for each in deleted),

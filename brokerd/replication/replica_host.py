@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Final
 
 from lograft.wire.codes import ErrorCode
@@ -142,6 +142,7 @@ class ReplicaHost:
             self._reconcile(topic)
         self._take_unknown()
         await self.wait_idle()
+        await self._care.count_unknown()
         self.retention.start().add_done_callback(self._note_fault)
         self.cleaning.start()
         self.scrubbing.start()
@@ -497,6 +498,11 @@ class ReplicaHost:
     async def unknown_partitions(self, directory: LogDirectory) -> UnknownPartitions:
         """Look how much in a directory was set aside because the metadata never knew it."""
         return await self._care.unknown(directory)
+
+    @property
+    def unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
+        """See `DirectoryCare.unknown_counts`."""
+        return self._care.unknown_counts
 
     async def delete_unknown_partitions(self) -> UnknownPartitions:
         """Delete what the metadata never knew, before its time.

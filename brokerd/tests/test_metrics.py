@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from lograft.v1 import admin_pb2
 
 from brokerd.limits import MIN_BUDGET_BYTES
+from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
+from brokerd.standalone import standalone_settings
+from brokerd.tests.support import connected
 from brokerd.tests.test_process import started
 from metaquorum.runtime.first_start import format_standalone
 from metaquorum.settings import Address, SettingsError
@@ -55,6 +61,41 @@ def test_combined_node_and_broker_show_their_quorum_node(tmp_path: Path) -> None
         assert (observer["lograft_quorum_is_voter"], leader["lograft_quorum_is_voter"]) == (0, 1)
         assert observer["lograft_quorum_leader_id"] == leader["lograft_quorum_leader_id"] == 1
         assert observer["lograft_quorum_fetched_records_total"] > 0
+
+
+async def test_unknown_partitions_are_counted_in_each_log_directory(tmp_path: Path) -> None:
+    """What the metadata never knew takes room that no replica accounts for, until an operator deletes it."""
+    port = free_ports(1)[0]
+    own, second = tmp_path / "own", tmp_path / "second"
+    settings = standalone_settings(own, port=0, more_data_directories=(second,))
+    settings = dataclasses.replace(settings, metrics_listen=Address(host=HOST, port=port))
+    for is_first in (True, False):
+        server = BrokerServer(settings)
+        await server.start()
+        try:
+            await server.wait_serving(timeout_ms=int(START_S * 1000))
+            assert await unknown(port, own) == ((0, 0) if is_first else (2, 200))
+            assert await unknown(port, second) == ((0, 0) if is_first else (1, 100))
+            if not is_first:
+                async with connected(server) as client:
+                    await client.admin.DeleteUnknownPartitions(
+                        admin_pb2.DeleteUnknownPartitionsRequest(), timeout=START_S
+                    )
+                assert await unknown(port, own) == await unknown(port, second) == (0, 0)
+        finally:
+            await server.stop()
+        for number, place in enumerate((own, own, second)):
+            stranger = place / "partitions" / f"{number:032x}-0"
+            stranger.mkdir()
+            (stranger / "00000000000000000000.log").write_bytes(bytes(100))
+
+
+async def unknown(port: int, directory: Path) -> tuple[float, float]:
+    """Scrape how many unknown partitions a log directory has, and how many bytes."""
+    found = await asyncio.to_thread(scrape, f"{HOST}:{port}")
+    labels = f'{{directory="{directory}"}}'
+    count, size_bytes = (f"lograft_broker_unknown_{name}{labels}" for name in ("partitions", "partition_bytes"))
+    return found[count], found[size_bytes]
 
 
 def test_metrics_of_a_broker_for_other_machines_are_asked_for(tmp_path: Path) -> None:
