@@ -8,8 +8,10 @@ Source: architecture section 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, repeat
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice, repeat
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from lograft.wire.checker import check_crc, check_offsets, check_timestamps, open_payload
@@ -51,7 +53,7 @@ class RecordBatch:
         UnsupportedBatchError: another magic number.
     """
 
-    __slots__ = ("_batch", "_payload", "header")
+    __slots__ = ("_are_timestamps_checked", "_batch", "_payload", "header")
 
     header: BatchHeader
 
@@ -75,6 +77,7 @@ class RecordBatch:
             raise CorruptBatchError(f"the batch claims offsets from {header.base_offset} on")
         self.header = header
         self._payload: Payload | None = None
+        self._are_timestamps_checked = False
 
     @property
     def record_count(self) -> int:
@@ -134,6 +137,43 @@ class RecordBatch:
         """Give the records, each as one tuple; the slow form (about 200 ns a record)."""
         columns = zip(self.offsets(), self.timestamps_ms(), self.keys(), self.values(), self.headers(), strict=True)
         # tuple.__new__ through map keeps the loop in C; BatchRecord(...) would take a Python call for each record.
+        return list(map(_new_tuple, repeat(BatchRecord), columns))
+
+    def index_of(self, offset: int) -> int:
+        """Give the index of the first record at this offset or after it; `record_count` if there is none."""
+        deltas = self.payload.offset_deltas
+        delta = max(0, offset - self.header.base_offset)
+        return bisect_left(deltas, delta) if deltas else min(delta, self.record_count)
+
+    def count_within(self, first: int, *, max_records: int, max_bytes: int) -> int:
+        """Count the records from index `first` on whose keys and values together stay within the limits, both inclusive.
+
+        0: the first one alone is larger. Looks at lengths only.
+        """
+        count = min(max_records, self.record_count - first)
+        payload = self.payload
+        sizes: Iterable[int] = payload.values.lengths_of(first, count)
+        if payload.keys is not None:
+            sizes = map(add, sizes, payload.keys.lengths_of(first, count))
+        return bisect_right(list(accumulate(sizes)), max_bytes)
+
+    def piece(self, first: int, count: int) -> list[BatchRecord]:
+        """Give records `first` to `first + count`, exclusive, which exist; nothing of the others is copied."""
+        if not self._are_timestamps_checked:
+            check_timestamps(self.header, self.payload.timestamp_deltas_ms)
+            self._are_timestamps_checked = True
+        piece = self.payload.piece(first, count)
+        base_offset, base_ms = self.header.base_offset, self.header.base_timestamp_ms
+        keys = repeat(None, count) if piece.keys is None else piece.keys.to_list()
+        headers = repeat((), count) if piece.headers is None else _group_headers(piece.headers)
+        columns = zip(
+            [base_offset + delta for delta in piece.offset_deltas],
+            [base_ms + delta_ms for delta_ms in piece.timestamp_deltas_ms or repeat(0, count)],
+            keys,
+            piece.values.to_list(),
+            headers,
+            strict=True,
+        )
         return list(map(_new_tuple, repeat(BatchRecord), columns))
 
     def to_arrow(self, *, include_headers: bool = False) -> ArrowRecordBatch:

@@ -127,6 +127,91 @@ def test_the_walk_agrees_with_the_generated_parser_on_odd_layouts(fields: list[b
     assert outcome(parse_payload, data, count) == outcome(columns._parse_generic, data, count)
 
 
+@pytest.fixture(params=[1, 5, 100])
+def sliced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All payloads in an unusual layout are parsed in slices of about that many bytes."""
+    monkeypatch.setattr(columns, "SLICED_FROM_BYTES", 0)
+    monkeypatch.setattr(columns, "_SLICE_BYTES", request.param)
+
+
+def whole(view: memoryview, count: int) -> Payload:
+    """Parse in one piece, whatever the size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "SLICED_FROM_BYTES", sys.maxsize)
+        return columns._parse_generic(view, count)
+
+
+@pytest.mark.usefixtures("sliced")
+@examples(200)
+@given(st.lists(FIELD, max_size=8), st.integers(1, 2))
+def test_slices_agree_with_the_whole_on_odd_layouts(fields: list[bytes], count: int) -> None:
+    """Whatever stands between record headers, torn or unknown: slices give what the whole gives."""
+    data = b"".join(fields)
+    assert outcome(columns._parse_generic, data, count) == outcome(whole, data, count)
+
+
+@pytest.mark.usefixtures("sliced")
+@examples(200)
+@given(rows(max_records=4), edits, st.integers(1, 5))
+def test_slices_agree_with_the_whole(given_rows: Rows, changes: list[tuple[int, int, bytes]], count: int) -> None:
+    """The same for what an encoder writes, and for mutations of it."""
+    arguments = {**given_rows.arguments(), "codec": 0}
+    data = mutate(bytes(encode_batch(given_rows.values, **arguments)[HEADER_BYTES:]), changes)
+    assert outcome(columns._parse_generic, data, count) == outcome(whole, data, count)
+
+
+@pytest.mark.parametrize("length", [0, 1, 127, 128, 300])
+def test_record_headers_of_a_large_payload_are_parsed_in_slices(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generated parser holds the interpreter to its end, so it never gets many record headers at once."""
+    pair_count = 2 * columns.SLICED_FROM_BYTES // (2 * length + 4)
+    records = Records(
+        values=b"v",
+        value_length=1,
+        header_counts=[pair_count],
+        header_keys=["k" * length] * pair_count,
+        header_values=[b"v" * length] * pair_count,
+        null_header_values=range(pair_count) if length == 0 else [],
+    )
+    parse, sizes = columns._parse_small, list[int]()
+
+    def noted(data: bytes) -> Records:
+        message = parse(data)
+        if message.header_keys or message.header_values:
+            sizes.append(len(data))
+        return message
+
+    monkeypatch.setattr(columns, "_parse_small", noted)
+    payload = parse_payload(records.SerializeToString(), 1)
+    assert payload.headers is not None
+    assert payload.headers.keys == list(records.header_keys)
+    assert payload.headers.values == list(records.header_values)
+    # One match of short fields may go beyond a slice.
+    assert max(sizes) <= columns.SLICED_FROM_BYTES
+
+
+def test_more_fields_than_records_can_need_are_refused_early() -> None:
+    """Millions of fields of a few bytes are not walked to their end."""
+    data = Records(value_length=0, header_counts=[0]).SerializeToString() + b"\x0a\x00" * columns.SLICED_FROM_BYTES
+    with pytest.raises(InvalidBatchError, match="far more fields than 1 records need"):
+        parse_payload(data, 1)
+
+
+@examples(300)
+@given(rows(max_records=6), st.integers(0, 6), st.integers(0, 6))
+def test_a_piece_has_the_records_of_the_whole(given_rows: Rows, first: int, count: int) -> None:
+    """Values, keys, headers and nulls of some records are those that the whole batch has there."""
+    data = bytes(encode_batch(given_rows.values, **{**given_rows.arguments(), "codec": 0})[HEADER_BYTES:])
+    record_count = len(given_rows.values)
+    payload = parse_payload(data, record_count)
+    first = min(first, record_count)
+    count = min(count, record_count - first)
+    piece = payload.piece(first, count)
+    window = slice(first, first + count)
+    assert piece.values.to_list() == payload.values.to_list()[window]
+    assert (piece.keys and piece.keys.to_list()) == (payload.keys and payload.keys.to_list()[window])
+    assert list(payload.values.lengths_of(first, count)) == [len(value or b"") for value in piece.values.to_list()]
+
+
 def test_usual_payloads_are_walked() -> None:
     """What our encoder writes without record headers takes the fast way; headers take the generated parser."""
     usual = bytes(

@@ -6,10 +6,12 @@ from __future__ import annotations
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from lograft.wire.batch import Codec, RecordBatch, encode_batch, read_batches
 from lograft.wire.compression import compress
 from lograft.wire.errors import BatchTooLargeError, CorruptBatchError, InvalidBatchError, UnsupportedBatchError
-from tests.wire.batches import put, read_everything, with_payload
+from tests.wire.batches import Rows, examples, put, read_everything, rows, with_payload
 
 BATCH = bytes(
     encode_batch([b"a", None], keys=[b"k", None], headers=[[("h", None)], []], base_offset=5, timestamps_ms=9)
@@ -119,3 +121,24 @@ def test_reader_reads_control_batches() -> None:
     batch = encode_batch([b"x"], control=True)
     assert RecordBatch(batch).header.is_control
     read_everything(batch)
+
+
+@examples(200)
+@given(rows(max_records=6), st.integers(0, 6), st.integers(0, 6))
+def test_a_piece_is_a_slice_of_all_records(given_rows: Rows, first: int, count: int) -> None:
+    """Some records of a batch are those that all records have there, without making the others."""
+    reader = RecordBatch(bytes(encode_batch(given_rows.values, **given_rows.arguments())))
+    first = min(first, reader.record_count)
+    count = min(count, reader.record_count - first)
+    assert reader.piece(first, count) == reader.records()[first : first + count]
+    for record in reader.records():
+        assert reader.records()[reader.index_of(record.offset)] == record
+    assert reader.index_of(reader.next_offset) == reader.record_count
+    assert reader.index_of(0) == 0
+
+
+@pytest.mark.parametrize(("max_records", "max_bytes", "count"), [(9, 9, 3), (2, 9, 2), (9, 6, 2), (9, 5, 1), (9, 2, 0)])
+def test_records_within_limits_are_counted_by_their_lengths(max_records: int, max_bytes: int, count: int) -> None:
+    """Keys and values count, both limits are inclusive, and 0 says that the first record alone is too large."""
+    reader = RecordBatch(encode_batch([b"0", b"11", b"222", b""], keys=[None, b"k", None, b"k"]))
+    assert reader.count_within(1, max_records=max_records, max_bytes=max_bytes) == count
