@@ -43,6 +43,9 @@ METHOD: Final = "/lograft.v1.LogService/Read"
 THREAD_BYTES: Final = 32 * 1024
 """Bytes of batches, or of one once inflated, from which on they are decoded in a thread, so that other streams are not held up."""
 
+PIECE_RECORDS: Final = 512
+"""Records of a batch that are made into objects at once: in a thread too they hold the interpreter."""
+
 READ_COPIES: Final = 2
 """Times that the values of an inflated batch are in memory beside it: as objects, and in the answer."""
 
@@ -199,16 +202,25 @@ def _decode(data: bytes, response: log_pb2.ReadResponse, max_records: int, max_b
     for batch in read_batches(data):
         if batch.header.is_control:
             continue
-        for record in batch.records():
-            if record.offset < response.next_offset:
-                continue
-            size_bytes += _size(record)
-            if response.records and (len(response.records) >= max_records or size_bytes > max_bytes):
-                return True
-            if size_bytes > MAX_GRPC_MESSAGE_BYTES:
-                return False
-            _add(response, record)
-            response.next_offset = record.offset + 1
+        index = batch.index_of(response.next_offset)
+        while index < batch.record_count:
+            # What is not asked for stays in its columns: a batch may have 100,000 records, or one of 64 MiB.
+            count = batch.count_within(index, max_records=PIECE_RECORDS, max_bytes=max_bytes - size_bytes)
+            if count == 0:
+                if response.records:
+                    return True
+                if not batch.count_within(index, max_records=1, max_bytes=MAX_GRPC_MESSAGE_BYTES):
+                    return False
+                count = 1
+            for record in batch.piece(index, count):
+                size_bytes += _size(record)
+                if response.records and (len(response.records) >= max_records or size_bytes > max_bytes):
+                    return True
+                if size_bytes > MAX_GRPC_MESSAGE_BYTES:
+                    return False
+                _add(response, record)
+                response.next_offset = record.offset + 1
+            index += count
     return True
 
 

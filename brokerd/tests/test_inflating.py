@@ -6,18 +6,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import tracemalloc
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lograft.v1 import errors_pb2
+from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.batch import Codec, encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 import brokerd.rpc.read
-from brokerd.limits import MIN_BUDGET_BYTES
+from brokerd.limits import MAX_READ_BYTES, MIN_BUDGET_BYTES
 from brokerd.rpc.batch_check import COPIES, BatchThreads
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, refusal
 
@@ -70,6 +71,22 @@ async def test_nothing_of_a_refused_read_waits_for_the_collector(client: Client)
                 await asyncio.sleep(0.01)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("record_count", [1, 16_384])
+def test_a_read_makes_no_more_of_a_batch_than_it_gives(record_count: int) -> None:
+    """Beside the inflated batch there are the records of the answer, not those that do not fit it: one too large, or many."""
+    value = bytes(2 * MAX_GRPC_MESSAGE_BYTES // record_count)
+    data = bytes(encode_batch([value] * record_count, timestamps_ms=1, codec=Codec.ZSTD))
+    response = log_pb2.ReadResponse()
+    tracemalloc.start()
+    try:
+        is_small = brokerd.rpc.read._decode(data, response, 10, MAX_READ_BYTES)  # pyright: ignore[reportPrivateUsage]
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (is_small, len(response.records)) == ((False, 0) if record_count == 1 else (True, 10))
+    assert peak_bytes < 2 * MAX_GRPC_MESSAGE_BYTES + 1024 * 1024 + (MAX_READ_BYTES if record_count > 1 else 0)
 
 
 def frames_of(path: str) -> list[types.FrameType]:
