@@ -51,7 +51,7 @@ INFLATE_WAIT_MS: Final = 30_000
 """Milliseconds that a batch waits for memory to be inflated, or for a thread; then its stream or call ends with OVERLOADED."""
 
 MAX_INFLATE_THREADS: Final = 2
-"""Batches that are inflated or decoded in threads at once on one broker."""
+"""Batches that are inflated or decoded in threads at once on one broker; one with fewer than four processors."""
 
 MIN_BUDGET_BYTES: Final = 8 * 1024 * 1024
 """Least bytes of a memory budget that a setting may name."""

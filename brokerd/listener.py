@@ -33,6 +33,8 @@ OPTIONS: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIMEOUT_MS),
     # Two processes on one port would each get half of the connections.
     ("grpc.so_reuseport", 0),
+    # Nobody asks for its figures, and what it keeps of each connection stays after the connection.
+    ("grpc.enable_channelz", 0),
 )
 
 

@@ -9,6 +9,7 @@ one that has to be stored in another codec than it came in; its producer makes t
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -116,6 +117,18 @@ def inflated_bytes(body: memoryview) -> int:
     return min(content_bytes, MAX_INFLATED_BYTES) if content_bytes >= 0 else MAX_INFLATED_BYTES
 
 
+def _usable_processors() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+
+
+def thread_count(processor_count: int) -> int:
+    """Return how many batches are worked on at once: on few processors a second one would take the event loop's."""
+    return max(1, min(MAX_INFLATE_THREADS, processor_count // 2))
+
+
 class BatchThreads:
     """Work on batches in threads: a few at once, and within the budget of what is being inflated.
 
@@ -125,9 +138,10 @@ class BatchThreads:
 
     def __init__(self, max_bytes: int) -> None:
         self._gate = MemoryGate("inflated batches", max_bytes)
-        self._slots = asyncio.Semaphore(MAX_INFLATE_THREADS)
+        count = thread_count(_usable_processors())
+        self._slots = asyncio.Semaphore(count)
         # Of its own: the allocator keeps what each thread once needed until the next trim, so few threads must do this.
-        self._threads = ThreadPoolExecutor(MAX_INFLATE_THREADS, thread_name_prefix="batches")
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="batches")
 
     @property
     def budget(self) -> MemoryBudget:

@@ -18,8 +18,8 @@ from lograft.wire.batch import Codec, encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 import brokerd.rpc.read
-from brokerd.limits import MAX_READ_BYTES, MIN_BUDGET_BYTES
-from brokerd.rpc.batch_check import COPIES, BatchThreads
+from brokerd.limits import MAX_INFLATE_THREADS, MAX_READ_BYTES, MIN_BUDGET_BYTES
+from brokerd.rpc.batch_check import COPIES, BatchThreads, thread_count
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, refusal
 
 SMALL_BYTES = 1_000
@@ -120,6 +120,12 @@ async def test_work_is_counted_until_it_ends() -> None:
     assert await second == "done"
     await until(lambda: threads.budget.holder_count == 0)
     threads.close()
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, MAX_INFLATE_THREADS)])
+def test_few_processors_inflate_one_batch_at_once(processors: int, threads: int) -> None:
+    """Otherwise the threads take the processor of the event loop."""
+    assert thread_count(processors) == threads
 
 
 async def until(condition: Callable[[], bool]) -> None:
