@@ -62,6 +62,7 @@ from brokerd.rpc.parts import GOING_AWAY, BrokerParts, StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
 from brokerd.rpc.replicate_listener import ReplicateListener
 from brokerd.settings import BrokerSettings
+from brokerd.short_turns import ShortTurns
 from metaquorum.settings import Address
 from storage.clean_stop import last_clean_stop, mark_clean_stop
 from storage.directories import LogDirectory
@@ -150,6 +151,10 @@ class BrokerServer:
     def is_serving(self) -> bool:
         """True while the broker is registered, unfenced and has its logs open."""
         return self._serving.is_set()
+
+    def use_short_turns(self) -> None:
+        """Let the threads of this process take shorter turns while large batches are worked on. For the owner of the process; once."""
+        self._batch_threads.short_turns = ShortTurns()
 
     async def start(self) -> None:
         """Start everything; returns when the listener is open and the registration is under way.

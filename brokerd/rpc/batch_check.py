@@ -26,6 +26,7 @@ from lograft.wire.limits import HEADER_BYTES, MAX_GENERIC_PAYLOAD_BYTES, MAX_INF
 from brokerd.limits import INFLATE_WAIT_MS, MAX_INFLATE_THREADS
 from brokerd.memory_budget import Grant, MemoryBudget
 from brokerd.memory_gate import MemoryGate
+from brokerd.short_turns import ShortTurns
 from metaquorum.controller.topic_configs import CompressionType, TopicSettings
 from storage.recompression import recompress
 
@@ -134,9 +135,13 @@ class BatchThreads:
 
     Args:
         max_bytes: most bytes that this work holds at once.
+
+    Attributes:
+        short_turns: told of the work while it goes on, by the owner of a process; None in a process of another program.
     """
 
     def __init__(self, max_bytes: int) -> None:
+        self.short_turns: ShortTurns | None = None
         self._gate = MemoryGate("inflated batches", max_bytes)
         count = thread_count(_usable_processors())
         self._slots = asyncio.Semaphore(count)
@@ -178,7 +183,12 @@ class BatchThreads:
         except BaseException:
             self._gate.give_back(grant)
             raise
+        short_turns = self.short_turns
+        if short_turns is not None:
+            short_turns.begin()
         working = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        if short_turns is not None:
+            working.add_done_callback(lambda _: short_turns.end())
         working.add_done_callback(lambda task: self._end(grant, task))
         # A thread cannot be stopped. Without the shield a cancelled caller would free its slot while the thread goes on.
         return await asyncio.shield(working)

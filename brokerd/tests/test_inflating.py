@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import tracemalloc
 import types
@@ -20,6 +21,7 @@ from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 import brokerd.rpc.read
 from brokerd.limits import MAX_INFLATE_THREADS, MAX_READ_BYTES, MIN_BUDGET_BYTES
 from brokerd.rpc.batch_check import COPIES, BatchThreads, thread_count
+from brokerd.short_turns import SHORT_S, ShortTurns
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, refusal
 
 SMALL_BYTES = 1_000
@@ -119,6 +121,18 @@ async def test_work_is_counted_until_it_ends() -> None:
     ended.set()
     assert await second == "done"
     await until(lambda: threads.budget.holder_count == 0)
+    threads.close()
+
+
+@pytest.mark.parametrize("is_owner", [True, False])
+async def test_turns_are_short_while_batches_are_worked_on(is_owner: bool) -> None:
+    """By the owner of a process alone, and only until the last of the work ends."""
+    usual_s, threads = sys.getswitchinterval(), BatchThreads(MIN_BUDGET_BYTES)
+    if is_owner:
+        threads.short_turns = ShortTurns()
+    found_s = await asyncio.gather(*(threads.run(sys.getswitchinterval, 0) for _ in range(3)))
+    assert found_s == [SHORT_S if is_owner else usual_s] * 3
+    await until(lambda: sys.getswitchinterval() == usual_s)
     threads.close()
 
 
