@@ -191,11 +191,14 @@ DRAIN_MS: Final = 2_000
 SHUTDOWN_HANDOVER_MS: Final = 2_000
 """Milliseconds that an orderly stop waits for the controller's permission."""
 
-KEEPALIVE_MS: Final = 20_000
-"""Milliseconds between HTTP/2 pings on an idle connection."""
+KEEPALIVE_MS: Final = 10_000
+"""Milliseconds of silence after which a server pings a client."""
 
-KEEPALIVE_TIMEOUT_MS: Final = 10_000
-"""Milliseconds without an answer to a ping after which a connection is closed."""
+KEEPALIVE_TIMEOUT_MS: Final = 20_000
+"""Milliseconds without an answer to such a ping after which its connection is closed."""
+
+PEER_LIVENESS_MS: Final = 10_000
+"""Milliseconds without a sign of life after which a connection to another server is given up; after a quarter it is pinged."""
 
 REPLICA_LAG_MAX_MS: Final = 5_000
 """Milliseconds that an in-sync follower may be behind its leader's log end before it leaves (`replica.lag.time.max.ms`)."""

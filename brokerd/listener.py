@@ -9,6 +9,7 @@ from typing import Final
 import grpc
 import grpc.aio
 from grpc_reflection.v1alpha import reflection
+from lograft.wire.keepalive import server_options
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from brokerd.errors import AddressInUseError
@@ -26,11 +27,7 @@ OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_RPCS_PER_CONNECTION),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Clients may ping as often as we do; a faster one is disconnected.
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIMEOUT_MS),
+    *server_options(quiet_ms=KEEPALIVE_MS, timeout_ms=KEEPALIVE_TIMEOUT_MS),
     # Two processes on one port would each get half of the connections.
     ("grpc.so_reuseport", 0),
     # Nobody asks for its figures, and what it keeps of each connection stays after the connection.

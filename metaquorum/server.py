@@ -21,6 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from lograft.internal.v1 import controller_pb2, controller_pb2_grpc, quorum_pb2
 from lograft.v1 import admin_pb2, admin_pb2_grpc
+from lograft.wire.keepalive import server_options
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from metaquorum.controller.image import MetadataImage
@@ -46,6 +47,12 @@ logger = logging.getLogger(__name__)
 
 MAX_CONCURRENT_RPCS: Final = 50_000
 """Calls that the listener serves at once; more are refused by gRPC with RESOURCE_EXHAUSTED."""
+
+KEEPALIVE_MS: Final = 10_000
+"""Milliseconds of silence after which a caller is pinged."""
+
+KEEPALIVE_TIMEOUT_MS: Final = 20_000
+"""Milliseconds without an answer to such a ping after which the caller's connection is closed."""
 
 STOP_GRACE_S: Final = 1.0
 """Seconds that calls under way get when the listener closes."""
@@ -290,6 +297,7 @@ def new_grpc_server() -> grpc.aio.Server:
             ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
             # Without this two servers could listen on one port and each get half of the calls.
             ("grpc.so_reuseport", 0),
+            *server_options(quiet_ms=KEEPALIVE_MS, timeout_ms=KEEPALIVE_TIMEOUT_MS),
         ),
         maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
     )

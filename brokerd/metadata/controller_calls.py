@@ -49,6 +49,7 @@ class _Asked:
     """A call under way."""
 
     address: str
+    channel: grpc.aio.Channel
     call: grpc.aio.UnaryUnaryCall[bytes, bytes]
     is_read_only: bool
     give_up: asyncio.TimerHandle | None = None
@@ -122,6 +123,17 @@ class ControllerCalls:
         is_news = hint is not None and hint.leader_epoch >= self._observer.leader.quorum_epoch
         self._hint = hinted_address(hint) if is_news else None
         self._failure_count += 1
+
+    def note_silence(self, address: str, channel: grpc.aio.Channel) -> None:
+        """Learn that an address did not answer in time over a channel: what is asked next gets a new connection.
+
+        Questions that wait for their answers on the old one are asked again; changes may still be answered there.
+        """
+        self._peers.give_up(address, channel)
+        self.note_failure(address, None)
+        for asked in self._asked:
+            if asked.channel is channel and asked.is_read_only:
+                asked.end()
 
     def note_success(self) -> None:
         """Learn that the address is that of the active controller."""
@@ -199,7 +211,7 @@ class ControllerCalls:
                 self.note_failure(address, None)
                 return None
             call = unary_method(channel, method)(request, timeout=left_ms / 1000)
-            asked = _Asked(address, call, is_read_only)
+            asked = _Asked(address, channel, call, is_read_only)
             self._asked[asked] = None
             try:
                 answer = await call
@@ -221,7 +233,10 @@ class ControllerCalls:
                 if status.code is not None or error.code() not in _UNANSWERED:
                     raise
                 # The connection broke under the call, or nobody answered in time.
-                self.note_failure(address, None)
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self.note_silence(address, channel)
+                else:
+                    self.note_failure(address, None)
                 if is_read_only:
                     return None
                 raise _lost_answer() from error

@@ -310,8 +310,12 @@ class BrokerLifecycle:
             call = cast("HeartbeatCall", channel.stream_stream(HEARTBEAT_METHOD)())
             try:
                 answer = await self._exchange(call, broker_epoch=old.broker_epoch, want_fence=True)
-            except (grpc.aio.AioRpcError, TimeoutError) as error:
+            except grpc.aio.AioRpcError as error:
                 logger.info("not fenced: %s", error)
+                return False
+            except TimeoutError:
+                logger.info("not fenced: %s does not answer", address)
+                self._calls.note_silence(address, channel)
                 return False
             finally:
                 call.cancel()
@@ -335,8 +339,9 @@ class BrokerLifecycle:
             except grpc.aio.AioRpcError as error:
                 self._on_stream_broken(address, error)
             except TimeoutError:
+                # It may be the connection that is dead: the next heartbeat must not go the same way, for the session would end.
                 logger.warning("the controller at %s does not answer heartbeats", address)
-                self._calls.note_failure(address, None)
+                self._calls.note_silence(address, channel)
             except asyncio.InvalidStateError:
                 pass  # the call ended between two beats; its status was seen by the read
             finally:

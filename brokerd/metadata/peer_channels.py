@@ -3,11 +3,15 @@
 
 Owns the channels, and the one way to write the address of a server. Must not know what is called over them.
 Everything runs on the event loop thread.
+
+A connection that swallows everything (its machine was lost, a NAT forgot it) is given up by whoever got no answer over it: the next
+call goes over a new one. Where nobody waits for an answer, gRPC's pings find it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,18 +19,22 @@ from typing import Final, cast
 
 import grpc
 import grpc.aio
+from lograft.wire.keepalive import client_options
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import LeaderHint
 
-from brokerd.limits import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS, MAX_PEER_CHANNELS, PEER_RESOLVE_MS
+from brokerd.limits import MAX_PEER_CHANNELS, PEER_LIVENESS_MS, PEER_RESOLVE_MS
 from metaquorum.controller.image import MetadataImage
 from metaquorum.settings import Address
+
+logger = logging.getLogger(__name__)
 
 _OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    *client_options(PEER_LIVENESS_MS),
+    # A new channel is to be a new connection, not the one of the channel that was given up.
+    ("grpc.use_local_subchannel_pool", 1),
     # A restarted peer must be found again in well under a second; the defaults wait for one to 120 seconds.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -60,13 +68,14 @@ def hinted_address(hint: LeaderHint | None) -> str | None:
 
 
 class _Peer:
-    """One channel and how many calls use it now."""
+    """One channel, how many calls use it now, and whether it gets no more."""
 
-    __slots__ = ("channel", "use_count")
+    __slots__ = ("channel", "is_given_up", "use_count")
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self.use_count = 0
+        self.is_given_up = False
 
 
 class PeerChannels:
@@ -74,6 +83,7 @@ class PeerChannels:
 
     def __init__(self) -> None:
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
+        self._given_up: set[_Peer] = set()
 
     @asynccontextmanager
     async def use(self, address: str) -> AsyncGenerator[grpc.aio.Channel]:
@@ -91,11 +101,28 @@ class PeerChannels:
             yield peer.channel
         finally:
             peer.use_count -= 1
+            if peer.is_given_up and peer.use_count == 0:
+                self._given_up.discard(peer)
+                await peer.channel.close()
+
+    def give_up(self, address: str, channel: grpc.aio.Channel) -> None:
+        """Lend a channel no more, for a call over it got no answer in time; calls under way on it go on.
+
+        To be called while it is lent. One slow answer costs a new connection, no more.
+        """
+        peer = self._peers.get(address)
+        if peer is None or peer.channel is not channel:
+            return
+        logger.info("%s owes an answer: what follows goes over a new connection", address)
+        del self._peers[address]
+        peer.is_given_up = True
+        self._given_up.add(peer)
 
     async def close(self) -> None:
         """Close every channel; calls under way fail."""
-        peers = list(self._peers.values())
+        peers = [*self._peers.values(), *self._given_up]
         self._peers.clear()
+        self._given_up.clear()
         for peer in peers:
             await peer.channel.close()
 

@@ -60,6 +60,8 @@ class Forwarder:
                     request.SerializeToString(), timeout=timeout_ms / 1000, metadata=mark
                 )
             except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and parse_rpc_error(error).code is None:
+                    self._peers.give_up(peer_address(place.host, place.port), channel)
                 raise _translate(error, place, is_read_only) from error
         try:
             return response_type.FromString(answer)
