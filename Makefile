@@ -17,7 +17,7 @@ PARTITIONS ?= 10000 100000 1000000
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz hostile crash corrupt realdisk bench bench-quorum \
-        bench-replication bench-stalls bench-scale clean
+        bench-replication bench-stalls bench-scale bench-liveness clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -129,6 +129,9 @@ bench-replication: $(INSTALLED) ## Three replicas beside three bare processes th
 
 bench-stalls: $(INSTALLED) ## The quorum's times in the simulator: leaderships, commits and kills at 0 to 20 % lost messages; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.quorum_stalls --jobs $(JOBS) --write benchmarks/results
+
+bench-liveness: $(INSTALLED) ## How long clients and brokers take to go on when their connections die without a word
+	$(BIN)/python -m benchmarks.dead_connections
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)

@@ -62,6 +62,7 @@ class Cluster:
         broker_count: brokers.
         place: where processes run; None: on loopback.
         broker_arguments: further arguments of every broker.
+        voter_arguments: further arguments of every voter.
         launcher: for the process of a name, a module and its arguments that start the server's module.
     """
 
@@ -73,6 +74,7 @@ class Cluster:
         broker_count: int,
         place: Place | None = None,
         broker_arguments: Sequence[str] = (),
+        voter_arguments: Sequence[str] = (),
         launcher: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
         self._place = place = place or Loopback()
@@ -84,7 +86,7 @@ class Cluster:
         self.voters = {
             voter_id: self._process(
                 f"voter-{voter_id}",
-                ["metaquorum", "run", "--first-start", "--voters", voters],
+                ["metaquorum", "run", "--first-start", "--voters", voters, *voter_arguments],
                 node_id=voter_id,
                 listen=address,
             )

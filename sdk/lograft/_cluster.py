@@ -25,7 +25,7 @@ from lograft._codec import decode_cluster, decode_error, decode_watch
 from lograft._core.backoff import Backoff
 from lograft._core.metadata import ClusterView, Leader, TopicState
 from lograft._probe import MAX_PROBES, Probe, end_probes, wait_seen
-from lograft._transport import Purpose, Transport, finish, is_connection_loss, open_call, to_error
+from lograft._transport import Purpose, Transport, finish, is_connection_loss, is_unanswered, open_call, to_error
 from lograft.errors import (
     FatalError,
     LograftError,
@@ -83,7 +83,7 @@ class Cluster:
 
     def __init__(self, settings: ClientSettings) -> None:
         self.view = ClusterView()
-        self.transport = Transport()
+        self.transport = Transport(liveness_ms=settings.connection_liveness_ms)
         self.rng = random.Random()
         self._settings = settings
         self._preferred: str | None = None
@@ -210,10 +210,13 @@ class Cluster:
         connect_s = min(CONNECT_TIMEOUT_MS, left_ms) / 1000
         channel = await self.transport.connect(address, Purpose.CONTROL, timeout_s=connect_s)
         try:
-            result = await work(
-                Attempt(address=address, channel=channel, timeout_s=left_ms / 1000, transport=self.transport)
-            )
+            with self.transport.using(channel):
+                result = await work(
+                    Attempt(address=address, channel=channel, timeout_s=left_ms / 1000, transport=self.transport)
+                )
         except grpc.RpcError as error:
+            if is_unanswered(error):
+                self.transport.give_up(channel)
             if not may_repeat and is_connection_loss(error):
                 raise OutcomeUnknownError(
                     f"the connection to {address} broke before its answer came: the request may have been carried out"
@@ -383,6 +386,12 @@ class Cluster:
 
     async def _watch_once(self, address: str, watched: frozenset[str], backoff: Backoff) -> None:
         channel = await self.transport.connect(address, Purpose.CONTROL, timeout_s=CONNECT_TIMEOUT_MS / 1000)
+        with self.transport.using(channel):
+            await self._watch_over(channel, address, watched, backoff)
+
+    async def _watch_over(
+        self, channel: grpc.aio.Channel, address: str, watched: frozenset[str], backoff: Backoff
+    ) -> None:
         request = metadata_pb2.WatchClusterRequest(cluster_id=self.cluster_id, topics=sorted(watched))
         opened = await open_call(lambda: MetadataServiceStub(channel).WatchCluster(request))
         self._watch_call = call = opened.call

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Final, Protocol
 
 import grpc
@@ -219,13 +220,21 @@ class FetchStream:
             self._wakeup.set_result(None)
 
     async def _run(self) -> None:
+        with ExitStack() as uses:
+            error = await self._carry(uses)
+        if not self.is_closed:
+            self._end(error)
+
+    async def _carry(self, uses: ExitStack) -> LograftError:
+        """Connect, open and carry the stream to its end, and return why it ended; `uses` keeps the channel that long."""
         error: LograftError
+        channel: grpc.aio.Channel | None = None
         opened: OpenCall[_Call] | None = None
         writer: asyncio.Task[None] | None = None
+        transport = self._cluster.transport
         try:
-            channel = await self._cluster.transport.connect(
-                self.address, Purpose.BULK, timeout_s=CONNECT_TIMEOUT_MS / 1000
-            )
+            channel = await transport.connect(self.address, Purpose.BULK, timeout_s=CONNECT_TIMEOUT_MS / 1000)
+            uses.enter_context(transport.using(channel))
             multi: grpc.aio.StreamStreamMultiCallable[log_pb2.FetchRequest, FetchFrame | log_pb2.FetchResponse]
             multi = channel.stream_stream(
                 FETCH_METHOD,
@@ -244,7 +253,7 @@ class FetchStream:
         except LograftError as cause:
             error = cause
         except TimeoutError:
-            error = RequestTimeoutError(f"{self.address} did not open the fetch stream in time")
+            error = self._reset_reason = RequestTimeoutError(f"{self.address} did not open the fetch stream in time")
         except asyncio.CancelledError:
             if self.is_closed:
                 raise
@@ -263,8 +272,10 @@ class FetchStream:
                 self._wake()
                 await asyncio.wait((writer,), timeout=FINISH_TIMEOUT_S)
                 writer.cancel()
-        if not self.is_closed:
-            self._end(error)
+            if channel is not None and isinstance(self._reset_reason, RequestTimeoutError):
+                # The connection may have died without a word, and every further stream on it would fare no better.
+                transport.give_up(channel)
+        return error
 
     def _end(self, error: LograftError) -> None:
         self.is_closed = True

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Final, Protocol
 
 import grpc
@@ -177,13 +177,21 @@ class ProduceStream:
     # -- the stream's task
 
     async def _run(self) -> None:
+        with ExitStack() as uses:
+            error = await self._carry(uses)
+        if not self.is_closed:
+            self._end(error)
+
+    async def _carry(self, uses: ExitStack) -> LograftError:
+        """Connect, open and carry the stream to its end, and return why it ended; `uses` keeps the channel that long."""
         error: LograftError
+        channel: grpc.aio.Channel | None = None
         opened: OpenCall[_Call] | None = None
         writer: asyncio.Task[None] | None = None
+        transport = self._cluster.transport
         try:
-            channel = await self._cluster.transport.connect(
-                self.address, Purpose.BULK, timeout_s=CONNECT_TIMEOUT_MS / 1000
-            )
+            channel = await transport.connect(self.address, Purpose.BULK, timeout_s=CONNECT_TIMEOUT_MS / 1000)
+            uses.enter_context(transport.using(channel))
             multi: grpc.aio.StreamStreamMultiCallable[bytes, log_pb2.ProduceResponse] = channel.stream_stream(
                 PRODUCE_METHOD, request_serializer=None, response_deserializer=log_pb2.ProduceResponse.FromString
             )
@@ -199,7 +207,7 @@ class ProduceStream:
         except LograftError as cause:
             error = cause
         except TimeoutError:
-            error = RequestTimeoutError(f"{self.address} did not open the produce stream in time")
+            error = self._reset_reason = RequestTimeoutError(f"{self.address} did not open the produce stream in time")
         except asyncio.CancelledError:
             if self.is_closed:
                 raise
@@ -218,8 +226,10 @@ class ProduceStream:
                 self._wake()
                 await asyncio.wait((writer,), timeout=FINISH_TIMEOUT_S)
                 writer.cancel()
-        if not self.is_closed:
-            self._end(error)
+            if channel is not None and isinstance(self._reset_reason, RequestTimeoutError):
+                # The connection may have died without a word, and every further stream on it would fare no better.
+                transport.give_up(channel)
+        return error
 
     def _end(self, error: LograftError) -> None:
         self.is_closed = True

@@ -4,6 +4,10 @@
 Owns channels (one for bulk streams and one for everything else per broker address, so that a full stream never delays
 a control call) and the reading of statuses. Must not decide whom to ask or when to try again.
 
+A connection that died without a word (a machine that was lost, a NAT that forgot) is found in two ways. gRPC pings on every one,
+and ends it with all its calls when nothing comes back for the liveness bound. And whoever got no answer in time gives the channel up
+(`give_up`): the next call goes over a new connection, while calls that are under way on the old one may still end by themselves.
+
 An object belongs to the event loop and the process that made it.
 Source: reference measurements: of the channel options only the message size matters; the allocator matters most.
 """
@@ -14,8 +18,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
@@ -33,8 +37,9 @@ from lograft.errors import (
     ProtocolError,
     error_for,
 )
-from lograft.settings import MAX_RETRY_BACKOFF_MS, RETRY_BACKOFF_MS
+from lograft.settings import CONNECTION_LIVENESS_MS, MAX_RETRY_BACKOFF_MS, RETRY_BACKOFF_MS
 from lograft.wire.codes import ErrorCode
+from lograft.wire.keepalive import client_options
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.malloc import tune_allocator
 from lograft.wire.status import RemoteStatus, parse_rpc_error
@@ -58,7 +63,7 @@ class Purpose(Enum):
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
-    # Without this, channels to one address share one connection and bulk would delay control.
+    # Without this, channels to one address share one connection: bulk would delay control, and a new channel help nobody.
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's own pauses between connection attempts grow to two minutes; a restarted broker must be found at once.
     ("grpc.initial_reconnect_backoff_ms", RETRY_BACKOFF_MS),
@@ -90,11 +95,18 @@ class OpenCall(NamedTuple, Generic[_C]):
 class Transport:
     """Channels of one client by address and purpose."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, liveness_ms: int = CONNECTION_LIVENESS_MS) -> None:
+        """Start without connecting.
+
+        Args:
+            liveness_ms: milliseconds without a sign of life after which a connection is given up, from 4,000 on.
+        """
         _claim_process()
         tune_allocator()
+        self._options = (*CHANNEL_OPTIONS, *client_options(liveness_ms))
         self._channels: dict[tuple[str, Purpose], grpc.aio.Channel] = {}
-        self._pending = _Pending(self._channels, {}, {})
+        self._uses: dict[grpc.aio.Channel, int] = {}
+        self._pending = _Pending(self._channels, {}, {}, {})
         self._guard: AsyncGenerator[None, None] | None = None
         self._is_closed = False
 
@@ -107,7 +119,7 @@ class Transport:
         if channel is None:
             if len(self._channels) >= MAX_CHANNELS:
                 raise NoBrokerError(f"this client has {MAX_CHANNELS} channels open; use fewer brokers or close it")
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            channel = grpc.aio.insecure_channel(address, options=self._options)
             self._channels[key] = channel
         return channel
 
@@ -120,21 +132,57 @@ class Transport:
         channel = self.channel(address, purpose)
         await self._watch_loop_end()
         try:
-            async with asyncio.timeout(timeout_s):
-                state = channel.get_state(try_to_connect=True)
-                # A channel that failed before is between two attempts: that one failure is not news.
-                was_failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-                while state is not grpc.ChannelConnectivity.READY:
-                    if state is grpc.ChannelConnectivity.SHUTDOWN or (
-                        state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not was_failed
-                    ):
-                        raise _nobody_at(address)
-                    await self._wait_change(channel, state)
-                    seen, state = state, channel.get_state(try_to_connect=True)
-                    was_failed = was_failed and state is seen
+            with self.using(channel):
+                await self._connect(channel, address, timeout_s)
         except TimeoutError:
             raise _nobody_at(address) from None
         return channel
+
+    async def _connect(self, channel: grpc.aio.Channel, address: str, timeout_s: float) -> None:
+        async with asyncio.timeout(timeout_s):
+            state = channel.get_state(try_to_connect=True)
+            # A channel that failed before is between two attempts: that one failure is not news.
+            was_failed = state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+            while state is not grpc.ChannelConnectivity.READY:
+                if state is grpc.ChannelConnectivity.SHUTDOWN or (
+                    state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not was_failed
+                ):
+                    raise _nobody_at(address)
+                await self._wait_change(channel, state)
+                seen, state = state, channel.get_state(try_to_connect=True)
+                was_failed = was_failed and state is seen
+
+    @contextmanager
+    def using(self, channel: grpc.aio.Channel) -> Generator[None]:
+        """Keep a channel from being closed while a call goes over it, also when it is given up meanwhile."""
+        self._uses[channel] = self._uses.get(channel, 0) + 1
+        try:
+            yield
+        finally:
+            self._uses[channel] -= 1
+            if self._uses[channel] == 0:
+                del self._uses[channel]
+                self._close_if_done(channel)
+
+    def give_up(self, channel: grpc.aio.Channel) -> None:
+        """Make no further call over a channel, for it owes an answer: the next one to its address gets a new connection."""
+        key = next((key for key, each in self._channels.items() if each is channel), None)
+        if key is None:
+            return
+        logger.info("%s owes an answer: what follows goes over a new connection", key[0])
+        del self._channels[key]
+        self._pending.given_up[channel] = None
+        self._close_if_done(channel)
+
+    def _close_if_done(self, channel: grpc.aio.Channel) -> None:
+        if channel in self._pending.given_up and channel not in self._uses and not self._is_closed:
+            self._pending.given_up[channel] = _keep(asyncio.get_running_loop().create_task(self._close(channel)))
+
+    async def _close(self, channel: grpc.aio.Channel) -> None:
+        # Whoever has just connected may use it since.
+        if channel not in self._uses:
+            await channel.close()
+            self._pending.given_up.pop(channel, None)
 
     def is_failing(self, address: str, purpose: Purpose) -> bool:
         """True if the last attempt to connect failed: others should be asked first."""
@@ -201,11 +249,13 @@ class _Pending(NamedTuple):
         channels: open channels.
         watches: waits for a change of a channel's state.
         calls: unary calls under way, by the tasks that wait for their answers.
+        given_up: channels that get no further call, and the tasks that close them, once nothing uses them.
     """
 
     channels: dict[tuple[str, Purpose], grpc.aio.Channel]
     watches: dict[grpc.aio.Channel, asyncio.Task[None]]
     calls: dict[asyncio.Task[Any], Awaitable[Any]]
+    given_up: dict[grpc.aio.Channel, asyncio.Task[None] | None]
 
 
 async def _let_go(pending: _Pending) -> None:
@@ -218,11 +268,13 @@ async def _let_go(pending: _Pending) -> None:
         _cancel_gently(call)
     if calls:
         await asyncio.wait(calls, timeout=FINISH_TIMEOUT_S)
-    channels = list(pending.channels.values())
+    channels = [*pending.channels.values(), *pending.given_up]
+    closing = [task for task in pending.given_up.values() if task is not None]
     pending.channels.clear()
+    pending.given_up.clear()
     for channel in channels:
         await channel.close()
-    watches = list(pending.watches.values())
+    watches = [*pending.watches.values(), *closing]
     if watches and (await asyncio.wait(watches, timeout=FINISH_TIMEOUT_S))[1]:
         logger.warning("gRPC did not let go of a channel within %s s", FINISH_TIMEOUT_S)
 
@@ -342,6 +394,14 @@ def _nobody_at(address: str) -> NoBrokerError:
 def is_connection_loss(error: grpc.RpcError) -> bool:
     """True when the connection broke (or the server ended) and no Lograft server said why."""
     return isinstance(error, grpc.aio.AioRpcError) and _is_lost(parse_rpc_error(error))
+
+
+def is_unanswered(error: grpc.RpcError) -> bool:
+    """True when the time of a call was up and no Lograft server said so."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    status = parse_rpc_error(error)
+    return status.code is None and status.grpc_code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def _is_lost(status: RemoteStatus) -> bool:

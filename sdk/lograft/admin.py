@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from lograft._admin_calls import AdminCalls
 from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, on_fork, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError
-from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
+from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     BrokerStatus,
     ClusterDescription,
@@ -47,6 +47,7 @@ class Admin:
     Args:
         bootstrap: "host:port", several with commas, or a list: brokers to ask first.
         cluster_id: id that the cluster must have; None: any.
+        connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000.
         request_timeout_ms: milliseconds that a call may take, all tries together.
 
     Raises:
@@ -59,9 +60,10 @@ class Admin:
         *,
         cluster_id: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+        connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
-        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
         self._timeout_ms = request_timeout_ms
         self._lock = threading.Lock()
         self._is_closed = False

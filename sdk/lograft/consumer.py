@@ -21,7 +21,14 @@ from lograft._core.fetcher import Arrival, Cursor
 from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, on_fork, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError, UsageError
 from lograft.fetched import FetchedBatch
-from lograft.settings import REQUEST_TIMEOUT_MS, UNREACHABLE_TIMEOUT_MS, ConsumerSettings, check_range, parse_bootstrap
+from lograft.settings import (
+    CONNECTION_LIVENESS_MS,
+    REQUEST_TIMEOUT_MS,
+    UNREACHABLE_TIMEOUT_MS,
+    ConsumerSettings,
+    check_range,
+    parse_bootstrap,
+)
 from lograft.types import ConsumerHealth, ConsumerRecord, Position, TopicPartition
 
 T = TypeVar("T")
@@ -38,6 +45,7 @@ class Consumer:
     Args:
         bootstrap: "host:port", several with commas, or a list: brokers to ask first.
         cluster_id: id that the cluster must have; None: any.
+        connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000.
         fetch_credit_bytes: bytes that each broker may send ahead of the application.
         max_chunk_bytes: bytes of one message from a broker.
         on_out_of_range: "error", or go on from the "earliest" or "latest" offset when a position does not exist (any
@@ -65,6 +73,7 @@ class Consumer:
         client_rack: str | None = None,
         unreachable_timeout_ms: int = UNREACHABLE_TIMEOUT_MS,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+        connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         self._settings = ConsumerSettings(
             fetch_credit_bytes=fetch_credit_bytes,
@@ -76,7 +85,7 @@ class Consumer:
         )
         check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
         self._timeout_ms = request_timeout_ms
-        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
         self._book = ConsumerBook(self._settings, self._give_back)
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)

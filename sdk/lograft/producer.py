@@ -43,7 +43,7 @@ from lograft.errors import (
     RequestTimeoutError,
     UsageError,
 )
-from lograft.settings import ProducerSettings, parse_acks, parse_bootstrap
+from lograft.settings import CONNECTION_LIVENESS_MS, ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
 
 
@@ -60,6 +60,7 @@ class Producer:
     Args:
         bootstrap: "host:port", several with commas, or a list: brokers to ask first.
         cluster_id: id that the cluster must have; None: any.
+        connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000.
         acks: "all", "leader" or "none": when a batch counts as delivered.
         idempotent: resends are recognised, so that no record is in the log twice.
         linger_ms: milliseconds that a batch waits for more records; 0: none.
@@ -92,6 +93,7 @@ class Producer:
         delivery_timeout_ms: int = 120_000,
         exit_flush_ms: int = 5_000,
         on_batch: OnBatch | None = None,
+        connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         self._settings = ProducerSettings(
             acks=parse_acks(acks),
@@ -104,7 +106,7 @@ class Producer:
             delivery_timeout_ms=delivery_timeout_ms,
             exit_flush_ms=exit_flush_ms,
         )
-        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
         self._book = ProducerBook(self._settings, on_batch)
         self._live = self._book.live
         # The topic that came last to the slow path: most send to one, whose name is the same object each time.

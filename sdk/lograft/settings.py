@@ -12,6 +12,7 @@ from typing import Final, cast
 
 from lograft.errors import InvalidAcksError, InvalidSettingError
 from lograft.types import Acks
+from lograft.wire.keepalive import LIVENESS_RANGE_MS
 
 DEFAULT_PORT: Final = 9640
 """Port of a broker's public listener."""
@@ -25,6 +26,8 @@ UNREACHABLE_TIMEOUT_MS: Final = 30_000
 """Milliseconds without anything from any assigned partition, after which a poll says so, unless the caller says otherwise."""
 UNREACHABLE_RANGE_MS: Final = (100, 86_400_000)
 """Least and largest value of that, inclusive."""
+CONNECTION_LIVENESS_MS: Final = 12_000
+"""Milliseconds without a sign of life after which a connection is given up, unless the caller says otherwise."""
 CONNECT_TIMEOUT_MS: Final = 2_000
 """Milliseconds that one broker address gets to answer before the next one is tried."""
 STREAM_OPEN_TIMEOUT_MS: Final = 15_000
@@ -72,10 +75,16 @@ class ClientSettings:
     Attributes:
         addresses: host:port of some brokers; one that answers is enough.
         cluster_id: id that the cluster must have; None: any.
+        connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000; a ping
+            asks for one after a quarter of that.
     """
 
     addresses: tuple[str, ...]
     cluster_id: str | None = None
+    connection_liveness_ms: int = CONNECTION_LIVENESS_MS
+
+    def __post_init__(self) -> None:
+        check_range("connection_liveness_ms", self.connection_liveness_ms, *LIVENESS_RANGE_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,11 +186,16 @@ def parse_acks(value: object) -> Acks:
     raise InvalidAcksError(f'acks is "all", "leader" or "none", not {value!r}')
 
 
-def parse_bootstrap(bootstrap: str | Sequence[str], cluster_id: str | None) -> ClientSettings:
+def parse_bootstrap(
+    bootstrap: str | Sequence[str],
+    cluster_id: str | None,
+    *,
+    connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+) -> ClientSettings:
     """Turn "host:port,host:port" or a list of such into settings; the port may be left out.
 
     Raises:
-        InvalidSettingError: there is no address, or one is malformed.
+        InvalidSettingError: there is no address, or one is malformed; or the liveness bound is out of range.
     """
     _check_bootstrap(bootstrap)
     parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
@@ -190,7 +204,7 @@ def parse_bootstrap(bootstrap: str | Sequence[str], cluster_id: str | None) -> C
         raise InvalidSettingError(f'bootstrap names no address: {bootstrap!r}; give "host:port"')
     if cluster_id == "":
         raise InvalidSettingError("cluster_id is empty; leave it out to accept any cluster")
-    return ClientSettings(addresses=addresses, cluster_id=cluster_id)
+    return ClientSettings(addresses=addresses, cluster_id=cluster_id, connection_liveness_ms=connection_liveness_ms)
 
 
 def _parse_address(text: str) -> str:

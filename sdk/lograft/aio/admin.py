@@ -8,7 +8,7 @@ from types import TracebackType
 
 from lograft._admin_calls import AdminCalls
 from lograft.errors import ClientClosedError
-from lograft.settings import REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
+from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     BrokerStatus,
     ClusterDescription,
@@ -41,9 +41,10 @@ class Admin:
         *,
         cluster_id: str | None = None,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+        connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
-        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
         self._timeout_ms = request_timeout_ms
         self._calls: AdminCalls | None = None
         self._is_closed = False

@@ -17,7 +17,14 @@ from lograft._core.fetcher import Arrival, Cursor
 from lograft.consumer import parse_start
 from lograft.errors import ClientClosedError, UnreachableError
 from lograft.fetched import FetchedBatch
-from lograft.settings import REQUEST_TIMEOUT_MS, UNREACHABLE_TIMEOUT_MS, ConsumerSettings, check_range, parse_bootstrap
+from lograft.settings import (
+    CONNECTION_LIVENESS_MS,
+    REQUEST_TIMEOUT_MS,
+    UNREACHABLE_TIMEOUT_MS,
+    ConsumerSettings,
+    check_range,
+    parse_bootstrap,
+)
 from lograft.types import ConsumerHealth, ConsumerRecord, Position, TopicPartition
 
 
@@ -36,6 +43,7 @@ class Consumer:
         client_rack: str | None = None,
         unreachable_timeout_ms: int = UNREACHABLE_TIMEOUT_MS,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+        connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         self._settings = ConsumerSettings(
             fetch_credit_bytes=fetch_credit_bytes,
@@ -47,7 +55,7 @@ class Consumer:
         )
         check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
         self._timeout_ms = request_timeout_ms
-        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
         self._book = ConsumerBook(self._settings, self._give_back)
         self._waiter: asyncio.Future[None] | None = None
         self._link: ConsumerLink | None = None

@@ -30,7 +30,7 @@ from lograft._producer_book import (
 from lograft._producer_pump import ProducerPump
 from lograft._runtime import on_exit
 from lograft.errors import BufferTimeoutError, ClientClosedError, RequestTimeoutError, UsageError
-from lograft.settings import ProducerSettings, parse_acks, parse_bootstrap
+from lograft.settings import CONNECTION_LIVENESS_MS, ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
 
 
@@ -51,6 +51,7 @@ class Producer:
         codec: str = "none",
         delivery_timeout_ms: int = 120_000,
         on_batch: OnBatch | None = None,
+        connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
         self._settings = ProducerSettings(
             acks=parse_acks(acks),
@@ -62,7 +63,7 @@ class Producer:
             codec=codec,
             delivery_timeout_ms=delivery_timeout_ms,
         )
-        self._client = parse_bootstrap(bootstrap, cluster_id)
+        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
         self._book = ProducerBook(self._settings, on_batch)
         self._live = self._book.live
         self._waiters: list[asyncio.Future[None]] = []

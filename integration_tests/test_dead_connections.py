@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that died without a word: every client goes on over new ones, with every record there once and in order.
+
+Real servers behind proxies that forget connections (`faults.forgetful_proxy`): one before the broker, one before the voter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lograft import Admin, Consumer, Producer, TopicPartition, aio
+from lograft._cluster import Cluster as ClientCluster
+from lograft.errors import LograftError, OutcomeUnknownError, RequestTimeoutError, UnreachableError
+from lograft.settings import parse_bootstrap
+from lograft.types import BrokerState, ConsumerRecord
+
+from integration_tests.cluster.cluster import BROKER_ID_FIRST, Cluster
+from integration_tests.cluster.wait import wait_for
+from integration_tests.faults.forgetful_proxy import ForgetfulProxy, Way
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+GIVE_UP_S = 60.0
+"""Seconds after which a client has not gone on; before there were pings it took 73 s, or for ever."""
+DELIVERY_MS = 60_000
+LIVENESS_MS = 4_000
+SILENT_LIMIT_S = 3.0
+"""Seconds of silence that a proxy bears: three times the interval of the pings with `LIVENESS_MS`."""
+RECORDS = 100
+BIG_BYTES = 1_000
+WAYS = (Way.BOTH, Way.TO_SERVER, Way.TO_CLIENT)
+
+
+class Stage:
+    """A voter and a broker, each behind a proxy, and names of topics that nobody has used."""
+
+    def __init__(self, directory: Path, front: ForgetfulProxy, back: ForgetfulProxy) -> None:
+        self.front = front
+        self.back = back
+        self.cluster = Cluster(
+            directory,
+            voter_count=1,
+            broker_count=1,
+            voter_arguments=["--advertise", back.address],
+            broker_arguments=["--advertise", front.address, "--quorum", back.address],
+        )
+        front.target = self.cluster.broker_addresses[BROKER_ID_FIRST]
+        back.target = self.cluster.voter_addresses[1]
+        self._topic_count = 0
+
+    @property
+    def bootstrap(self) -> str:
+        """Address for clients."""
+        return self.front.address
+
+    def new_topic(self) -> str:
+        """A topic of one partition."""
+        self._topic_count += 1
+        name = f"topic-{self._topic_count}"
+        with Admin(self.bootstrap) as admin:
+            admin.create_topic(name)
+        return name
+
+    def send(self, topic: str, start: int, end: int) -> None:
+        """Store records with the numbers as values, by a client that is new, and so is its connection."""
+        with Producer(self.bootstrap) as producer:
+            producer.send_many(topic, [b"%d" % number for number in range(start, end)])
+
+    def read(self, topic: str, count: int) -> list[int]:
+        """Read the numbers of a topic from its beginning, by a client that is new."""
+        with Consumer(self.bootstrap) as consumer:
+            consumer.assign([TopicPartition(topic, 0)])
+            seen: list[int] = []
+            while len(seen) < count:
+                records = consumer.poll(count + 1, timeout_ms=DELIVERY_MS)
+                assert records, f"{len(seen)} of {count} records"
+                seen += numbers(records)
+            return seen + numbers(consumer.poll(count + 1, timeout_ms=0))
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One for all tests: a connection that is forgotten is no other test's."""
+    with ForgetfulProxy() as front, ForgetfulProxy() as back:
+        made = Stage(tmp_path_factory.mktemp("dead-connections"), front, back)
+        with made.cluster:
+            yield made
+
+
+def numbers(records: list[ConsumerRecord]) -> list[int]:
+    """The numbers that the records begin with."""
+    return [int((record.value or b"").split(b" ")[0]) for record in records]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_producer_delivers_everything_once_and_in_order(stage: Stage, way: Way) -> None:
+    """What was sent before, at and after the moment in which the connection dies; its answers or the batches themselves are lost."""
+    topic = stage.new_topic()
+    with Producer(stage.bootstrap, delivery_timeout_ms=DELIVERY_MS, linger_ms=0) as producer:
+        for number in range(3 * RECORDS):
+            if number == RECORDS:
+                producer.flush()
+            if number == 2 * RECORDS:
+                stage.front.forget(way)
+            producer.send(topic, b"%d" % number)
+        producer.flush()
+    assert stage.read(topic, 3 * RECORDS) == list(range(3 * RECORDS))
+
+
+def test_asyncio_producer_delivers_everything_once_and_in_order(stage: Stage) -> None:
+    """The same."""
+    topic = stage.new_topic()
+
+    async def send() -> None:
+        async with aio.Producer(stage.bootstrap, delivery_timeout_ms=DELIVERY_MS, linger_ms=0) as producer:
+            for number in range(3 * RECORDS):
+                if number == RECORDS:
+                    await producer.flush()
+                if number == 2 * RECORDS:
+                    stage.front.forget()
+                await producer.send(topic, b"%d" % number)
+            await producer.flush()
+
+    asyncio.run(send())
+    assert stage.read(topic, 3 * RECORDS) == list(range(3 * RECORDS))
+
+
+@pytest.mark.parametrize("way", [Way.BOTH, Way.TO_CLIENT], ids=lambda way: way.name)
+def test_idle_consumer_hears_of_new_records(stage: Stage, way: Way) -> None:
+    """It has read everything, and waits, when its connection dies; the records come from another client."""
+    topic = stage.new_topic()
+    stage.send(topic, 0, 1)
+    with Consumer(stage.bootstrap) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        seen = numbers(consumer.poll(timeout_ms=DELIVERY_MS))
+        stage.front.forget(way)
+        stage.send(topic, 1, RECORDS)
+        deadline_s = time.monotonic() + GIVE_UP_S
+        while len(seen) < RECORDS and time.monotonic() < deadline_s:
+            seen += poll(consumer)
+    assert seen == list(range(RECORDS))
+
+
+def test_asyncio_consumer_hears_of_new_records(stage: Stage) -> None:
+    """The same."""
+    topic = stage.new_topic()
+    stage.send(topic, 0, 1)
+
+    async def read() -> list[int]:
+        async with aio.Consumer(stage.bootstrap) as consumer:
+            await consumer.assign([TopicPartition(topic, 0)])
+            seen = numbers(await consumer.poll(timeout_ms=DELIVERY_MS))
+            stage.front.forget()
+            await asyncio.to_thread(stage.send, topic, 1, RECORDS)
+            deadline_s = time.monotonic() + GIVE_UP_S
+            while len(seen) < RECORDS and time.monotonic() < deadline_s:
+                try:
+                    seen += numbers(await consumer.poll(timeout_ms=500))
+                except UnreachableError:
+                    continue
+        return seen
+
+    assert asyncio.run(read()) == list(range(RECORDS))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_busy_consumer_reads_everything_once(stage: Stage, way: Way) -> None:
+    """Its connection dies in the middle of much that is to be read, and it has credit for a part of that alone."""
+    topic, count = stage.new_topic(), 20_000
+    padding = b" " * BIG_BYTES
+    with Producer(stage.bootstrap) as producer:
+        producer.send_many(topic, [b"%d" % number + padding for number in range(count)])
+    with Consumer(stage.bootstrap, fetch_credit_bytes=1 << 20) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        seen: list[int] = []
+        while len(seen) < 1_000:
+            seen += numbers(consumer.poll(100, timeout_ms=DELIVERY_MS))
+        stage.front.forget(way)
+        deadline_s = time.monotonic() + GIVE_UP_S
+        while len(seen) < count and time.monotonic() < deadline_s:
+            seen += poll(consumer)
+    assert seen == list(range(count))
+
+
+def poll(consumer: Consumer) -> list[int]:
+    """Poll through an outage."""
+    try:
+        return numbers(consumer.poll(10_000, timeout_ms=500))
+    except UnreachableError:
+        return []
+
+
+def test_calls_are_made_again_over_a_new_connection(stage: Stage) -> None:
+    """A question is asked again within its own time; a change whose answer was lost is told as such, and the next one works."""
+    with Admin(stage.bootstrap, request_timeout_ms=30_000) as admin:
+        admin.list_topics()
+        stage.front.forget()
+        admin.list_topics()
+        stage.front.forget()
+        with pytest.raises(OutcomeUnknownError):
+            admin.create_topic("swallowed")
+        admin.create_topic("heard")
+        assert "heard" in [topic.topic for topic in admin.list_topics()]
+
+
+def test_asyncio_calls_are_made_again_over_a_new_connection(stage: Stage) -> None:
+    """The same."""
+
+    async def ask() -> None:
+        async with aio.Admin(stage.bootstrap, request_timeout_ms=30_000) as admin:
+            await admin.list_topics()
+            stage.front.forget()
+            await admin.list_topics()
+
+    asyncio.run(ask())
+
+
+def test_an_answer_that_does_not_come_costs_the_connection(stage: Stage) -> None:
+    """With less time than any ping takes: the call after the one that got no answer goes over a new connection."""
+    with Admin(stage.bootstrap, request_timeout_ms=2_000, connection_liveness_ms=60_000) as admin:
+        admin.list_topics()
+        stage.front.forget()
+        with pytest.raises(RequestTimeoutError):
+            admin.list_topics()
+        admin.list_topics()
+
+
+def test_watch_of_the_metadata_goes_on(stage: Stage) -> None:
+    """A client that only watches hears of a topic's growth, though its connections died before."""
+    topic = stage.new_topic()
+
+    async def watch() -> int:
+        grown = asyncio.Event()
+        cluster = ClientCluster(parse_bootstrap(stage.bootstrap, None))
+
+        def look() -> None:
+            state = cluster.view.topic(topic)
+            if state is not None and len(state.partitions) == 2:
+                grown.set()
+
+        cluster.add_listener(look)
+        try:
+            assert len((await cluster.topic(topic, timeout_ms=DELIVERY_MS)).partitions) == 1
+            await asyncio.to_thread(wait_for, lambda: cluster._watch_call, timeout_s=GIVE_UP_S, what="the watch")
+            stage.front.forget()
+            await asyncio.to_thread(grow)
+            async with asyncio.timeout(GIVE_UP_S):
+                await grown.wait()
+            state = cluster.view.topic(topic)
+            return 0 if state is None else len(state.partitions)
+        finally:
+            await cluster.close()
+
+    def grow() -> None:
+        with Admin(stage.bootstrap) as admin:
+            admin.create_partitions(topic, 2)
+
+    assert asyncio.run(watch()) == 2
+
+
+def test_command_that_follows_hears_of_new_records(stage: Stage) -> None:
+    """`lograft consume --follow`."""
+    topic = stage.new_topic()
+    stage.send(topic, 0, 1)
+    command = [sys.executable, "-c", "from lograft.cli import main; main()", "consume", topic, "--follow"]
+    follower = subprocess.Popen(
+        [*command, "--from-beginning", "-n", "2", "--bootstrap", stage.bootstrap],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    with follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "0\n"
+        stage.front.forget()
+        stage.send(topic, 1, 2)
+        try:
+            assert follower.wait(GIVE_UP_S) == 0
+        finally:
+            follower.kill()
+        assert follower.stdout.readline() == "1\n"
+
+
+def test_idle_connections_are_not_forgotten_for_their_silence(stage: Stage) -> None:
+    """For ten times as long as a connection without pings lives behind a proxy that forgets what is silent."""
+    with (
+        ForgetfulProxy(stage.front.target, silent_limit_s=SILENT_LIMIT_S) as proxy,
+        Admin(proxy.address, connection_liveness_ms=LIVENESS_MS) as admin,
+    ):
+        admin.describe_quorum()
+        used_count = proxy.accepted_count
+        for lives in range(1, 11):
+            host, _, port = proxy.address.rpartition(":")
+            with socket.create_connection((host, int(port))):
+                wait_for(
+                    lambda count=lives: proxy.forgotten_count >= count,
+                    timeout_s=GIVE_UP_S,
+                    what="a silent connection to be forgotten",
+                )
+        # Nobody but the bare connections was forgotten, and the client has no other connection than it had.
+        assert proxy.forgotten_count == 10
+        admin.describe_quorum()
+        assert proxy.accepted_count == used_count + 10
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_heartbeats_go_over_a_new_connection(stage: Stage, way: Way) -> None:
+    """One that gets no answer costs the connection: the broker is heard of again long before pings would have found it dead."""
+    with Admin(stage.cluster.voter_addresses[1]) as admin:
+        accepted_count = stage.back.accepted_count
+        stage.back.forget(way)
+
+        def is_heard_again() -> bool:
+            try:
+                (broker,) = admin.describe_brokers()
+            except LograftError:
+                return False
+            is_fresh = broker.last_heard_age_ms is not None and broker.last_heard_age_ms < 1_000
+            return is_fresh and broker.state is BrokerState.ACTIVE and stage.back.accepted_count > accepted_count
+
+        wait_for(is_heard_again, timeout_s=30.0, what="a heartbeat over a new connection")
