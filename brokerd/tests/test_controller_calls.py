@@ -38,12 +38,15 @@ class Silent(grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self.call_count = 0
         self.asked = asyncio.Event()
+        self.peers: list[str] = []
+        """Who called: another connection has another name."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
         """Return the handler of any method."""
 
-        async def wait(_request: bytes, _context: object) -> bytes:
+        async def wait(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             self.call_count += 1
+            self.peers.append(context.peer())
             self.asked.set()
             await asyncio.Event().wait()
             return b""
@@ -147,6 +150,33 @@ async def test_unanswered_question_says_that_the_quorum_is_not_there(silent: tup
         await calls.call(METHOD, b"", timeout_ms=TIMEOUT_MS, is_read_only=True)
     assert refused.value.failure.code is ErrorCode.QUORUM_UNAVAILABLE
     assert handler.call_count >= 1
+
+
+async def test_call_after_an_unanswered_one_goes_over_a_new_connection(silent: tuple[Silent, ControllerCalls]) -> None:
+    """The connection may swallow everything; who asks again must not go the same way."""
+    handler, calls = silent
+    for _ in range(3):
+        with pytest.raises(RefusedError):
+            await calls.call(METHOD, b"", timeout_ms=TIMEOUT_MS)
+    assert len(set(handler.peers)) == 3
+
+
+async def test_silence_has_questions_asked_again_and_leaves_changes(silent: tuple[Silent, ControllerCalls]) -> None:
+    """What a heartbeat finds helps every question that waits for an answer on the same connection."""
+    handler, calls = silent
+    question = asyncio.create_task(calls.call(METHOD, b"", timeout_ms=LONG_MS, is_read_only=True))
+    change = asyncio.create_task(calls.call(METHOD, b"", timeout_ms=LONG_MS))
+    await until(lambda: handler.call_count == 2, what="both calls")
+    address = calls.address()
+    assert address is not None
+    async with calls.peers.use(address) as channel:
+        calls.note_silence(address, channel)
+    await until(lambda: handler.call_count == 3, what="the question asked again")
+    assert len(set(handler.peers)) == 2
+    assert not change.done()
+    for task in (question, change):
+        task.cancel()
+    await asyncio.gather(question, change, return_exceptions=True)
 
 
 async def test_question_to_a_leader_of_old_goes_to_the_new_one(handover: Handover) -> None:

@@ -9,6 +9,7 @@ import struct
 from collections.abc import AsyncIterator
 from typing import cast
 
+import grpc
 import grpc.aio
 import pytest
 from lograft import _transport
@@ -98,6 +99,24 @@ async def test_voters_and_clients_look_names_up_again_as_soon(
         ready = asyncio.ensure_future(channel.channel_ready())
         await until(ready.done, what="the peer at its new address")
         assert monotonic_ms() - moved_ms < 10 * max(transport.RESOLVE_MS, MAX_RETRY_BACKOFF_MS)
+
+
+async def test_channel_that_is_given_up_is_lent_no_more_and_closed_after_its_last_use() -> None:
+    """Calls that are under way on it go on; the next ones get another channel, which is another connection."""
+    channels = PeerChannels()
+    try:
+        async with channels.use("127.0.0.1:1") as old, channels.use("127.0.0.1:1") as same:
+            assert same is old
+            channels.give_up("127.0.0.1:1", old)
+            async with channels.use("127.0.0.1:1") as new:
+                assert new is not old
+                channels.give_up("127.0.0.1:1", old)
+            async with channels.use("127.0.0.1:1") as again:
+                assert again is new
+            assert old.get_state() is grpc.ChannelConnectivity.IDLE
+        assert old.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+    finally:
+        await channels.close()
 
 
 async def test_channel_whose_server_is_gone_is_not_waited_for() -> None:
