@@ -2,7 +2,7 @@
 """HTTP/2 pings by which the two ends of a connection find out that it is dead, as options of gRPC channels and servers.
 
 Owns the options, and how often a server lets itself be pinged. Must not know who connects to whom.
-Source: ADR 14; gRPC's doc/keepalive.md.
+Source: ADR 15; gRPC's doc/keepalive.md.
 """
 
 from __future__ import annotations
