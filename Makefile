@@ -2,7 +2,8 @@
 # Every verb has one line of help: `make help`. The first one that runs sets everything up in .venv.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV := .venv
+VENV ?= .venv
+PYTHONS ?= python3.12 python3.13 python3.14
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SEEDS ?= 200
@@ -15,7 +16,7 @@ WORLD ?=
 PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test verify format-check lint types imports proto-check unit fix gen baseline clients sim \
+.PHONY: help install demo test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz hostile crash corrupt realdisk bench bench-quorum \
         bench-replication bench-stalls bench-scale bench-liveness clean
 
@@ -61,6 +62,12 @@ proto-check: $(INSTALLED)
 	$(BIN)/buf format -d --exit-code > /dev/null
 	$(BIN)/buf breaking --against proto/baseline.binpb
 	PATH="$(BIN):$$PATH" $(BIN)/python proto/generate.py --check
+
+pythons: ## Unit tests with each newer Python that is here, in a .venv of its own (PYTHONS="python3.13 /path/to/python3.14")
+	@for python in $(PYTHONS); do \
+	  if version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null); then \
+	    echo "== $$($$python --version)"; $(MAKE) unit PYTHON="$$python" VENV=.venv-$$version || exit 1; \
+	  else echo "== $$python: not on this machine"; fi; done
 
 unit: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m 'not spark and not process and not slow'
@@ -137,4 +144,4 @@ bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)
 
 clean: ## Remove the virtual environment and build folders
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) .venv-* build dist .pytest_cache .ruff_cache .hypothesis .coverage htmlcov

@@ -98,7 +98,10 @@ class FrameStream(asyncio.Protocol):
         if len(message) <= _WHOLE_BYTES:
             transport.write(frame(message))
         else:
-            transport.writelines((len(message).to_bytes(LENGTH_BYTES, "big"), message))
+            # Not writelines(): that of CPython 3.12.0 to 3.12.8, 3.13.0 and 3.13.1 never pauses the writer (CVE-2024-12254), so that a
+            # follower that does not read would cost memory without a bound.
+            transport.write(len(message).to_bytes(LENGTH_BYTES, "big"))
+            transport.write(message)
 
     def end_writing(self) -> None:
         """Say that nothing more comes from this side; the other one ends the connection."""
