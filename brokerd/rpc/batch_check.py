@@ -33,6 +33,15 @@ from storage.recompression import recompress
 THREAD_CHECK_BYTES: Final = 2 * 1024 * 1024
 """Bytes, inflated, from which on a batch is checked in a thread."""
 
+BOMB_BYTES: Final = 128 * 1024
+"""Bytes, inflated, from which on a batch is checked in a thread where it is compressed to less than a part in `BOMB_RATIO`.
+
+Empty record headers take 25 ms for each megabyte, of which a client sends 200 bytes.
+"""
+
+BOMB_RATIO: Final = 32
+"""Times that records inflate at most if they are of any use: usual ones are compressed to a third or a tenth."""
+
 COPIES: Final = 2
 """Times that a payload is in memory while it is inflated: in pieces, and whole."""
 
@@ -73,7 +82,9 @@ def is_costly(body: memoryview) -> bool:
         content_bytes = zstandard.frame_content_size(body[HEADER_BYTES:])
     except zstandard.ZstdError:
         return False  # no zstd frame: refused at once
-    return content_bytes < 0 or content_bytes >= THREAD_CHECK_BYTES
+    if content_bytes < 0 or content_bytes >= THREAD_CHECK_BYTES:
+        return True
+    return content_bytes >= BOMB_BYTES and content_bytes > BOMB_RATIO * len(body)
 
 
 def is_stored_anew(body: memoryview, settings: TopicSettings) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import sys
 import threading
 import tracemalloc
@@ -20,7 +21,7 @@ from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 import brokerd.rpc.read
 from brokerd.limits import MAX_INFLATE_THREADS, MAX_READ_BYTES, MIN_BUDGET_BYTES
-from brokerd.rpc.batch_check import COPIES, BatchThreads, thread_count
+from brokerd.rpc.batch_check import COPIES, BatchThreads, is_costly, thread_count
 from brokerd.short_turns import SHORT_S, ShortTurns
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, refusal
 
@@ -122,6 +123,14 @@ async def test_work_is_counted_until_it_ends() -> None:
     assert await second == "done"
     await until(lambda: threads.budget.holder_count == 0)
     threads.close()
+
+
+@pytest.mark.parametrize(("value", "is_thread"), [(bytes(100), True), (None, False)])
+def test_a_bomb_of_less_than_two_megabytes_is_checked_in_a_thread(value: bytes | None, is_thread: bool) -> None:
+    """A hundred bytes cost a client nothing, whatever they inflate to; records that differ stay in the event loop."""
+    values = [value or random.Random(index).randbytes(10) * 10 for index in range(10_000)]
+    body = bytes(encode_batch(values, timestamps_ms=1, codec=Codec.ZSTD))
+    assert is_costly(memoryview(body)) is is_thread
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
