@@ -175,8 +175,12 @@ class Transport:
         self._close_if_done(channel)
 
     def _close_if_done(self, channel: grpc.aio.Channel) -> None:
-        if channel in self._pending.given_up and channel not in self._uses and not self._is_closed:
-            self._pending.given_up[channel] = _keep(asyncio.get_running_loop().create_task(self._close(channel)))
+        if channel not in self._pending.given_up or channel in self._uses or self._is_closed:
+            return
+        # Without a loop, a task of a client that was left open is being collected, and nothing can be awaited any more.
+        with suppress(RuntimeError):
+            loop = asyncio.get_running_loop()
+            self._pending.given_up[channel] = _keep(loop.create_task(self._close(channel)))
 
     async def _close(self, channel: grpc.aio.Channel) -> None:
         # Whoever has just connected may use it since.

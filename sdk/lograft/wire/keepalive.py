@@ -20,6 +20,9 @@ MIN_PING_INTERVAL_MS: Final = 500
 """Milliseconds between two pings below which a server counts one as abuse; it ends the connection after three such. Half of what
 the lowest liveness bound makes, for pings that were held up may come close together."""
 
+RECEIVE_WINDOW_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of one stream that a client lets come ahead of what it has read. gRPC's own choice needs pings while data comes."""
+
 Options = tuple[tuple[str, int], ...]
 
 
@@ -34,6 +37,9 @@ def client_options(liveness_ms: int) -> Options:
         ("grpc.keepalive_time_ms", quiet_ms),
         *_ping_timeout(liveness_ms - quiet_ms),
         ("grpc.keepalive_permit_without_calls", 1),
+        # gRPC also pings to measure the link while data comes. The answer waits behind that data, so that a slow link would look dead.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", RECEIVE_WINDOW_BYTES),
         # By default gRPC sends two pings and no more until it has other bytes to send.
         ("grpc.http2.max_pings_without_data", 0),
     )
