@@ -33,7 +33,7 @@ from brokerd.standalone import standalone_settings
 from storage.directories import LogDirectories, LogDirectory
 from storage.testing.sim_disk import SimDisk
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 """Seconds after which a wait of a test fails."""
 
 

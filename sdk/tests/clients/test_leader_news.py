@@ -12,7 +12,7 @@ from lograft.v1 import log_pb2
 from lograft.wire.batch import RecordBatch, encode_batch
 from tests.clients.scripted_broker import Leaders, Log, ScriptedBroker, fetch_opened
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 COUNT = 20
 
 
