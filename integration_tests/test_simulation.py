@@ -19,7 +19,7 @@ SMOKE_EVENTS = "6000"
 QUICKLY_FOUND = {
     "a log that diverges is accepted": "6",
     "who follows the metadata is not told of an installed snapshot": "2",
-    "a leader that others have replaced says where its partition ends": "4",
+    "a leader that others have replaced says where its partition ends": "12",
     "an append is acknowledged as flushed when its flush begins": "4",
     "what was flushed before a cut is told behind it": "1",
     "a broker that lost its disk is trusted": "6",

@@ -99,7 +99,7 @@ def test_every_fetch_says_what_this_process_can_run_at() -> None:
     node.state.identity = Identity(
         key=identity.key,
         cluster_id=CLUSTER_ID,
-        address=identity.address,
+        address="n9:9093",
         bootstrap_addresses=identity.bootstrap_addresses,
         levels=levels,
     )
