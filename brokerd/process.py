@@ -7,6 +7,7 @@ Owns what may be done once in a process. Must not be used inside another program
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -91,6 +92,8 @@ async def _serve(settings: BrokerSettings, on_ready: Callable[[BrokerServer], No
     finally:
         stopping.cancel()
         await server.stop()
+        # The process ends: what is left goes with it, and to look for cycles in it would take seconds with very many partitions.
+        gc.freeze()
 
 
 async def _announce(server: BrokerServer, on_ready: Callable[[BrokerServer], None]) -> None:

@@ -54,6 +54,10 @@ class QuorumMember(Protocol):
         """Wait until the node has stopped; raises what stopped it when that was a failure."""
         ...
 
+    async def stop_voter(self) -> None:
+        """Stop a voter in this process; the directory stays locked, for logs in it may be open. Idempotent; `stop` does the rest."""
+        ...
+
     async def stop(self) -> None:
         """Stop the node and close the directory. Idempotent."""
         ...
@@ -138,6 +142,9 @@ class _Observer:
     async def wait_stopped(self) -> None:
         await self._node.wait_stopped()
 
+    async def stop_voter(self) -> None:
+        pass  # there is none
+
     async def stop(self) -> None:
         await self._node.stop()
         self._store.close()
@@ -193,6 +200,10 @@ class _Voter:
 
     async def wait_stopped(self) -> None:
         await self._server.wait_stopped()
+
+    async def stop_voter(self) -> None:
+        if self._opened is not None:  # else the server holds the lock
+            await self._server.stop()
 
     async def stop(self) -> None:
         await self._server.stop()

@@ -4,8 +4,8 @@
 Owns nothing but the order. Start: data directory, quorum node (own observer, or the voter of the same process),
 listener, registration; then, once the metadata has caught up with the registration, the logs; then the request to
 be unfenced. Health turns SERVING when the controller has done that. Stop: leave from the controller, which moves the
-leaders (behind the drain if nobody else has them); no new streams, GoAway to the open ones, drain, listener, logs
-clean, mark of the clean stop, quorum node.
+leaders (if nobody else has them: behind the drain, and without waiting for each); no new streams, GoAway to the open
+ones, drain, listener, voter, logs clean, mark of the clean stop, quorum node.
 """
 
 from __future__ import annotations
@@ -300,13 +300,13 @@ class BrokerServer:
         leads_for_others = self._host is not None and self._host.leads_several
         if leads_for_others:
             # The leaders move first, while everything is still served: clients follow the hint to the next one.
-            await self._hand_over()
+            await self._leave(leads_for_others=True)
         for register in (*self._registers, self._follower_streams):
             register.go_away(GOING_AWAY, DRAIN_MS)
         await self._drain()
         if not leads_for_others:
             # Nobody else has the partitions: what is in flight is acknowledged first.
-            await self._hand_over()
+            await self._leave(leads_for_others=False)
         if self._lifecycle is not None:
             await self._lifecycle.stop()
         tasks = tuple(self._tasks)
@@ -321,6 +321,9 @@ class BrokerServer:
             await self._server.stop(STOP_GRACE_S)
         if self._producer_ids is not None:
             await self._producer_ids.close()
+        if self._quorum is not None:
+            # First: what its controller still has to do for partitions that nobody leads would only hold up the closing of their logs.
+            await self._quorum.stop_voter()
         is_clean = self._host is not None and await self._host.stop()
         if self._replication is not None:
             await self._replication.close()
@@ -335,9 +338,11 @@ class BrokerServer:
                 await self._metrics.close()
             logger.info("stopped: node_id=%d", self._settings.node_id)
 
-    async def _hand_over(self) -> None:
-        """Ask the controller to let other brokers lead, and wait for its leave to stop."""
-        if self._lifecycle is not None and not await self._lifecycle.shut_down(timeout_ms=SHUTDOWN_HANDOVER_MS):
+    async def _leave(self, *, leads_for_others: bool) -> None:
+        """Ask the controller for leave to stop, after others lead what this broker has led for them, and wait for it."""
+        if self._lifecycle is None:
+            return
+        if not await self._lifecycle.shut_down(timeout_ms=SHUTDOWN_HANDOVER_MS, leads_for_others=leads_for_others):
             logger.warning("stopping without the controller's leave")
 
     async def _mark_clean_stop(self, directories: OpenedDirectories) -> None:

@@ -118,7 +118,7 @@ class BrokerLifecycle:
         self._nudged = asyncio.Event()
         self.lacks_room: Callable[[], bool] = lambda: False
         self._want_fence = True
-        self._want_shutdown = False
+        self._want_shutdown = self._is_leaving = False
         self._offline_directory_ids: tuple[bytes, ...] = ()
         self._heartbeat_interval_ms = 500
         self._session_timeout_ms = 3_000
@@ -193,11 +193,21 @@ class BrokerLifecycle:
         except TimeoutError:
             raise refused(ErrorCode.BROKER_FENCED, "the broker is not registered yet", retry_after_ms=500) from None
 
-    async def shut_down(self, *, timeout_ms: int) -> bool:
-        """Ask the controller for leave to stop; False when it was not given in time."""
+    async def shut_down(self, *, timeout_ms: int, leads_for_others: bool) -> bool:
+        """Ask the controller for leave to stop; False when it was not given in time.
+
+        Args:
+            timeout_ms: most milliseconds to wait.
+            leads_for_others: True: this broker leads partitions that others have too, and waits until those lead them. False: there is
+                nobody to hand over to, so it asks to be fenced and waits for that alone; its partitions lose their leader afterwards.
+        """
         if self._task is None or self._task.done() or self._state.broker_epoch is None:
             return False
-        self._want_shutdown = True
+        self._is_leaving = True
+        if leads_for_others:
+            self._want_shutdown = True
+        else:
+            self._want_fence = True
         self._nudged.set()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -362,7 +372,8 @@ class BrokerLifecycle:
         self._calls.note_success()
         self._asked_s = asked_s
         self._set_state(state)
-        if state.may_stop:
+        if state.may_stop or (self._is_leaving and state.is_fenced):
+            # Fenced, it is nobody's leader to wait for: whoever led for others is fenced only when they lead.
             self._may_stop.set()
         return True
 
@@ -387,7 +398,7 @@ class BrokerLifecycle:
 
     async def _wait_for_beat(self) -> None:
         try:
-            interval_ms = SHUTDOWN_BEAT_MS if self._want_shutdown else self._heartbeat_interval_ms
+            interval_ms = SHUTDOWN_BEAT_MS if self._is_leaving else self._heartbeat_interval_ms
             async with asyncio.timeout(interval_ms / 1000):
                 await self._nudged.wait()
         except TimeoutError:

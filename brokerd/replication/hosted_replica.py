@@ -64,6 +64,7 @@ from brokerd.replication.refusals import append_failure, end_code, end_failure, 
 from brokerd.replication.replica_listeners import ReplicaListeners
 from brokerd.replication.replica_peers import ReplicaPeers, Resignation, ResignReason
 from brokerd.replication.replica_reading import ReplicaReading
+from brokerd.replication.role_log import RoleLog
 from metaquorum.controller.topic_configs import TopicSettings
 from storage.errors import (
     DataLossError,
@@ -97,6 +98,7 @@ class HostedReplica(ReplicaReading):
         space: says whether the log directory has room for an append.
         on_disk_failed: told when the log directory failed.
         on_no_room: told when an append of a client found too little room there.
+        roles: told when the role changes.
         peers: the other brokers and the controller; None: only for a partition of one replica.
 
     Attributes:
@@ -121,6 +123,7 @@ class HostedReplica(ReplicaReading):
         space: SpaceGuard,
         on_disk_failed: Callable[[DiskFailedError], None],
         on_no_room: Callable[[], None],
+        roles: RoleLog,
         peers: ReplicaPeers | None = None,
     ) -> None:
         super().__init__(core, log)
@@ -133,6 +136,7 @@ class HostedReplica(ReplicaReading):
         self.space = space
         self._on_disk_failed = on_disk_failed
         self._on_no_room = on_no_room
+        self._roles = roles
         self._peers = peers
         # What a partition of several replicas needs; made at first use.
         self._followers: LedFollowers | None = None
@@ -285,14 +289,8 @@ class HostedReplica(ReplicaReading):
         was_leader, old_epoch = self._core.is_leader, self._core.leader_epoch
         self._runner.step(event)
         if (self._core.is_leader, self._core.leader_epoch) != (was_leader, old_epoch):
-            logger.info(
-                "role: partition=%s leader_id=%s leader_epoch=%d is_leader=%s log_end_offset=%d",
-                self,
-                event.partition.leader_id,
-                event.partition.leader_epoch,
-                self._core.is_leader,
-                self._log.log_end_offset,
-            )
+            end_offset = self._log.log_end_offset
+            self._roles.note(self, event.partition, is_leader=self._core.is_leader, log_end_offset=end_offset)
 
     def take_event(self, event: Event) -> None:
         """Give an event to the core: what the parts of this replica, and the controller, have to tell."""

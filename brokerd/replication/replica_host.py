@@ -47,6 +47,7 @@ from brokerd.replication.refusals import STOPPING
 from brokerd.replication.replica_peers import ReplicaPeers, ResignReason
 from brokerd.replication.replica_slot import LeavingReplicas, ReplicaSlot, directory_name
 from brokerd.replication.retention_task import RetentionTask
+from brokerd.replication.role_log import RoleLog
 from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
 from brokerd.replication.set_aside import UnknownPartitions
 from metaquorum.controller.awaited import awaited_directories
@@ -109,6 +110,7 @@ class ReplicaHost:
         self._peers = peers
         self._observer = observer
         self._flusher = GroupFlusher(FLUSH_THREADS)
+        self._roles = RoleLog()
         self.retention = RetentionTask(self._fronts, interval_ms=retention_check_ms, now_ms=now_ms)
         self.cleaning = LogCleaning(self.replicas, settings=cleaner)
         self.scrubbing = LogScrubbing(self.replicas, settings=scrub)
@@ -119,6 +121,7 @@ class ReplicaHost:
         self._inherited = InheritedConfigs(observer, self._slots.keys(), self._reconcile)
         self._open_limit = asyncio.Semaphore(LOG_OPEN_TASKS)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stop_following: Callable[[], None] | None = None
         self._failed: set[LogDirectory] = set()
         # When what is led in a directory without room may be given up again.
         self._hand_over_due_ms: dict[LogDirectory, int] = {}
@@ -137,7 +140,7 @@ class ReplicaHost:
         await asyncio.to_thread(self._directories.scan)
         await self._high_watermarks.start()
         self._own.look(self._observer.image)
-        self._observer.on_change(self._on_change)
+        self._stop_following = self._observer.on_change(self._on_change)
         for topic in self._observer.image.topics():
             self._reconcile(topic)
         self._take_unknown()
@@ -172,7 +175,10 @@ class ReplicaHost:
             await asyncio.wait(self._tasks)
 
     async def stop(self) -> bool:
-        """Close every log; True if all were closed clean. Idempotent."""
+        """Close every log; True if all were closed clean. What the metadata says meanwhile changes nothing here. Idempotent."""
+        if self._stop_following is not None:
+            self._stop_following()
+            self._stop_following = None
         await asyncio.gather(self.retention.stop(), self.cleaning.stop(), self.scrubbing.stop(), self.moves.stop())
         for slot in list(self._all_slots()):
             slot.is_removed = True
@@ -180,9 +186,15 @@ class ReplicaHost:
         await self._high_watermarks.stop()
         replicas = list(self.replicas())
         self._slots.clear()
-        are_clean = [await replica.close(STOPPING) for replica in replicas]
+        are_clean = True
+        for count, replica in enumerate(replicas, start=1):
+            are_clean &= await replica.close(STOPPING)
+            if count % REPLICA_SLICE == 0:
+                # A voter in this process, and what is left of the connections, take their turn.
+                await asyncio.sleep(0)
+        self._roles.say()
         await asyncio.to_thread(self._flusher.close)
-        return all(are_clean) and not self._failed
+        return are_clean and not self._failed
 
     @property
     def directories(self) -> LogDirectories:
@@ -435,6 +447,7 @@ class ReplicaHost:
             space=directory.space,
             on_disk_failed=lambda error: self.note_disk_failure(directory, error),
             on_no_room=lambda: self._hand_over(directory),
+            roles=self._roles,
             peers=self._peers,
         )
 
