@@ -18,7 +18,7 @@ PARTITIONS ?= 10000 100000 1000000
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
         kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz hostile crash corrupt realdisk bench bench-quorum \
-        bench-replication bench-stalls bench-scale bench-liveness clean
+        bench-replication bench-stalls bench-scale bench-partitions bench-liveness clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ bench-liveness: $(INSTALLED) ## How long clients and brokers take to go on when 
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker
 	$(BIN)/python -m benchmarks.scale_run --partitions $(PARTITIONS)
+
+bench-partitions: $(INSTALLED) ## Brokers with 1,000, 20,000 and 100,000 idle partitions: creation, stop, start, memory (SIZES="1000 20000")
+	$(BIN)/python -m benchmarks.partitions_run --write benchmarks/results $(if $(SIZES),--partitions $(SIZES))
 
 clean: ## Remove the virtual environment and build folders
 	rm -rf $(VENV) .venv-* build dist .pytest_cache .ruff_cache .hypothesis .coverage htmlcov
