@@ -27,7 +27,7 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.failure import LeaderPlace, refused
-from brokerd.limits import FLUSH_THREADS, LOG_OPEN_TASKS, NO_ROOM_RETRY_MS, REPLICA_SLICE, RETENTION_CHECK_MS
+from brokerd.limits import FLUSH_THREADS, NO_ROOM_RETRY_MS, REPLICA_SLICE, RETENTION_CHECK_MS
 from brokerd.metadata.changes import MetadataChange
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.events import BrokerChanged
@@ -41,6 +41,7 @@ from brokerd.replication.leader_place import leader_place
 from brokerd.replication.log_front import LogFront
 from brokerd.replication.log_opening import LogOpening
 from brokerd.replication.moving import ReplicaMoves
+from brokerd.replication.opening_turns import OpeningTurns
 from brokerd.replication.partition_news import OwnBroker, broker_state, leaderless_count, partition_changed
 from brokerd.replication.producer_expiry import expire_producers
 from brokerd.replication.refusals import STOPPING
@@ -119,7 +120,7 @@ class ReplicaHost:
         self._leaving = LeavingReplicas()
         self._high_watermarks = HighWatermarks(directories, self._replicated, self.note_disk_failure)
         self._inherited = InheritedConfigs(observer, self._slots.keys(), self._reconcile)
-        self._open_limit = asyncio.Semaphore(LOG_OPEN_TASKS)
+        self._opening_turns = OpeningTurns()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop_following: Callable[[], None] | None = None
         self._failed: set[LogDirectory] = set()
@@ -182,6 +183,7 @@ class ReplicaHost:
         await asyncio.gather(self.retention.stop(), self.cleaning.stop(), self.scrubbing.stop(), self.moves.stop())
         for slot in list(self._all_slots()):
             slot.is_removed = True
+        self._opening_turns.end_burst()
         await self.wait_idle()
         await self._high_watermarks.stop()
         replicas = list(self.replicas())
@@ -236,6 +238,7 @@ class ReplicaHost:
         if slot is None:
             return None
         if slot.replica is None and slot.is_opening:
+            self._opening_turns.hurry(slot)
             try:
                 async with asyncio.timeout(timeout_ms / 1000):
                     await slot.wait_opened()
@@ -269,6 +272,8 @@ class ReplicaHost:
         for topic_id in sorted(change.topic_ids):
             topic = self._observer.image.topic_by_id(topic_id)
             if topic is not None:
+                if topic_id not in self._slots:
+                    self._opening_turns.note_new()
                 self._reconcile(topic, change.partitions.get(topic_id))
                 continue
             for partition, slot in self._slots.pop(topic_id, {}).items():
@@ -360,7 +365,8 @@ class ReplicaHost:
         self, topic: str, topic_id: bytes, partition: int, slot: ReplicaSlot, settings: TopicSettings
     ) -> None:
         await slot.wait_turn()
-        async with self._open_limit:
+        await self._opening_turns.take(slot)
+        try:
             if slot.is_removed:
                 slot.end_opening()
                 return
@@ -375,6 +381,8 @@ class ReplicaHost:
                     self._note_lost(topic_id, partition)
                 self._note_failure_at(partition_directory_name(identity), error)
                 return
+        finally:
+            self._opening_turns.give_back()
         replica = self._make_replica(topic, topic_id, partition, directory, opened.log, settings)
         slot.replica, slot.directory = replica, directory
         if slot.is_removed:

@@ -8,7 +8,9 @@ hold state.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from lograft._cluster import Attempt, Cluster, now_ms
@@ -21,6 +23,9 @@ from lograft.wire.codes import ErrorCode
 
 MAX_TOPICS: Final = 1_000
 """Topics of one request."""
+
+MAX_REQUESTS: Final = 2
+"""Requests under way at a time: while the quorum commits topics of one, the controller decides about those of the other."""
 
 MAX_PARTITIONS: Final = 10_000
 """Partitions of all topics of one request; a topic with more is sent alone, and refused."""
@@ -41,17 +46,16 @@ async def create_topics(
 
     Raises:
         UsageError: something is no `NewTopic`, has a count below 1, or a name stands twice.
-        LograftError: a request as a whole failed; topics of requests before it were created.
+        LograftError: a request as a whole failed; topics of requests before it, and of the one beside it, were created.
     """
     _check(topics)
     results: dict[str, CreatedTopic] = {}
     deadline_ms = now_ms() + timeout_ms
     left = list(topics)
     while left:
+        requests = (_request(cluster.cluster_id, some, validate_only=validate_only) for some in _slices(left))
         metadata_offset = 0
-        for some in _slices(left):
-            request = _request(cluster.cluster_id, some, validate_only=validate_only)
-            response = await cluster.call(_work(request), timeout_ms=timeout_ms, may_repeat=validate_only)
+        async for response in _answers(cluster, requests, validate_only=validate_only, timeout_ms=timeout_ms):
             results |= {each.topic: _created(each) for each in response.results}
             metadata_offset = max(metadata_offset, response.metadata_offset)
         if metadata_offset:
@@ -66,6 +70,28 @@ async def create_topics(
         if left:
             await asyncio.sleep(pause_ms / 1000)
     return [results[each.topic] for each in topics]
+
+
+async def _answers(
+    cluster: Cluster, requests: Iterator[admin_pb2.CreateTopicsRequest], *, validate_only: bool, timeout_ms: int
+) -> AsyncIterator[admin_pb2.CreateTopicsResponse]:
+    """Send requests, `MAX_REQUESTS` at a time; give the answers in order. After a failure no more are sent."""
+    calls: deque[asyncio.Task[admin_pb2.CreateTopicsResponse]] = deque()
+    try:
+        while True:
+            for request in islice(requests, MAX_REQUESTS - len(calls)):
+                call = cluster.call(_work(request), timeout_ms=timeout_ms, may_repeat=validate_only)
+                calls.append(asyncio.create_task(call))
+            if not calls:
+                return
+            yield await calls.popleft()
+    except asyncio.CancelledError:
+        for call in calls:
+            call.cancel()
+        raise
+    finally:
+        # What was sent is not taken back: its topics are created, so its end is waited for.
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 def _check(topics: Sequence[NewTopic]) -> None:

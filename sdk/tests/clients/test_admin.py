@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from lograft import Admin, ErrorCode
+from lograft import Admin, ErrorCode, _topic_calls
 from lograft.errors import (
     ClientClosedError,
     InvalidRequestError,
@@ -18,6 +20,9 @@ from lograft.errors import (
 )
 from lograft.types import NewTopic
 from tests.clients.test_producer_errors import unused_address
+
+from metaquorum.rpc import admin_service
+from metaquorum.runtime.commit_waiters import CommandError
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "x" * 250, "a/b", "a\0b", "a b", "ü"])
@@ -105,6 +110,38 @@ def test_many_topics_are_created_in_one_call(admin: Admin) -> None:
     assert checked[0].error is None
     with pytest.raises(UnknownTopicError):
         admin.describe_topic("many-checked")
+
+
+def test_requests_for_many_topics_overlap_and_none_follows_a_failure(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While topics of one request are committed the controller decides about the next; what fails as a whole ends the call."""
+    create_topics = admin_service.create_topics
+    under_way: list[int] = []
+    asked: list[list[str]] = []
+    last_name = "overlap-40"
+
+    async def create_and_note(host: Any, request: Any, **arguments: Any) -> Any:
+        asked.append([each.topic for each in request.topics])
+        under_way.append(under_way[-1] + 1 if under_way else 1)
+        try:
+            if request.topics[0].topic == "fails-20":
+                raise CommandError(ErrorCode.INVALID_REQUEST, "not this one")
+            return await create_topics(host, request, **arguments)
+        finally:
+            under_way.append(under_way[-1] - 1)
+
+    monkeypatch.setattr(admin_service, "create_topics", create_and_note)
+    monkeypatch.setattr(_topic_calls, "MAX_TOPICS", 10)
+    results = admin.create_topics([NewTopic(f"overlap-{number}") for number in range(41)])
+    assert all(each.error is None for each in results)
+    assert admin.describe_topic(last_name).topic == last_name
+    assert max(under_way) == _topic_calls.MAX_REQUESTS
+    asked.clear()
+    with pytest.raises(LograftError, match="not this one"):
+        admin.create_topics([NewTopic(f"fails-{number}") for number in range(60)])
+    assert [names[0] for names in asked] == ["fails-0", "fails-10", "fails-20", "fails-30"]
+    assert admin.describe_topic("fails-39").topic == "fails-39"
 
 
 @pytest.mark.parametrize(
