@@ -160,6 +160,7 @@ class Stage:
 
     def __init__(self, setup: str, directory: Path, code: Path) -> None:
         self.bootstrap = f"127.0.0.1:{free_port()}"
+        self._logs = directory / ("dev" if setup == "dev" else "broker") / "partitions"
         if setup == "dev":
             port = self.bootstrap.rpartition(":")[2]
             arguments = ["brokerd", "dev", "--port", port, "--data-dir", str(directory / "dev")]
@@ -191,6 +192,14 @@ class Stage:
     def memory(self) -> int:
         """Resident bytes of all servers."""
         return sum(server.memory() for server in self.servers)
+
+    def wait_logs(self, count: int) -> None:
+        """Wait until so many logs lie in the broker's directory, and the servers have nothing to do."""
+        give_up_s = time.monotonic() + PHASE_TIMEOUT_S
+        while len(os.listdir(self._logs)) < count:
+            assert time.monotonic() < give_up_s, "the logs do not come"
+            PAUSE.wait(LOOK_S)
+        self.wait_idle()
 
     def wait_idle(self) -> None:
         """Wait until the servers have nothing to do."""
@@ -225,12 +234,12 @@ def measure(row: Row, directory: Path, code: Path) -> None:
             else:
                 asyncio.run(_create_in_parallel(stage.bootstrap, row.partitions))
             row.create_s, row.create_cpu_s = time.monotonic() - begun_s, stage.cpu_s() - cpu_s
-            stage.wait_idle()
+            stage.wait_logs(has_many_calls + SINGLE_TOPICS + row.partitions)
             row.open_s, row.open_cpu_s = time.monotonic() - begun_s - IDLE_S, stage.cpu_s() - cpu_s
             topics = row.partitions if row.shape == "topics of one" else row.partitions // many
             row.create_per_s = topics / row.create_s
             row.single_per_s = 2 * SINGLE_TOPICS / (singles_s + _singles(admin, "after"))
-        stage.wait_idle()
+        stage.wait_logs(has_many_calls + 2 * SINGLE_TOPICS + row.partitions)
         row.memory_full = stage.memory()
         before = stage.broker.log_bytes()
         row.stop_s, row.stop_cpu_s = stage.broker.stop()
