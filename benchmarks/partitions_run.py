@@ -224,8 +224,8 @@ def measure(row: Row, directory: Path, code: Path) -> None:
             singles_s = _singles(admin, "before")
             stage.wait_idle()
             cpu_s, begun_s = stage.cpu_s(), time.monotonic()
+            many = min(row.partitions, MOST_PARTITIONS)
             if row.shape == "few topics":
-                many = min(row.partitions, MOST_PARTITIONS)
                 for number in range(row.partitions // many):
                     admin.create_topic(f"wide-{number}", partition_count=many)
             elif has_many_calls:
