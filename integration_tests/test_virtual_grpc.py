@@ -19,6 +19,7 @@ from lograft.wire.status import parse_rpc_error
 
 from brokerd.failure import Failure, LeaderPlace
 from brokerd.rpc.status import rich_status
+from integration_tests.faults.forgetful_proxy import ForgetfulProxy, Way
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import platform
@@ -32,6 +33,14 @@ BLOCKS: Final = 200
 """More than any window takes, the real one's grows."""
 LEADER: Final = LeaderPlace(leader_id=1, leader_epoch=2, host="there", port=3)
 FAILURE: Final = Failure(code=ErrorCode.NOT_LEADER, message="lead by another", retry_after_ms=5, leader=LEADER)
+PINGS: Final = (
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 500),
+    ("grpc.http2.ping_timeout_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""The quickest that gRPC can do."""
 CANCELLED: Final = "CancelledError"
 OVER: Final = "InvalidStateError"
 EOF: Final = "EOF"
@@ -143,6 +152,7 @@ class Stage:
         self.address = address
         self.dead_address = dead_address
         self.stop = stop
+        self.forget: Any = None  # let the connections that there are swallow everything, one way or both
         self.kill: Any = None  # of a simulated world only: end the server's process without a word
         self.start: Any = None  # and start another one
 
@@ -188,8 +198,8 @@ def write_to(call: Any, message: bytes = b"") -> Awaitable[Any]:
     return outcome_of(call.write(message))
 
 
-def run_real(scenario: Scenario) -> Any:
-    """Run it over grpc.aio on loopback; return what client and handlers saw."""
+def run_real(scenario: Scenario, *, is_forgetful: bool = False) -> Any:
+    """Run it over grpc.aio on loopback, through a proxy if that is to forget; return what client and handlers saw."""
 
     async def main() -> Any:
         handlers = Handlers()
@@ -202,9 +212,11 @@ def run_real(scenario: Scenario) -> Any:
         def stop(grace: float | None) -> None:
             stops.append(asyncio.ensure_future(server.stop(grace)))
 
-        with socket.socket() as unused:
+        with socket.socket() as unused, ForgetfulProxy(f"127.0.0.1:{port}") as proxy:
             unused.bind(("127.0.0.1", 0))  # it does not listen, and nobody else can
-            stage = Stage(handlers, f"127.0.0.1:{port}", f"127.0.0.1:{unused.getsockname()[1]}", stop)
+            address = proxy.address if is_forgetful else f"127.0.0.1:{port}"
+            stage = Stage(handlers, address, f"127.0.0.1:{unused.getsockname()[1]}", stop)
+            stage.forget = proxy.forget
             try:
                 return await scenario(stage), handlers.seen
             finally:
@@ -266,6 +278,15 @@ def run_virtual(scenario: Scenario) -> Any:
             assert scheduler.run_next()
         stage = Stage(handlers, "server:1", "server:2", machine.stop)
         stage.kill, stage.start = machine.kill, machine.start
+
+        def forget(way: Way) -> None:
+            for connection in network.connections():
+                connection.forget(
+                    *((connection.server,) if Way.TO_SERVER in way else ()),
+                    *((connection.client,) if Way.TO_CLIENT in way else ()),
+                )
+
+        stage.forget = forget
         client = new_process(scheduler, "client", 0, faults)
 
         async def use() -> None:
@@ -444,3 +465,48 @@ def test_abort_is_told_at_once_and_ends_the_context() -> None:
 
     aborted = "AbortError: Locally aborted."
     assert same(scenario) == ("ABORTED", [aborted, "UsageError: Abort already called!", aborted])
+
+
+WAYS: Final = (Way.BOTH, Way.TO_SERVER, Way.TO_CLIENT)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_forgotten_connection_is_found_by_pings(way: Way) -> None:
+    """Every call on it ends as one on a broken connection does, and the next one goes over a new connection."""
+
+    async def scenario(stage: Stage) -> Any:
+        async with grpc.aio.insecure_channel(stage.address, options=PINGS) as channel:
+            stream = stream_call(channel, "hello")
+            outcome = [await stream.read()]
+            stage.forget(way)
+            outcome += await asyncio.gather(outcome_of(stream.read()), outcome_of(unary_call(channel, "hang")))
+            # The real one may use the old connection for a moment more.
+            while (answer := await outcome_of(unary_call(channel, "echo", timeout=WAIT_S))) == "UNAVAILABLE":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return [*outcome, answer]
+
+    virtual, real = run_virtual(scenario)[0], run_real(scenario, is_forgetful=True)[0]
+    assert virtual == real == [b"hello", "UNAVAILABLE", "UNAVAILABLE", b"re:a"]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_without_pings_a_forgotten_connection_stays(way: Way) -> None:
+    """Nothing is heard any more, the next call goes over it too, and ends by its own deadline; a new channel is a new connection."""
+
+    async def scenario(stage: Stage) -> Any:
+        own = (("grpc.use_local_subchannel_pool", 1),)
+        async with (
+            grpc.aio.insecure_channel(stage.address, options=own) as channel,
+            grpc.aio.insecure_channel(stage.address, options=own) as other,
+        ):
+            stream = stream_call(channel, "hello")
+            outcome = [await stream.read()]
+            stage.forget(way)
+            outcome += [
+                await outcome_of(stream.read(), 1.0),
+                await outcome_of(unary_call(channel, "echo", timeout=0.5)),
+            ]
+            return [*outcome, await unary_call(other, "echo")]
+
+    virtual, real = run_virtual(scenario)[0], run_real(scenario, is_forgetful=True)[0]
+    assert virtual == real == [b"hello", "nothing", "DEADLINE_EXCEEDED", b"re:a"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of the simulated loop: messages of any size both ways, half-closed ends, a dead address, a process that ends."""
+"""Connections of the simulated loop: messages both ways, half-closed ends, a dead address, an ended process, a forgotten connection."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def new_process(scheduler: Scheduler, machine: str, faults: list[str]) -> SimPro
     return SimProcess(scheduler, machine=machine, number=0, disk=None, on_fault=faults.append, **chance)
 
 
-def run(scenario: Callable[[Callable[[], None]], Awaitable[Any]], seed: int) -> Any:
-    """Run a scenario beside a server that sends back what it is sent; it gets what kills the server."""
+def run(scenario: Callable[[Callable[[], None], Network], Awaitable[Any]], seed: int) -> Any:
+    """Run a scenario beside a server that sends back what it is sent; it gets what kills the server, and the network."""
     scheduler, faults = Scheduler(seed), list[str]()
     network = Network(scheduler, scheduler.rng("network"), delay_ms_max=5)
     results: list[Any] = []
@@ -59,7 +59,7 @@ def run(scenario: Callable[[Callable[[], None]], Awaitable[Any]], seed: int) -> 
             network.end_process(server)
 
         async def use() -> None:
-            results.append(await scenario(kill))
+            results.append(await scenario(kill, network))
 
         server.run(serve(), ends.append)
         while not network.is_listening("server:1"):
@@ -86,7 +86,7 @@ async def dialled(port: int = 1) -> FrameStream:
 def test_messages_come_back_in_order_and_the_end_behind_them(seed: int) -> None:
     """Cut into pieces at random, and held up by the window; the half that is closed ends the other one once all is said."""
 
-    async def scenario(_kill: Callable[[], None]) -> Any:
+    async def scenario(_kill: Callable[[], None], _network: Network) -> Any:
         stream = await dialled()
 
         async def send() -> None:
@@ -105,7 +105,7 @@ def test_messages_come_back_in_order_and_the_end_behind_them(seed: int) -> None:
 def test_dead_address_refuses() -> None:
     """Nobody listens there."""
 
-    async def scenario(_kill: Callable[[], None]) -> Any:
+    async def scenario(_kill: Callable[[], None], _network: Network) -> Any:
         with pytest.raises(ConnectionRefusedError):
             await dialled(2)
         return True
@@ -117,7 +117,7 @@ def test_dead_address_refuses() -> None:
 def test_process_that_ends_breaks_its_connections(seed: int) -> None:
     """The other end hears of it, once, and cannot write any more."""
 
-    async def scenario(kill: Callable[[], None]) -> Any:
+    async def scenario(kill: Callable[[], None], _network: Network) -> Any:
         stream = await dialled()
         kill()
         with pytest.raises(ConnectionResetError):
@@ -127,3 +127,46 @@ def test_process_that_ends_breaks_its_connections(seed: int) -> None:
         return True
 
     assert run(scenario, seed)
+
+
+@pytest.mark.parametrize("way", ["both", "to the server", "to the client"])
+def test_forgotten_connection_says_nothing_more(way: str) -> None:
+    """Neither an answer nor the end of the other process comes over it where that is lost; a new connection is carried."""
+
+    async def scenario(kill: Callable[[], None], network: Network) -> Any:
+        stream = await dialled()
+        await stream.write(b"before")
+        heard: list[Any] = [await stream.read()]
+        (connection,) = network.connections()
+        connection.forget(
+            *{
+                "both": (connection.server, connection.client),
+                "to the server": (connection.server,),
+                "to the client": (connection.client,),
+            }[way]
+        )
+        await stream.write(b"lost")
+        heard.append(await nothing_from(stream))
+        other = await dialled()
+        await other.write(b"over a new one")
+        heard.append(await other.read())
+        kill()
+        try:
+            heard.append(await nothing_from(stream))
+        except ConnectionResetError:
+            heard.append("reset")
+        stream.cancel()
+        return heard
+
+    # What the server says is heard, and so is its end.
+    end = "reset" if way == "to the server" else "nothing"
+    assert run(scenario, 1) == [b"before", "nothing", b"over a new one", end]
+
+
+async def nothing_from(stream: FrameStream) -> str | bytes | None:
+    """Wait for a message for a minute."""
+    try:
+        async with asyncio.timeout(60):
+            return await stream.read()
+    except TimeoutError:
+        return "nothing"

@@ -83,7 +83,8 @@ class PeerChannels:
 
     def __init__(self) -> None:
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
-        self._given_up: set[_Peer] = set()
+        # A dictionary for its order, in which they are closed.
+        self._given_up: dict[_Peer, None] = {}
 
     @asynccontextmanager
     async def use(self, address: str) -> AsyncGenerator[grpc.aio.Channel]:
@@ -102,7 +103,7 @@ class PeerChannels:
         finally:
             peer.use_count -= 1
             if peer.is_given_up and peer.use_count == 0:
-                self._given_up.discard(peer)
+                self._given_up.pop(peer, None)
                 await peer.channel.close()
 
     def give_up(self, address: str, channel: grpc.aio.Channel) -> None:
@@ -116,7 +117,7 @@ class PeerChannels:
         logger.info("%s owes an answer: what follows goes over a new connection", address)
         del self._peers[address]
         peer.is_given_up = True
-        self._given_up.add(peer)
+        self._given_up[peer] = None
 
     async def close(self) -> None:
         """Close every channel; calls under way fail."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strikes the machines of the world: kills, losses of power, pauses, cuts, orderly stops; of one, of some, of all.
+"""What strikes the machines of the world: kills, losses of power, pauses, cuts, dead connections, orderly stops; of one, some, or all.
 
 Owns when and whom. Under flush policy `ack` the power may go anywhere, again and again, and everywhere at once: that is what the
 policy promises to survive. Under the others the page cache survives, as it does `kill -9`. Voters flush before they answer, so that
@@ -93,6 +93,7 @@ class Faults:
             (options.voter_loss_every_ms, self._lose_voter),
             (options.full_every_ms, self._fill),
             (options.last_disk_every_ms, self._last_disk.strike),
+            (options.half_open_every_ms, self._half_open),
         )
         for mean_ms, strike in kinds:
             if mean_ms is not None:
@@ -265,6 +266,28 @@ class Faults:
             world.network.heal()
 
         world.scheduler.after(rng.randint(*STRANDED_MS), heal)
+
+    def _half_open(self) -> None:
+        """Let connections that there are swallow everything, one way or both: any one, or all of a server. New ones are carried."""
+        world, rng = self._world, self._rng
+        there = [
+            each
+            for each in world.network.connections()
+            if each.is_established and not each.is_forgotten and each.client is not each.server
+        ]
+        machine = self._one().name
+        if rng.random() < 0.5:
+            there = [each for each in there if machine in (each.client.machine, each.server.machine)]
+        elif there:
+            there = [rng.choice(there)]
+            machine = there[0].server.machine
+        way = rng.choice(("both", "both", "to", "from"))
+        for connection in there:
+            near = connection.server if connection.server.machine == machine else connection.client
+            far = connection.other(near)
+            connection.forget(*{"both": (near, far), "to": (near,), "from": (far,)}[way])
+            world.counts["half-open connection of gRPC" if connection.serve else "half-open link"] += 1
+        world.counts["half-open strike"] += bool(there)
 
     def _count(self, machine: Machine, what: str) -> None:
         self._world.counts[f"{what} of a {machine.name.partition('-')[0]}"] += 1

@@ -11,7 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lograft._core.sequencer import PartitionSequencer
+from lograft._transport import Transport
 
+from brokerd.following.session import FollowerSession
+from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.partition import reconciliation
 from brokerd.partition.follower import Following
 from brokerd.partition.isr_state import IsrState
@@ -31,6 +34,7 @@ from integration_tests.simulation.options import (
     directory_storm,
     end_storm,
     forgery_storm,
+    half_open_storm,
     kill_storm,
     last_disk_storm,
     loss_storm,
@@ -39,12 +43,14 @@ from integration_tests.simulation.options import (
     snapshot_storm,
     switch_storm,
 )
+from integration_tests.simulation.virtual_network import Connection
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
 from metaquorum.raft import peers
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.snapshot_maker import SnapshotMaker
 from metaquorum.runtime.snapshot_shell import SnapshotShell
-from metaquorum.testing.mutants import Mutant
+from metaquorum.runtime.transport import GrpcTransport
+from metaquorum.testing.mutants import Change, Mutant
 from storage import recovery
 from storage.damage import DamagedRanges
 from storage.producers import ProducerWindows
@@ -288,6 +294,35 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         old="Offset(state.metadata_offset)",
         new="Offset(state.metadata_offset - 1)",
         storm=snapshot_storm,
+    ),
+    # Dead connections.
+    WorldMutant(
+        name="a channel that owes an answer is kept, and pings never end a connection",
+        owner=PeerChannels,
+        function="give_up",
+        old="if peer is None or peer.channel is not channel:",
+        new="if True:",
+        also=(
+            Change(owner=Transport, function="give_up", old="if key is None:", new="if True:"),
+            Change(owner=Connection, function="forget", old="if is_news and", new="if False and"),
+        ),
+        storm=half_open_storm,
+    ),
+    WorldMutant(
+        name="a node of the quorum keeps a channel that only swallows requests",
+        owner=GrpcTransport,
+        function="_note_timeout",
+        old="if peer.timeout_count >= MAX_TIMEOUTS_IN_A_ROW and",
+        new="if False and",
+        storm=half_open_storm,
+    ),
+    WorldMutant(
+        name="a follower waits for ever for a leader of which nothing comes",
+        owner=FollowerSession,
+        function="silence_left_ms",
+        old="return self._heard_ms + REPLICATE_SILENCE_MS - now_ms",
+        new="return 10**9",
+        storm=half_open_storm,
     ),
 )
 

@@ -60,6 +60,7 @@ class WorldOptions:
         last_disk_every_ms: brokers leave one after the other, and the last one loses its disk until it is awaited.
         switch_every_ms: `flush.policy` becomes ACK, or `flush_policy` again; the power goes no further than that one allows.
         forge_every_ms: mean time between requests, and between answers of voters, with epochs that nobody has reached.
+        half_open_every_ms: connections, one or all of a server, swallow everything from then on, one way or both.
     """
 
     voter_count: int
@@ -100,6 +101,7 @@ class WorldOptions:
     last_disk_every_ms: int | None = None
     switch_every_ms: int | None = None
     forge_every_ms: int | None = None
+    half_open_every_ms: int | None = None
 
 
 def snapshot_settings(options: WorldOptions) -> SnapshotSettings:
@@ -168,6 +170,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         last_disk_every_ms=sometimes(500, 4_000, 0.6) if replication_factor > 1 and not is_lasting else None,
         switch_every_ms=None if is_flushed else sometimes(300, 4_000, 0.5),
         forge_every_ms=sometimes(100, 2_000, 0.6),
+        half_open_every_ms=sometimes(500, 6_000, 0.6),
     )
 
 
@@ -380,4 +383,20 @@ def last_disk_storm(seed: int) -> WorldOptions:
         stop_every_ms=None,
         last_disk_every_ms=1_000,
         down_ms_max=1_500,
+    )
+
+
+def half_open_storm(seed: int) -> WorldOptions:
+    """Options under which connections swallow everything all the time, and leaders move: for the hunt of mutants."""
+    return replace(
+        power_storm(seed),
+        voter_count=3,
+        flush_ms_max=5,
+        register_every_ms=100,
+        kill_every_ms=None,
+        power_every_ms=None,
+        blackout_every_ms=None,
+        cut_every_ms=None,
+        stop_every_ms=None,
+        half_open_every_ms=600,
     )

@@ -44,6 +44,7 @@ DEMANDED: Final = (
     "power lost everywhere at the end",
     "absurd epoch forged in a request of the quorum",
     "absurd epoch forged in an answer",
+    "half-open connection of gRPC",
 )
 """What must occur in at least a fifth of the seeds."""
 
@@ -54,6 +55,8 @@ SHOWN: Final = (
     "another disk lost while one is awaited",
     "leadership of a full disk handed over",
     "switch of flush.policy",
+    "half-open link",
+    "dead connection found by a ping",
 )
 """What is shown first, whether it occurred or not."""
 

@@ -21,9 +21,11 @@ from integration_tests.simulation.virtual_grpc_server import (
     LATE,
     LOST,
     TORN,
+    Options,
     Start,
     Status,
     VirtualContext,
+    liveness_of,
     rpc_error,
 )
 from integration_tests.simulation.virtual_network import Connection, Dialer, Inbox, Network, Process, Window
@@ -298,8 +300,9 @@ class VirtualCall:
 class VirtualChannel:
     """A channel; connects at its first use, and again when asked to."""
 
-    def __init__(self, network: Network, process: Process, address: str) -> None:
+    def __init__(self, network: Network, process: Process, address: str, options: Options | None = None) -> None:
         self.process = process
+        self._liveness = liveness_of(options)
         self._address = address
         self._state = grpc.ChannelConnectivity.IDLE
         self._changed: list[asyncio.Future[None]] = []
@@ -400,9 +403,8 @@ class VirtualChannel:
             call.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.on_break.pop(self.process.name, None)
             # Behind what was said: the cancelled calls.
-            connection.send(self.process, connection.server, connection.break_off)
+            connection.part(self.process)
         await asyncio.sleep(0)
 
     async def __aenter__(self) -> VirtualChannel:
@@ -429,6 +431,8 @@ class VirtualChannel:
                 call.fail(self._refused())
             return
         self._connection = connection
+        if self._liveness is not None:
+            connection.liveness[self.process.name] = self._liveness
         connection.on_goaway = lambda: self._leave(connection)
         self._set_state(grpc.ChannelConnectivity.READY)
         for call in list(self._pending):

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc
 
-from integration_tests.simulation.virtual_network import Connection, Inbox, Network, Window
+from integration_tests.simulation.virtual_network import Connection, Inbox, Liveness, Network, Window
 
 if TYPE_CHECKING:
     from integration_tests.simulation.virtual_grpc import VirtualCall
@@ -37,6 +37,25 @@ TORN: Final[Status] = (grpc.StatusCode.INTERNAL, "Internal error from Core", ())
 # gRPC has no public name for it.
 BatchError: Final[Any] = cast("Any", cygrpc).ExecuteBatchError
 """Raised by what a handler sends when the client is gone."""
+
+
+DEFAULT_PING_TIMEOUT_MS: Final = 60_000
+"""gRPC's own `grpc.http2.ping_timeout_ms`."""
+
+Options = Sequence[tuple[str, Any]]
+"""Of a channel or a server; of them the simulation heeds those of pings."""
+
+
+def liveness_of(options: Options | None) -> Liveness | None:
+    """Return how pings go with these options, in the one way that Lograft wants them: also without calls, and without an end."""
+    found = dict(options or ())
+    quiet_ms = found.get("grpc.keepalive_time_ms")
+    if quiet_ms is None:
+        return None
+    assert found.get("grpc.keepalive_permit_without_calls") == 1, "pings that need calls are not simulated"
+    assert found.get("grpc.http2.max_pings_without_data") == 0, "pings that cease are not simulated"
+    timeout_ms = found.get("grpc.http2.ping_timeout_ms", DEFAULT_PING_TIMEOUT_MS)
+    return Liveness(quiet_ms=quiet_ms, timeout_ms=timeout_ms)
 
 
 def rpc_error(status: Status) -> grpc.aio.AioRpcError:
@@ -261,9 +280,10 @@ class VirtualContext:
 class VirtualServer:
     """A server of one process."""
 
-    def __init__(self, network: Network, process: Any) -> None:
+    def __init__(self, network: Network, process: Any, options: Options | None = None) -> None:
         self.network = network
         self.process = process
+        self._liveness = liveness_of(options)
         self._generic: list[grpc.GenericRpcHandler] = []
         self._registered: dict[str, Any] = {}
         self._addresses: list[str] = []
@@ -314,8 +334,7 @@ class VirtualServer:
             context.stop(STOPPED)
         await asyncio.sleep(0)
         for connection in list(self._connections):
-            connection.on_break.pop(self.process.name, None)
-            connection.send(self.process, connection.client, connection.break_off)
+            connection.part(self.process)
         self._connections.clear()
 
     def _say_goaway(self, connection: Connection) -> None:
@@ -328,6 +347,8 @@ class VirtualServer:
     def accept(self, connection: Connection) -> Callable[[], None]:
         """See `Listener`."""
         self._connections[connection] = None
+        if self._liveness is not None:
+            connection.liveness[self.process.name] = self._liveness
         connection.serve = lambda start, call: self._serve(connection, start, call)
         return lambda: self._on_break(connection)
 

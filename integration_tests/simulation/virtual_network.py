@@ -7,6 +7,8 @@ Laws (those of TCP)
     What is sent over one connection arrives in its order, or the connection breaks; both ends hear of the break once.
     A process that ends breaks its connections at once, for whoever can be reached. Behind a cut nothing arrives; what waited arrives
     when it is healed, and a connection that waited too long breaks.
+    A connection that is forgotten one way (its NAT lost the entry, a machine is gone) loses what is sent that way for good, and TCP
+    tells nobody: neither of an end that is gone nor of a break. Its ends find out by pings, or by what they miss.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from integration_tests.simulation.virtual_loop import VirtualLoop
@@ -54,6 +57,19 @@ class Listener(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveness:
+    """How an end of a connection finds out that it is dead.
+
+    Attributes:
+        quiet_ms: milliseconds without a message after which it pings.
+        timeout_ms: milliseconds after a ping without an answer after which the connection has failed.
+    """
+
+    quiet_ms: int
+    timeout_ms: int
+
+
 class Connection:
     """One connection; made by `Network.connect`."""
 
@@ -74,10 +90,17 @@ class Connection:
         self._held: list[tuple[Process, Process, Callable[[], None]]] = []
         # How often it got stuck.
         self.stuck_count = 0
+        # Both ends have it: the client has heard that the server took it.
+        self.is_established = False
+        # Processes at which nothing arrives any more; and when a message arrived last at each, by its own clock.
+        self._deaf: set[str] = set()
+        self._heard_s: dict[str, float] = {}
+        # Of the ends that ping; set when they have the connection.
+        self.liveness: dict[str, Liveness] = {}
 
     def send(self, sender: Process, receiver: Process, action: Callable[[], None]) -> None:
         """Run `action` at the receiver when the message has arrived there."""
-        if self.is_broken or sender.loop.is_dead:
+        if self.is_broken or sender.loop.is_dead or receiver.name in self._deaf:
             return
         if self._held or self._network.is_cut(sender, receiver):
             if not self._held:
@@ -92,6 +115,7 @@ class Connection:
         def arrive() -> None:
             if not self.is_broken:
                 network.message_count += 1
+                self._heard_s[receiver.name] = receiver.loop.time()
                 network.scheduler.trace(f"{network.scheduler.now_ms} {sender.name} > {receiver.name}")
                 action()
 
@@ -117,6 +141,67 @@ class Connection:
     def is_stuck(self) -> bool:
         """True if something waits behind a cut."""
         return bool(self._held)
+
+    # Forgotten connections.
+
+    @property
+    def is_forgotten(self) -> bool:
+        """True once nothing arrives any more at one of the ends, or at both."""
+        return bool(self._deaf)
+
+    def is_deaf(self, process: Process) -> bool:
+        """Whether nothing arrives any more at an end."""
+        return process.name in self._deaf
+
+    def other(self, process: Process) -> Process:
+        """The end that is not this one."""
+        return self.server if process is self.client else self.client
+
+    def forget(self, *receivers: Process) -> None:
+        """Let nothing that is sent from now on arrive at these ends, and tell nobody. What is on the way arrives."""
+        is_news = not self._deaf
+        self._deaf.update(receiver.name for receiver in receivers)
+        self._held = [each for each in self._held if each[1].name not in self._deaf]
+        for end in (self.client, self.server):
+            if is_news and end.name in self.liveness and end.name in self.on_break:
+                self._await_silence(end, self.liveness[end.name])
+
+    def _await_silence(self, end: Process, liveness: Liveness) -> None:
+        """Ping once nothing has come for long enough. Pings that were answered until now are not simulated, but their times are."""
+        quiet_s = liveness.quiet_ms / 1000
+        now_s = end.loop.time()
+        silent_s = now_s - self._heard_s[end.name]
+        end.loop.call_later(quiet_s - silent_s % quiet_s, self._ping, end, liveness)
+
+    def _ping(self, end: Process, liveness: Liveness) -> None:
+        if end.name not in self.on_break:
+            return
+        now_s = end.loop.time()
+        # With a hair's breadth for a clock that goes wrong.
+        left_s = self._heard_s[end.name] + liveness.quiet_ms / 1000 - now_s
+        if left_s > 0.001:
+            end.loop.call_later(left_s, self._ping, end, liveness)
+            return
+        # The other end may hear it, which is a sign of life; its answer is lost, for one way is forgotten at least.
+        self.send(end, self.other(end), lambda: None)
+        end.loop.call_later(liveness.timeout_ms / 1000, self._fail_ping, end)
+
+    def _fail_ping(self, end: Process) -> None:
+        tell = self.on_break.pop(end.name, None)
+        if tell is None:
+            return
+        self._network.dead_count += 1
+        tell()
+        self.part(end)
+
+    def part(self, process: Process) -> None:
+        """One end has let go: the other one hears of it behind what was said, or never."""
+        self.on_break.pop(process.name, None)
+        other = self.other(process)
+        if not self.is_deaf(other):
+            self.send(process, other, self.break_off)
+        elif not self.on_break:
+            self.break_off()
 
 
 class Window:
@@ -209,6 +294,8 @@ class Network:
     Attributes:
         change_answer: gets each answer to a call, and the name of the machine that it goes to; returns what goes there. None: nobody
             changes any.
+        message_count: messages that arrived.
+        dead_count: ends of forgotten connections that found out by a ping.
     """
 
     def __init__(self, scheduler: Scheduler, rng: random.Random, *, delay_ms_max: int) -> None:
@@ -220,6 +307,7 @@ class Network:
         self._connections: dict[Connection, None] = {}
         self._cuts: set[tuple[str, str]] = set()
         self.message_count = 0
+        self.dead_count = 0
 
     def delay_ms(self) -> int:
         """How long a message takes."""
@@ -265,9 +353,13 @@ class Network:
         self._connections[connection] = None
         connection.on_break[client.name] = on_break
 
+        def done() -> None:
+            connection.is_established = True
+            on_done(connection)
+
         def accept() -> None:
             connection.on_break[listener.process.name] = listener.accept(connection)
-            connection.send(listener.process, client, lambda: on_done(connection))
+            connection.send(listener.process, client, done)
 
         connection.send(client, listener.process, accept)
 
@@ -281,9 +373,11 @@ class Network:
                 self._lose(connection, process)
 
     def _lose(self, connection: Connection, process: Process) -> None:
-        other = connection.server if connection.client is process else connection.client
+        other = connection.other(process)
         connection.on_break.pop(process.name, None)
-        if self.is_cut(process, other):
+        if connection.is_deaf(other):
+            connection.part(process)
+        elif self.is_cut(process, other):
             self.watch(connection)  # nobody tells the other end
         else:
             connection.break_off()
@@ -321,6 +415,8 @@ class Network:
         stuck_count = connection.stuck_count
 
         def look() -> None:
+            if connection.is_forgotten:
+                return
             is_stuck_still = connection.is_stuck() and connection.stuck_count == stuck_count
             if is_stuck_still or connection.client.loop.is_dead or connection.server.loop.is_dead:
                 connection.break_off()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 import tempfile
 import threading
 import time
@@ -23,6 +24,7 @@ from typing import Any, Final
 from unittest import mock
 
 import grpc.aio
+import lograft._probe
 
 import brokerd.metadata.lifecycle
 import brokerd.quorum
@@ -38,7 +40,7 @@ from integration_tests.simulation.options import SNAPSHOT_NEVER_MS
 from integration_tests.simulation.process import current_process
 from integration_tests.simulation.two_disks import open_log_directories
 from integration_tests.simulation.virtual_grpc import VirtualChannel
-from integration_tests.simulation.virtual_grpc_server import VirtualServer
+from integration_tests.simulation.virtual_grpc_server import Options, VirtualServer
 from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, VirtualLoop, current_loop
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_rocksdb import Databases, in_place
@@ -164,6 +166,11 @@ def _require_free(_listen: object) -> None:
     """The server itself finds out."""
 
 
+async def _resolve(host: str, _port: int) -> str:
+    """In the place of a thread that looks a name up, and would take as long as it takes on the machine of the simulation."""
+    raise socket.gaierror(f"{host} is known to the simulated network alone")
+
+
 def _is_formatted(_path: object) -> bool:
     return True
 
@@ -244,11 +251,11 @@ def platform(
         snapshots: when brokers make snapshots; voters have settings of their own.
     """
 
-    def insecure_channel(address: str, **_options: object) -> VirtualChannel:
-        return VirtualChannel(network, current_process(), address)
+    def insecure_channel(address: str, options: Options | None = None, **_others: object) -> VirtualChannel:
+        return VirtualChannel(network, current_process(), address, options)
 
-    def new_server(**_options: object) -> VirtualServer:
-        return VirtualServer(network, current_process())
+    def new_server(options: Options | None = None, **_others: object) -> VirtualServer:
+        return VirtualServer(network, current_process(), options)
 
     async def is_gone(host: str, port: int) -> bool:
         process = current_process()
@@ -286,6 +293,7 @@ def platform(
         put(brokerd.rpc.replicate_listener, "listening_socket", VirtualSocket)
         put(grpc.aio, "insecure_channel", insecure_channel)
         put(grpc.aio, "server", new_server)
+        put(lograft._probe, "_resolve", _resolve)
         put(brokerd.replication.replica_host, "GroupFlusher", VirtualFlusher)
         put(metaquorum.runtime.driver, "DiskThread", VirtualDiskThread)
         put(brokerd.replication.cleaning, "threading", inert)

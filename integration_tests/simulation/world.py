@@ -133,6 +133,7 @@ class World:
         """
         with _no_collector():
             failure = self._attempt(event_count)
+            self.counts["dead connection found by a ping"] += self.network.dead_count
             self._throw_away()
         if failure is not None:
             raise failure

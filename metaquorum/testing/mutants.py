@@ -45,6 +45,16 @@ from metaquorum.testing.options import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Another text in the source of one function; see `Mutant`."""
+
+    owner: ModuleType | type
+    function: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
     """One mistake.
 
@@ -54,6 +64,7 @@ class Mutant:
         function: name of the function.
         old: text that occurs exactly once in its source.
         new: what stands there instead.
+        also: changes elsewhere without which it does not show.
         options: what happens in the run of a seed that hunts it.
     """
 
@@ -62,6 +73,7 @@ class Mutant:
     function: str
     old: str
     new: str
+    also: tuple[Change, ...] = ()
     options: Callable[[int], SimOptions] = election_storm
 
 
@@ -322,17 +334,17 @@ MUTANTS = (
         function="become_leader",
         old='assert state.outbox.is_persisted, "leadership must be on disk before the first record"',
         new="pass",
+        also=(Change(owner=election, function="poll_candidate", old="if state.outbox.is_persisted:", new="if True:"),),
     ),
 )
-"""Every mutant of the core; the last one needs a second change to show, see `apply`."""
+"""Every mutant of the core."""
 
 
 @contextmanager
 def apply(mutant: Mutant) -> Generator[None]:
     """Make the mistake for a while."""
     patches = [_patch(mutant.owner, mutant.function, mutant.old, mutant.new)]
-    if mutant.function == "become_leader":
-        patches.append(_patch(election, "poll_candidate", "if state.outbox.is_persisted:", "if True:"))
+    patches += [_patch(each.owner, each.function, each.old, each.new) for each in mutant.also]
     try:
         yield
     finally:
