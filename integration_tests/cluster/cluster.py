@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -64,6 +64,11 @@ class Cluster:
         broker_arguments: further arguments of every broker.
         voter_arguments: further arguments of every voter.
         launcher: for the process of a name, a module and its arguments that start the server's module.
+        fronts: by broker id, the address of a proxy before it, which it advertises, and where clients look for it.
+
+    Attributes:
+        listening: where each broker listens.
+        broker_addresses: where others find it: its front, if it has one.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Cluster:
         broker_arguments: Sequence[str] = (),
         voter_arguments: Sequence[str] = (),
         launcher: Callable[[str], Sequence[str]] | None = None,
+        fronts: Mapping[int, str] | None = None,
     ) -> None:
         self._place = place = place or Loopback()
         self._launcher = launcher
@@ -93,15 +99,20 @@ class Cluster:
             for voter_id, address in addresses.items()
         }
         broker_ids = range(BROKER_ID_FIRST, BROKER_ID_FIRST + broker_count)
-        self.broker_addresses = {broker_id: place.address(f"broker-{broker_id}") for broker_id in broker_ids}
+        self.listening = {broker_id: place.address(f"broker-{broker_id}") for broker_id in broker_ids}
+        fronts = fronts or {}
+        self.broker_addresses = {**self.listening, **fronts}
         self.brokers = {
             broker_id: self._process(
                 f"broker-{broker_id}",
-                ["brokerd", "run", "--quorum", ",".join(addresses.values()), *broker_arguments],
+                [
+                    *("brokerd", "run", "--quorum", ",".join(addresses.values()), *broker_arguments),
+                    *(("--advertise", fronts[broker_id]) if broker_id in fronts else ()),
+                ],
                 node_id=broker_id,
                 listen=address,
             )
-            for broker_id, address in self.broker_addresses.items()
+            for broker_id, address in self.listening.items()
         }
 
     def _process(self, name: str, command: list[str], *, node_id: int, listen: str) -> Process:

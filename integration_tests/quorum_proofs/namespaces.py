@@ -8,6 +8,9 @@ touched. `enter` starts a program again inside; it needs root or user namespaces
 A cut is a neighbour entry with a hardware address that nobody has: what A sends to B leaves A and arrives nowhere, and
 nobody is told. It needs neither netfilter nor a traffic classifier. All entries are fixed from the start, so that no
 address resolution fails either.
+
+A connection that is forgotten is a routing rule for its addresses and ports, in the namespace of the sender, that leads nowhere:
+its packets are lost without a word, and those of new connections, which have other ports, are carried.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 BRIDGE = "lograft0"
 NETWORK = "10.77.0"
@@ -24,6 +28,7 @@ OUTSIDE = 254
 PORT = 9641
 NOBODY = "02:00:00:00:ff:ff"
 COMMAND_TIMEOUT_S = 20.0
+RULE_PREFERENCE = "100"
 INSIDE = "LOGRAFT_INSIDE_NAMESPACES"
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 AS_USER = ("--map-root-user",)
@@ -31,7 +36,7 @@ AS_USER = ("--map-root-user",)
 
 def why_not() -> tuple[str, ...] | str:
     """Return the command that runs another one in namespaces of its own, or the reason why there is none."""
-    for program in ("unshare", "ip"):
+    for program in ("unshare", "ip", "ss"):
         if shutil.which(program) is None:
             return f"there is no program `{program}`"
     reason = ""
@@ -59,6 +64,24 @@ def run(*arguments: str) -> None:
         raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
 
 
+class Flow(NamedTuple):
+    """One direction of a TCP connection: `address:port` of who sends and of who receives."""
+
+    sender: str
+    receiver: str
+
+    @property
+    def reverse(self) -> Flow:
+        """The other direction."""
+        return Flow(self.receiver, self.sender)
+
+    def rule(self) -> list[str]:
+        """Words of the routing rule that loses its packets."""
+        (host, _, port), (to_host, _, to_port) = self.sender.rpartition(":"), self.receiver.rpartition(":")
+        where = ["from", host, "to", to_host, "ipproto", "tcp", "sport", port, "dport", to_port]
+        return ["pref", RULE_PREFERENCE, *where, "blackhole"]
+
+
 class Namespaces:
     """A namespace for each name, all reachable from each other and from outside. Only inside (`is_inside`).
 
@@ -70,6 +93,7 @@ class Namespaces:
     def __init__(self, names: Iterable[str]) -> None:
         assert is_inside(), "namespaces are made inside of others only"
         self._numbers = {name: number for number, name in enumerate(names, 1)}
+        self._forgotten: set[Flow] = set()
         run("mount", "-t", "tmpfs", "none", "/run")
         run("ip", "link", "set", "lo", "up")
         run("ip", "link", "add", BRIDGE, "type", "bridge")
@@ -119,6 +143,51 @@ class Namespaces:
     def heal(self) -> None:
         """Let everything through again."""
         self._each(self._numbers, self._numbers, _hardware)
+
+    def forget(self, name: str, *, to: bool, from_: bool) -> int:
+        """Lose from now on what is sent to one of the names, or from it, over its connections that there are; new ones are carried.
+
+        Returns:
+            How many connections these are, without those that are forgotten already.
+        """
+        self._drop_old_rules()
+        flows = [
+            flow for flow in self._flows(name, "established") if not self._forgotten.intersection((flow, flow.reverse))
+        ]
+        for flow in flows:
+            for lost in (*((flow,) if from_ else ()), *((flow.reverse,) if to else ())):
+                run("ip", *self._where(lost), "rule", "add", *lost.rule())
+                self._forgotten.add(lost)
+        return len(flows)
+
+    def _drop_old_rules(self) -> None:
+        """Remove the rules of senders that have no such connection any more: another one may get its ports."""
+        if not self._forgotten:
+            return
+        there = {flow for name in (*self._numbers, None) for flow in self._flows(name, "all")}
+        for flow in sorted(self._forgotten - there):
+            run("ip", *self._where(flow), "rule", "delete", *flow.rule())
+            self._forgotten.discard(flow)
+
+    def _flows(self, name: str | None, state: str) -> list[Flow]:
+        """What a namespace sends over its connections with others; None: the clients' one."""
+        prefix = () if name is None else self.prefix(name)
+        command = [*prefix, "ss", "--tcp", "--numeric", "--no-header", "state", state]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True)
+        found: list[Flow] = []
+        for line in done.stdout.splitlines():
+            # Where all states are asked for, the state stands first.
+            # gRPC has sockets of IPv6 for connections of IPv4: [::ffff:address]:port.
+            sender, receiver = (each.replace("[::ffff:", "").replace("]", "") for each in line.split()[-2:])
+            if receiver.startswith(f"{NETWORK}.") and sender.startswith(f"{NETWORK}."):
+                found.append(Flow(sender, receiver))
+        return found
+
+    def _where(self, flow: Flow) -> Sequence[str]:
+        """Options of `ip` for the namespace of a sender."""
+        number = int(flow.sender.rpartition(":")[0].rpartition(".")[2])
+        name = next((name for name, each in self._numbers.items() if each == number), None)
+        return () if name is None else ("-n", name)
 
     def _each(self, senders: Iterable[str], receivers: Iterable[str], hardware: Callable[[int], str]) -> None:
         targets = [self._numbers[name] for name in receivers]

@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """When which nemesis hurts and heals: a few at a time, at random by seed, with calm spells in which everything must become whole.
 
-Owns the schedule and the watch over servers that end by themselves. Must not judge histories.
+Owns the schedule, the watch over servers that end by themselves, and over clients that hear nothing. Must not judge histories.
+
+Connections die at random times among the other faults; and once more behind each calm, with nothing else hurt: then every client must
+hear something again within its bound.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
+
+from lograft.errors import LograftError
+from lograft.types import ElectionType
 
 from integration_tests.cluster.wait import wait_for
-from integration_tests.workload.nemeses import Membership, Nemesis, Restart, World
+from integration_tests.workload.nemeses import HalfOpen, Membership, Nemesis, Restart, World
+from integration_tests.workload.scene import TOPIC
+from integration_tests.workload.silence import SILENCE_S_MAX, Silence
 
 ACTIVE_MAX = 2
 """Nemeses that hurt at the same time."""
@@ -31,12 +40,14 @@ class Conductor:
 
     Attributes:
         counts: what was done, by nemesis.
-        problems: what the cluster did that it must not: a server ended, or it did not become whole.
+        problems: what must not be: a server ended, the cluster did not become whole, or a client heard nothing for too long.
+        silences_s: by client, the seconds in which it heard nothing after each blow to connections alone.
     """
 
     def __init__(self, world: World, nemeses: Sequence[Nemesis]) -> None:
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
+        self.silences_s: defaultdict[str, list[float]] = defaultdict(list)
         self._world = world
         self._nemeses = {nemesis.name: nemesis for nemesis in nemeses}
 
@@ -48,11 +59,13 @@ class Conductor:
             if step % STEPS_TO_CALM == 0:
                 if not self.calm():
                     return
+                self._listen()
             else:
                 self._step()
             self._world.scene.load.hold(min(until_s, time.monotonic() + self._world.rng.uniform(*PAUSE_S)))
             self._watch()
-        self.calm()
+        if self.calm():
+            self._listen()
 
     def calm(self) -> bool:
         """Heal everything and wait until all is whole; returns whether it is."""
@@ -69,6 +82,38 @@ class Conductor:
             return False
         self._note("calm")
         return True
+
+    def _listen(self) -> None:
+        """Let connections die while all else is well, and wait until every client has heard something again."""
+        nemesis = self._nemeses.get(HalfOpen.name)
+        if nemesis is None:
+            return
+        load = self._world.scene.load
+        # Whoever is struck is to lead something.
+        with suppress(LograftError):
+            self._world.admin.elect_leaders([TOPIC], election=ElectionType.PREFERRED)
+        text = nemesis.hurt(self._world)
+        # What was sent before the last connection died proves nothing.
+        struck_s = time.monotonic()
+        if not text:
+            return
+        self._note(f"{text}, and nothing else")
+        silence = Silence(load, self._world.scene.partitions, struck_s)
+
+        def is_heard() -> bool:
+            load.check_alive()
+            return silence.look()
+
+        try:
+            wait_for(is_heard, timeout_s=SILENCE_S_MAX, what="every client to hear something")
+        except TimeoutError:
+            # Whoever did not run cannot have heard.
+            if not load.stood_still(struck_s, time.monotonic()):
+                self.problems.append(f"heard nothing for {SILENCE_S_MAX} s: {', '.join(silence.silent)}; {text}")
+        for name, heard_s in silence.heard_s.items():
+            self.silences_s[name].append(heard_s)
+        self.counts["half-open alone"] += 1
+        self._note(f"heard again within {max(silence.heard_s.values(), default=0.0):.1f} s, silent: {silence.silent}")
 
     def _step(self) -> None:
         world = self._world

@@ -18,14 +18,15 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lograft import Admin
 
 from integration_tests.cluster.cluster import BROKER_ID_FIRST
+from integration_tests.faults.forgetful_proxy import ForgetfulProxy
 from integration_tests.quorum_proofs.namespaces import INSIDE, Namespaces, is_inside, why_not
 from integration_tests.workload.checker import EXIT_STATUS
 from integration_tests.workload.conductor import Conductor
@@ -33,6 +34,8 @@ from integration_tests.workload.kept import keep_evidence
 from integration_tests.workload.nemeses import (
     ClockSkew,
     DiskFull,
+    Forget,
+    HalfOpen,
     Kill,
     Membership,
     Nemesis,
@@ -42,11 +45,12 @@ from integration_tests.workload.nemeses import (
     Restart,
     World,
     skew_path,
+    through_proxies,
 )
 from integration_tests.workload.replica_files import compare_replicas
 from integration_tests.workload.scene import Scene, Shape, scene_under_load
 
-NEMESES = ("kill", "pause", "restart", "partition", "disk-full", "clock", "membership", "reassign")
+NEMESES = ("kill", "pause", "restart", "partition", "disk-full", "clock", "membership", "reassign", "half-open")
 NEED_NAMESPACES = frozenset({"partition", "disk-full"})
 DELIVERY_TIMEOUT_MS = 20_000
 """Short enough that outages leave values with an unknown outcome."""
@@ -106,7 +110,10 @@ def run(directory: Path, *, shape: Shape, seconds: float, seed: int, names: list
         text = reason if isinstance(reason, str) else "not in namespaces of its own"
         result.not_run = {name: text for name in names if name in NEED_NAMESPACES}
         names = [name for name in names if name not in NEED_NAMESPACES]
-    with _disk(directory / brokers[-1], names, seconds):
+    with _disk(directory / brokers[-1], names, seconds), ExitStack() as stack:
+        proxies: dict[str, ForgetfulProxy] = {}
+        if network is None and HalfOpen.name in names:
+            proxies = {name: stack.enter_context(ForgetfulProxy()) for name in brokers}
         launcher = skewable(directory) if "clock" in names else None
         with scene_under_load(
             directory,
@@ -114,9 +121,10 @@ def run(directory: Path, *, shape: Shape, seconds: float, seed: int, names: list
             place=network,
             broker_arguments=("--min-free-bytes", str(MIN_FREE_BYTES)),
             launcher=launcher,
+            fronts={BROKER_ID_FIRST + index: proxies[name] for index, name in enumerate(brokers) if name in proxies},
             seed=seed,
         ) as scene:
-            nemeses = make_nemeses(names, directory, small=directory / brokers[-1], network=network)
+            nemeses = make_nemeses(names, directory, small=directory / brokers[-1], network=network, proxies=proxies)
             conduct(scene, nemeses, result, seconds=seconds, seed=seed)
     return result
 
@@ -152,10 +160,21 @@ def conduct(scene: Scene, nemeses: list[Nemesis], result: Result, *, seconds: fl
         f"faults: {dict(conductor.counts)}",
         f"load: {scene.load.figures()}",
         f"longest time without an acknowledgement in a partition: {longest_s:.1f} s",
+        *_silences(conductor),
         *verdict.lines(anomalies_max=ANOMALIES_PRINTED_MAX),
     ]
     if not conductor.problems:
         compare_files(scene, result)
+
+
+def _silences(conductor: Conductor) -> list[str]:
+    """How long clients heard nothing after blows to connections alone."""
+    if not conductor.silences_s:
+        return []
+    times = (f"{name} {max(times_s):.1f}" for name, times_s in sorted(conductor.silences_s.items()))
+    return [
+        f"longest silence after {conductor.counts['half-open alone']} blows to connections alone, s: {', '.join(times)}"
+    ]
 
 
 def compare_files(scene: Scene, result: Result) -> None:
@@ -170,7 +189,14 @@ def compare_files(scene: Scene, result: Result) -> None:
     result.problems += compare_replicas(directories, replicas=shape.replicas, partitions=shape.partitions)
 
 
-def make_nemeses(names: list[str], directory: Path, *, small: Path, network: Namespaces | None) -> list[Nemesis]:
+def make_nemeses(
+    names: list[str],
+    directory: Path,
+    *,
+    small: Path,
+    network: Namespaces | None,
+    proxies: Mapping[str, ForgetfulProxy] | None = None,
+) -> list[Nemesis]:
     """Make the nemeses of these names."""
     found: list[Nemesis] = []
     for name in names:
@@ -181,6 +207,11 @@ def make_nemeses(names: list[str], directory: Path, *, small: Path, network: Nam
             found.append(DiskFull(small, min_free_bytes=MIN_FREE_BYTES))
         elif name == "clock":
             found.append(ClockSkew(directory))
+        elif name == HalfOpen.name:
+            forget: Forget = through_proxies(proxies or {}) if network is None else network.forget
+            # Proxies are before brokers alone.
+            kinds = ("broker",) if network is None else ("broker", "broker", "broker", "voter")
+            found.append(HalfOpen(forget, kinds=kinds))
         else:
             kinds = {"kill": Kill, "pause": Pause, "restart": Restart, "membership": Membership, "reassign": Reassign}
             found.append(kinds[name]())
@@ -203,7 +234,7 @@ def run_and_keep(shape: Shape, *, seconds: float, seed: int, names: list[str]) -
 
 def main() -> int:
     """Enter namespaces where that is permitted, run and print."""
-    default = dataclasses.replace(Shape(), delivery_timeout_ms=DELIVERY_TIMEOUT_MS)
+    default = dataclasses.replace(Shape(), delivery_timeout_ms=DELIVERY_TIMEOUT_MS, lasting_pollers=1)
     parser = argparse.ArgumentParser(description="a workload with nemeses, and the judgement of its history")
     parser.add_argument("--minutes", type=float, default=20.0, help="minutes of faults; healing and reading come after")
     parser.add_argument("--seed", type=int, default=1)

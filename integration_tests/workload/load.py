@@ -19,7 +19,7 @@ from lograft import TopicPartition
 from integration_tests.cluster.wait import wait_for
 from integration_tests.workload.checker import STALE_END_S_MAX, Verdict, check
 from integration_tests.workload.history import HistoryFile, read_history
-from integration_tests.workload.readers import EndReader, Poller, Reader, read_everything
+from integration_tests.workload.readers import REOPEN_S, EndReader, Poller, Reader, read_everything
 from integration_tests.workload.senders import Acknowledgements, Sender
 
 HISTORY_FILE = "history.jsonl"
@@ -34,7 +34,8 @@ class LoadSettings:
         topic: topic, which exists.
         partition_count: its partitions.
         senders: producers; each sends to all partitions.
-        pollers: consumers; each reads all partitions.
+        pollers: consumers; each reads all partitions, and is made anew now and then.
+        lasting_pollers: consumers that are made anew after an error alone.
         rate_per_s: values a second, of all senders together.
         delivery_timeout_ms: of the producers.
     """
@@ -43,6 +44,7 @@ class LoadSettings:
     partition_count: int
     senders: int = 3
     pollers: int = 2
+    lasting_pollers: int = 0
     rate_per_s: float = 150.0
     delivery_timeout_ms: int = 120_000
 
@@ -58,11 +60,19 @@ class Load:
         self._bootstrap = bootstrap
         self._guests: list[Sender] = []
         self.senders = [self._sender(bootstrap, number) for number in range(settings.senders)]
-        self._readers: list[Reader] = [
-            Poller(bootstrap, f"c{number}", self.tps, history=self.history, seed=seed * 1_000 + number)
-            for number in range(settings.pollers)
+        self.pollers = [
+            Poller(
+                bootstrap,
+                f"c{number}",
+                self.tps,
+                history=self.history,
+                seed=seed * 1_000 + number,
+                reopen_s=REOPEN_S if number < settings.pollers else None,
+            )
+            for number in range(settings.pollers + settings.lasting_pollers)
         ]
-        self._readers.append(EndReader(bootstrap, "e0", self.tps, history=self.history))
+        self.end_reader = EndReader(bootstrap, "e0", self.tps, history=self.history)
+        self._readers: list[Reader] = [*self.pollers, self.end_reader]
         self._is_stopped = False
         self.started_s = 0.0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hurts a cluster under a workload, and heals it: kills, pauses, cuts, a full disk, wrong clocks, changes of membership.
+"""What hurts a cluster under a workload, and heals it: kills, pauses, cuts, dead connections, a full disk, wrong clocks, membership.
 
 Owns one kind of fault each, chosen at random by seed. A server is hurt by one of them at a time. Must not judge.
 """
@@ -10,7 +10,7 @@ import contextlib
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from lograft.errors import LograftError
 from lograft.types import ElectionType
 
 from integration_tests.cluster.process import Process
+from integration_tests.faults.forgetful_proxy import ForgetfulProxy, Way
 from integration_tests.quorum_proofs.namespaces import Namespaces
 from integration_tests.workload.scene import TOPIC, Scene
 
@@ -211,6 +212,53 @@ class Partition:
         """Let everything through."""
         self._network.heal()
         return "heal the network"
+
+
+class Forget(Protocol):
+    """Lets the connections of a server that there are swallow what is sent to it, or from it, or both; new ones are carried."""
+
+    def __call__(self, name: str, *, to: bool, from_: bool) -> int:
+        """Do it to the server of a name, and return how many connections these are."""
+        ...
+
+
+class HalfOpen:
+    """Connections of one server die without a word; nobody is taken, and nothing can be healed: the ends must find out.
+
+    Args:
+        forget: see `Forget`.
+        kinds: kinds of servers that it knows, one of which is drawn.
+    """
+
+    name = "half-open"
+
+    def __init__(self, forget: Forget, *, kinds: Sequence[str]) -> None:
+        self._forget = forget
+        self._kinds = kinds
+
+    def hurt(self, world: World) -> str:
+        """Forget the connections of one server, one way or both."""
+        rng = world.rng
+        kind = rng.choice(self._kinds)
+        name = rng.choice([each for each in world.processes() if each.startswith(kind)])
+        way = rng.choice(("both ways", "both ways", "what it sends", "what it should receive"))
+        count = self._forget(name, to=way != "what it sends", from_=way != "what it should receive")
+        return f"forget {count} connections of {name}, {way}" if count else ""
+
+    def heal(self, world: World) -> str:
+        """Nothing."""
+        del world
+        return "leave dead connections to their ends"
+
+
+def through_proxies(proxies: Mapping[str, ForgetfulProxy]) -> Forget:
+    """Forget by the proxy before each server, which carries only what comes to its advertised address."""
+
+    def forget(name: str, *, to: bool, from_: bool) -> int:
+        way = (Way.TO_SERVER if to else Way(0)) | (Way.TO_CLIENT if from_ else Way(0))
+        return proxies[name].forget(way)
+
+    return forget
 
 
 def fill_disk(path: Path, *, keep_bytes: int) -> None:

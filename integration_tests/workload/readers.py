@@ -7,6 +7,7 @@ place where the old one stood: what it reads must go on from there without a gap
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -71,12 +72,25 @@ class Reader(ABC):
 
 
 class Poller(Reader):
-    """Reads all given partitions along."""
+    """Reads all given partitions along.
+
+    Attributes:
+        reached: the end of what was ever read of each partition, exclusive.
+    """
 
     def __init__(
-        self, bootstrap: str, name: str, tps: list[TopicPartition], *, history: HistoryFile, seed: int
+        self,
+        bootstrap: str,
+        name: str,
+        tps: list[TopicPartition],
+        *,
+        history: HistoryFile,
+        seed: int,
+        reopen_s: tuple[float, float] | None = REOPEN_S,
     ) -> None:
         super().__init__(name)
+        self.reached = dict.fromkeys((tp.partition for tp in tps), 0)
+        self._reopen_s = reopen_s
         self._bootstrap = bootstrap
         self._history = history
         self._rng = random.Random(seed)
@@ -101,7 +115,7 @@ class Poller(Reader):
 
     def _poll_for_a_while(self, consumer: Consumer) -> bool:
         """Poll until an error or the end of this consumer; returns whether there was no error."""
-        until_s = time.monotonic() + self._rng.uniform(*REOPEN_S)
+        until_s = math.inf if self._reopen_s is None else time.monotonic() + self._rng.uniform(*self._reopen_s)
         while time.monotonic() < until_s and not self._stop.wait(POLL_INTERVAL_S):
             op = self._history.begin(self.name, Kind.POLL)
             try:
@@ -114,6 +128,7 @@ class Poller(Reader):
                 value = (record.value or b"").decode()
                 found.setdefault(f"{record.topic}-{record.partition}", []).append((record.offset, value))
                 self._positions[TopicPartition(record.topic, record.partition)] = record.offset + 1
+                self.reached[record.partition] = max(self.reached[record.partition], record.offset + 1)
             self._history.end(op, self.name, Type.OK, Kind.POLL, records=found)
         for tp, position in self._positions.items():
             self._positions[tp] = max(0, position - self._rng.randrange(REREAD_MAX))
@@ -121,10 +136,15 @@ class Poller(Reader):
 
 
 class EndReader(Reader):
-    """Asks for the ends of all given partitions at intervals."""
+    """Asks for the ends of all given partitions at intervals.
+
+    Attributes:
+        asked_s: when the last question was asked that was answered, on the monotonic clock.
+    """
 
     def __init__(self, bootstrap: str, name: str, tps: list[TopicPartition], *, history: HistoryFile) -> None:
         super().__init__(name)
+        self.asked_s = 0.0
         self._bootstrap = bootstrap
         self._history = history
         self._tps = tps
@@ -133,11 +153,13 @@ class EndReader(Reader):
         with Consumer(self._bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as consumer:
             while not self._stop.wait(END_INTERVAL_S):
                 op = self._history.begin(self.name, Kind.END)
+                asked_s = time.monotonic()
                 try:
                     ends = consumer.end_offsets(self._tps)
                 except LograftError as error:
                     self._history.end(op, self.name, Type.INFO, Kind.END, text=repr(error))
                     continue
+                self.asked_s = asked_s
                 found = {str(tp): end for tp, end in ends.items()}
                 self._history.end(op, self.name, Type.OK, Kind.END, offsets_by_partition=found)
 

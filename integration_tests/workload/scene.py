@@ -8,7 +8,7 @@ image for as long as it lives.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from lograft.types import PartitionDescription
 
 from integration_tests.cluster.cluster import Cluster, Place
 from integration_tests.cluster.wait import wait_for
+from integration_tests.faults.forgetful_proxy import ForgetfulProxy
 from integration_tests.workload.load import Load, LoadSettings
 
 TOPIC = "workload"
@@ -44,6 +45,7 @@ class Shape:
         replicas: replicas of each of them; with one, a partition is away for as long as its broker.
         senders: producers of the load.
         pollers: consumers of the load.
+        lasting_pollers: further consumers of the load, which are never made anew of their own accord.
         rate_per_s: values a second of the load.
         delivery_timeout_ms: of the producers.
     """
@@ -54,6 +56,7 @@ class Shape:
     replicas: int = 3
     senders: int = 3
     pollers: int = 2
+    lasting_pollers: int = 0
     rate_per_s: float = 150.0
     delivery_timeout_ms: int = 120_000
 
@@ -74,6 +77,7 @@ class Shape:
             partition_count=self.partitions,
             senders=self.senders,
             pollers=self.pollers,
+            lasting_pollers=self.lasting_pollers,
             rate_per_s=self.rate_per_s,
             delivery_timeout_ms=self.delivery_timeout_ms,
         )
@@ -185,9 +189,21 @@ def scene_under_load(
     place: Place | None = None,
     broker_arguments: Sequence[str] = (),
     launcher: Callable[[str], Sequence[str]] | None = None,
+    fronts: Mapping[int, ForgetfulProxy] | None = None,
     seed: int = 0,
 ) -> Generator[Scene]:
-    """Start voters, brokers, a topic and a load; at the end everything is stopped, whatever happens."""
+    """Start voters, brokers, a topic and a load; at the end everything is stopped, whatever happens.
+
+    Args:
+        directory: for everything.
+        shape: see `Shape`.
+        place: where servers run; None: on loopback.
+        broker_arguments: further arguments of every broker.
+        launcher: see `Cluster`.
+        fronts: proxies, started, before brokers, by broker id.
+        seed: of the load.
+    """
+    fronts = fronts or {}
     cluster = Cluster(
         directory,
         voter_count=shape.voters,
@@ -195,7 +211,10 @@ def scene_under_load(
         place=place,
         broker_arguments=broker_arguments,
         launcher=launcher,
+        fronts={broker_id: proxy.address for broker_id, proxy in fronts.items()},
     )
+    for broker_id, proxy in fronts.items():
+        proxy.target = cluster.listening[broker_id]
     # The admin lives longer than all other clients, so that the SDK's event loop is not ended and begun again.
     with cluster, Admin(cluster.bootstrap, request_timeout_ms=TOPIC_TIMEOUT_MS) as admin:
         admin.create_topic(

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from itertools import pairwise
+from typing import NamedTuple
 
 from lograft import BatchReceipt, Producer
 from lograft.errors import DeliveryError, LograftError
@@ -90,6 +91,13 @@ class Acknowledgements:
         return [later - earlier for earlier, later in pairwise(points)]
 
 
+class Acknowledged(NamedTuple):
+    """The last value of a partition that was acknowledged: when it was given to `send()`, on the monotonic clock, and its offset."""
+
+    sent_s: float
+    offset: int
+
+
 class Sender:
     """Sends to all partitions in turn until stopped.
 
@@ -103,6 +111,9 @@ class Sender:
         history: gets every send.
         acknowledgements: gets every receipt.
         first: index of the partition to begin with: senders in step would reach a partition together, and leave it alone together.
+
+    Attributes:
+        latest: by partition; written by the thread of the SDK.
     """
 
     def __init__(
@@ -119,6 +130,7 @@ class Sender:
         first: int = 0,
     ) -> None:
         self.name = name
+        self.latest: dict[int, Acknowledged] = {}
         self.failures: Counter[str] = Counter()
         self.acknowledged_count = 0
         self.duplicate_batches = 0
@@ -232,6 +244,7 @@ class Sender:
             acknowledgements = self._acknowledgements
             for offset in range(receipt.base_offset, receipt.base_offset + receipt.record_count):
                 op, sent_s = waiting.popleft()
+                self.latest[receipt.partition] = Acknowledged(sent_s, offset)
                 self._history.end(op, self.name, Type.OK, Kind.SEND, offsets=[offset])
                 if acknowledgements is not None:
                     acknowledgements.waits.append(Wait(receipt.partition, sent_s, now_s))
