@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the Go, Java and Node clients against one `lograft dev`.
+"""Run the Go, Java and Node clients against one `lograft dev`, through a proxy that forgets their connections between two steps.
 
     python -m integration_tests.clients.run [--require-all]
 
@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,14 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lograft import Admin, Producer
+from lograft.types import ConfigResource
 
 from integration_tests.clients.toolchains import CLIENTS, BuildError, Client, run_bounded
 from integration_tests.cluster.process import Process
 from integration_tests.cluster.wait import wait_for
+from integration_tests.faults.forgetful_proxy import ForgetfulProxy
 
 READY_PATTERN = re.compile(r"lograft dev: ready on (127\.0\.0\.1:\d+)")
 READY_TIMEOUT_S = 30.0
 CLIENT_TIMEOUT_S = 90.0
+AGAIN_PATTERN = re.compile(r"dead connection: read again after (\d+\.\d) s")
+GO_ON_S_MAX = 25.0
+"""Most seconds that a client needs after its connection died: 19 s of its channel's options, and some for a busy machine."""
+WATCH_INTERVAL_S = 0.02
 ZSTD_TOPIC = "clients-zstd"
 ZSTD_RECORD_COUNT = 500
 PASSED, FAILED, NOT_RUN = "PASS", "FAIL", "NOT RUN"
@@ -68,6 +75,8 @@ def _ready_address(server: Process) -> str | None:
 def write_zstd_topic(address: str) -> None:
     """Write one topic of zstd batches, which the clients inflate."""
     with Admin(address) as admin:
+        # The timestamps of the clients' records are long past, and a client that waits for its connection gives retention the time.
+        admin.alter_configs({ConfigResource.cluster(): {"retention.ms": "-1"}})
         admin.create_topic(ZSTD_TOPIC, partition_count=1)
     with Producer(address, codec="zstd") as producer:
         for number in range(ZSTD_RECORD_COUNT):
@@ -78,7 +87,27 @@ def write_zstd_topic(address: str) -> None:
         producer.flush()
 
 
-def run_client(client: Client, address: str) -> Outcome:
+@contextmanager
+def forgetting(proxy: ForgetfulProxy, path: Path) -> Generator[None]:
+    """Let connections die, both ways, whenever somebody makes a file; it is removed when they are dead."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(WATCH_INTERVAL_S):
+            if path.exists():
+                proxy.forget()
+                path.unlink()
+
+    watcher = threading.Thread(target=watch, name="forgetting")
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
+
+
+def run_client(client: Client, proxy: ForgetfulProxy, directory: Path) -> Outcome:
     """Build one client and run it; its output goes to the standard output."""
     started = time.monotonic()
     try:
@@ -87,20 +116,31 @@ def run_client(client: Client, address: str) -> Outcome:
         print(error)
         return Outcome(client=client.name, result=FAILED, note="the build failed")
     build_seconds = time.monotonic() - started
-    command = [*client.run_command, address, ZSTD_TOPIC]
-    environment = {**os.environ, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    command = [*client.run_command, proxy.address, ZSTD_TOPIC]
+    wish = directory / f"forget-{client.name}"
+    environment = {**os.environ, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LOGRAFT_FORGET": str(wish)}
     try:
-        done = run_bounded(command, directory=client.directory, environment=environment, timeout_s=CLIENT_TIMEOUT_S)
+        with forgetting(proxy, wish):
+            done = run_bounded(command, directory=client.directory, environment=environment, timeout_s=CLIENT_TIMEOUT_S)
     except TimeoutError as error:
         return Outcome(client=client.name, result=FAILED, note=str(error))
     for line in done.stdout.splitlines():
         print(f"{client.name:5} | {line}", flush=True)
-    passed = done.returncode == 0 and done.stdout.rstrip().endswith(PASSED)
+    again = AGAIN_PATTERN.search(done.stdout)
+    is_in_time = again is not None and float(again[1]) <= GO_ON_S_MAX
+    passed = done.returncode == 0 and done.stdout.rstrip().endswith(PASSED) and is_in_time
+    went_on = f"went on {again[1]} s after its connection had died" if again else "was not tried with a dead connection"
     return Outcome(
         client=client.name,
         result=PASSED if passed else FAILED,
         seconds=time.monotonic() - started - build_seconds,
-        note=f"built in {build_seconds:.0f} s" if built else "" if passed else f"exit status {done.returncode}",
+        note="; ".join(
+            (
+                *((f"built in {build_seconds:.0f} s",) if built else ()),
+                *(() if passed else (f"exit status {done.returncode}",)),
+                went_on,
+            )
+        ),
     )
 
 
@@ -117,9 +157,10 @@ def run_all(clients: tuple[Client, ...] = CLIENTS) -> list[Outcome]:
         with (
             tempfile.TemporaryDirectory(prefix="lograft-clients-") as directory,
             dev_server(Path(directory)) as address,
+            ForgetfulProxy(address) as proxy,
         ):
             write_zstd_topic(address)
-            outcomes += [run_client(client, address) for client in usable]
+            outcomes += [run_client(client, proxy, Path(directory)) for client in usable]
     return sorted(outcomes, key=lambda outcome: outcome.client)
 
 

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	lograft "lograft-client/gen/lograft/v1"
@@ -57,6 +58,9 @@ func main() {
 func run(address string, zstdTopics []string) error {
 	connection, err := grpc.NewClient(address,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: 10 * time.Second, Timeout: 9 * time.Second, PermitWithoutStream: true,
+		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(messageBytesMax)))
 	if err != nil {
 		return err
@@ -79,6 +83,9 @@ func run(address string, zstdTopics []string) error {
 	}
 	if err := c.appendTwice(ctx, expected); err != nil {
 		return fmt.Errorf("append with a sequence: %w", err)
+	}
+	if err := c.goOn(ctx); err != nil {
+		return fmt.Errorf("go on: %w", err)
 	}
 	if err := c.readBack(ctx, expected); err != nil {
 		return fmt.Errorf("read: %w", err)
@@ -195,6 +202,39 @@ func (c *client) appendTwice(ctx context.Context, expected map[int32][]record) e
 	}
 	fmt.Printf("ok   append with a sequence: %d records sent twice, once at offset %d, then a duplicate\n", len(request.Records), a.BaseOffset)
 	return nil
+}
+
+// goOn has its connections die without a word, if the environment names a file for that, and reads until that works again.
+// The file asks for it; whoever does it removes the file.
+func (c *client) goOn(ctx context.Context) error {
+	path := os.Getenv("LOGRAFT_FORGET")
+	if path == "" {
+		return nil
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		return err
+	}
+	for {
+		if _, err := os.Stat(path); os.IsNotExist(err) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(leaderRetryEvery):
+		}
+	}
+	began := time.Now()
+	for {
+		_, err := c.log.Read(ctx, &lograft.ReadRequest{Topic: c.topic})
+		if err == nil {
+			fmt.Printf("ok   dead connection: read again after %.1f s\n", time.Since(began).Seconds())
+			return nil
+		}
+		if status.Code(err) != codes.Unavailable {
+			return err
+		}
+	}
 }
 
 // read returns all records of a partition.

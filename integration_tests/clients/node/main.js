@@ -8,6 +8,7 @@
 
 import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";
+import { existsSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 
@@ -43,7 +44,12 @@ const passed = (text) => console.log(`ok   ${text}`);
 
 class Client {
   constructor(address) {
-    const options = { "grpc.max_receive_message_length": MESSAGE_BYTES_MAX };
+    const options = {
+      "grpc.max_receive_message_length": MESSAGE_BYTES_MAX,
+      "grpc.keepalive_time_ms": 3000,
+      "grpc.keepalive_timeout_ms": 9000,
+      "grpc.keepalive_permit_without_calls": 1,
+    };
     const connect = (Service) => new Service(address, grpc.credentials.createInsecure(), options);
     this.admin = connect(AdminService);
     this.log = connect(LogService);
@@ -60,6 +66,7 @@ class Client {
     await this.createTopic();
     await this.appendKeyed();
     await this.appendTwice();
+    await this.goOn();
     await this.readBack();
     await this.fetchAndCompare(this.topic, this.expected, CODEC_NONE);
     for (const topic of zstdTopics) {
@@ -121,6 +128,33 @@ class Client {
 
   expect(partition, row) {
     this.expected.set(partition, [...(this.expected.get(partition) ?? []), row]);
+  }
+
+  /**
+   * Has its connections die without a word, if the environment names a file for that, and reads until that works again.
+   * The file asks for it; whoever does it removes the file.
+   */
+  async goOn() {
+    const path = process.env.LOGRAFT_FORGET;
+    if (!path) {
+      return;
+    }
+    writeFileSync(path, "");
+    while (existsSync(path)) {
+      await new Promise((resolve) => setTimeout(resolve, LEADER_RETRY_MS));
+    }
+    const began = performance.now();
+    for (let isThere = false; !isThere; ) {
+      try {
+        await this.call(this.log, "read", { topic: this.topic });
+        isThere = true;
+      } catch (error) {
+        if (error.code !== grpc.status.UNAVAILABLE) {
+          throw error;
+        }
+      }
+    }
+    passed(`dead connection: read again after ${((performance.now() - began) / 1000).toFixed(1)} s`);
   }
 
   async read(topic, partition) {

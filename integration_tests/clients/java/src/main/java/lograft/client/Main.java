@@ -12,6 +12,9 @@ import io.grpc.ManagedChannel;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -64,6 +67,9 @@ final class Main {
     ManagedChannel channel =
         Grpc.newChannelBuilder(arguments[0], InsecureChannelCredentials.create())
             .maxInboundMessageSize(MESSAGE_BYTES_MAX)
+            .keepAliveTime(10, TimeUnit.SECONDS)
+            .keepAliveTimeout(9, TimeUnit.SECONDS)
+            .keepAliveWithoutCalls(true)
             .build();
     try {
       new Main(channel).run(Arrays.asList(arguments).subList(1, arguments.length));
@@ -76,10 +82,11 @@ final class Main {
     }
   }
 
-  private void run(List<String> zstdTopics) throws InterruptedException, InvalidProtocolBufferException {
+  private void run(List<String> zstdTopics) throws InterruptedException, IOException {
     createTopic();
     appendKeyed();
     appendTwice();
+    goOn();
     readBack();
     fetchAndCompare(topic, expected, Batch.CODEC_NONE);
     for (String zstdTopic : zstdTopics) {
@@ -163,6 +170,33 @@ final class Main {
 
   private void expect(int partition, Row row) {
     expected.computeIfAbsent(partition, key -> new ArrayList<>()).add(row);
+  }
+
+  /**
+   * Has its connections die without a word, if the environment names a file for that, and reads until that works again. The
+   * file asks for it; whoever does it removes the file.
+   */
+  private void goOn() throws InterruptedException, IOException {
+    String path = System.getenv("LOGRAFT_FORGET");
+    if (path == null) {
+      return;
+    }
+    Files.createFile(Path.of(path));
+    while (Files.exists(Path.of(path))) {
+      TimeUnit.MILLISECONDS.sleep(LEADER_RETRY_MS);
+    }
+    long began = System.nanoTime();
+    for (boolean isThere = false; !isThere; ) {
+      try {
+        log.read(Log.ReadRequest.newBuilder().setTopic(topic).build());
+        isThere = true;
+      } catch (StatusRuntimeException failure) {
+        if (failure.getStatus().getCode() != Status.Code.UNAVAILABLE) {
+          throw failure;
+        }
+      }
+    }
+    Check.passed("dead connection: read again after %.1f s", (System.nanoTime() - began) / 1e9);
   }
 
   private List<Row> read(String from, int partition) {
