@@ -29,8 +29,8 @@ from metaquorum.tests.quorum_cluster import free_ports
 from storage.env_posix import PosixDisk
 
 ROOT = Path(__file__).parents[2]
-START_S = 20.0
-STOP_S = 15.0
+START_S = 60.0
+STOP_S = 60.0
 HEX = "00112233445566778899aabbccddeeff"
 
 

@@ -31,11 +31,12 @@ def admin(bootstrap: str) -> Iterator[Admin]:
 
 @pytest.fixture
 def make_topic(admin: Admin) -> Callable[..., str]:
-    """Makes a topic with a name of its own."""
+    """Makes a topic with a name of its own, whose records stay however old they say they are."""
 
     def make(partition_count: int = 1, configs: Mapping[str, str] | None = None) -> str:
         name = f"topic-{next(_numbers)}"
-        admin.create_topic(name, partition_count=partition_count, configs=configs)
+        kept = {"retention.ms": "-1", **(configs or {})}
+        admin.create_topic(name, partition_count=partition_count, configs=kept)
         return name
 
     return make
