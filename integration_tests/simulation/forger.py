@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from copy import deepcopy
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc.aio
 from lograft.aio import Admin
@@ -29,7 +28,6 @@ from lograft.internal.v1 import replication_pb2 as pb
 from lograft.types import BrokerStatus
 
 from brokerd.following.connecting import StreamError, StreamRefusedError, decode, fetch_range, opened_stream
-from brokerd.replication.hosted_replica import HostedReplica
 from integration_tests.simulation.clients import until_topic
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.servers import (
@@ -45,7 +43,9 @@ from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
 from metaquorum.settings import Address
 from metaquorum.testing.forgeries import absurd_epoch, forge
 from metaquorum.testing.invariants import require
-from metaquorum.testing.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from integration_tests.simulation.world import World
 
 LARGE_EPOCHS: Final = (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1)
 """Broker epochs that no registration has."""
@@ -67,31 +67,15 @@ ANSWERS: Final = (
 """Answers that name the epoch of the quorum."""
 
 
-class ForgedWorld(Protocol):
-    """What forgers need of the world."""
-
-    scheduler: Scheduler
-    counts: Counter[str]
-    bootstrap: list[str]
-    voters: list[VoterMachine]
-    brokers: list[BrokerMachine]
-    is_topic_there: bool
-    is_healed: bool
-
-    def replicas(self) -> dict[tuple[bytes, int], list[tuple[str, HostedReplica]]]:
-        """The open replicas of each partition, with the names of their brokers."""
-        ...
-
-
 class AnswerForger:
     """Changes an answer of a voter to another server now and then, until the world is healed.
 
     Args:
-        world: see `ForgedWorld`.
+        world: the world in which they forge.
         every_ms: mean time between two of them.
     """
 
-    def __init__(self, world: ForgedWorld, *, every_ms: int) -> None:
+    def __init__(self, world: World, *, every_ms: int) -> None:
         self._world = world
         self._rng: random.Random = world.scheduler.rng("forged answers")
         self._every_ms = every_ms
@@ -122,12 +106,12 @@ class Forger:
     """Sends requests until the world is healed.
 
     Args:
-        world: see `ForgedWorld`.
+        world: the world in which they forge.
         process: where it runs.
         every_ms: mean time between two of them.
     """
 
-    def __init__(self, world: ForgedWorld, process: SimProcess, *, every_ms: int) -> None:
+    def __init__(self, world: World, process: SimProcess, *, every_ms: int) -> None:
         self._world = world
         self._rng: random.Random = world.scheduler.rng(f"client/{process.name}")
         self._every_ms = every_ms
