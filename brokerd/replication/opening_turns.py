@@ -21,7 +21,7 @@ BURST_QUIET_MS: Final = 50
 
 
 class OpeningTurns:
-    """See the module docstring. Belongs to one event loop. A key stands for one log; each waits once."""
+    """Gives logs their turn to be opened. Belongs to one event loop. A key stands for one log, which waits once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

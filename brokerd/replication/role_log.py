@@ -23,7 +23,7 @@ ROLE_LOG_INTERVAL_MS: Final = 1_000
 
 
 class RoleLog:
-    """See the module docstring. Belongs to one event loop; one object for all replicas of a broker."""
+    """Writes the lines about roles. Belongs to one event loop; one object for all replicas of a broker."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -59,7 +59,7 @@ class RoleLog:
             self._followed += 1
 
     def say(self) -> None:
-        """Tell what was counted, and begin anew."""
+        """Write the line that counts, and start the next interval."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
