@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated `grpc.aio` does what the real one does: each scenario runs over both, and client and handler see the same.
+"""The simulated `grpc.aio` and the channel in Python do what the real one does: client and handler see the same over all three.
 
-A scenario is written once, against `grpc.aio`: it runs on loopback, and between two simulated processes. Texts are not compared.
+A scenario is written once, against `grpc.aio`: it runs on loopback twice, and between two simulated processes. Texts are not compared.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import pytest
+from lograft._python_channel import PythonChannel
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
@@ -153,12 +154,13 @@ class Stage:
         self.dead_address = dead_address
         self.stop = stop
         self.forget: Any = None  # let the connections that there are swallow everything, one way or both
+        self.new_channel: Callable[[str], Any] = lambda address: grpc.aio.insecure_channel(address)
         self.kill: Any = None  # of a simulated world only: end the server's process without a word
         self.start: Any = None  # and start another one
 
     def channel(self) -> Any:
         """Make a channel to the service."""
-        return grpc.aio.insecure_channel(self.address)
+        return self.new_channel(self.address)
 
     async def until_seen(self, count: int = 1) -> None:
         """Wait until the handlers have seen so much."""
@@ -198,8 +200,14 @@ def write_to(call: Any, message: bytes = b"") -> Awaitable[Any]:
     return outcome_of(call.write(message))
 
 
-def run_real(scenario: Scenario, *, is_forgetful: bool = False) -> Any:
-    """Run it over grpc.aio on loopback, through a proxy if that is to forget; return what client and handlers saw."""
+def run_real(scenario: Scenario, new_channel: Callable[[str], Any] | None = None, *, is_forgetful: bool = False) -> Any:
+    """Run it over grpc.aio on loopback, the client's side over channels of another make if told so; return what both saw.
+
+    Args:
+        scenario: what to run.
+        new_channel: makes the client's channels.
+        is_forgetful: go through a proxy that can forget connections.
+    """
 
     async def main() -> Any:
         handlers = Handlers()
@@ -217,6 +225,7 @@ def run_real(scenario: Scenario, *, is_forgetful: bool = False) -> Any:
             address = proxy.address if is_forgetful else f"127.0.0.1:{port}"
             stage = Stage(handlers, address, f"127.0.0.1:{unused.getsockname()[1]}", stop)
             stage.forget = proxy.forget
+            stage.new_channel = new_channel or stage.new_channel
             try:
                 return await scenario(stage), handlers.seen
             finally:
@@ -303,9 +312,10 @@ def run_virtual(scenario: Scenario) -> Any:
 
 
 def same(scenario: Scenario) -> Any:
-    """Run it over both; return what client and handlers saw, which is the same."""
+    """Run it over all three; return what client and handlers saw, which is the same."""
     virtual, real = run_virtual(scenario), run_real(scenario)
     assert virtual == real
+    assert run_real(scenario, lambda address: PythonChannel(address, liveness_ms=12_000)) == real
     return real
 
 

@@ -166,7 +166,7 @@ def _require_free(_listen: object) -> None:
     """The server itself finds out."""
 
 
-async def _resolve(host: str, _port: int) -> str:
+async def _resolve(host: str, _port: int) -> tuple[str, ...]:
     """In the place of a thread that looks a name up, and would take as long as it takes on the machine of the simulation."""
     raise socket.gaierror(f"{host} is known to the simulated network alone")
 
@@ -293,7 +293,7 @@ def platform(
         put(brokerd.rpc.replicate_listener, "listening_socket", VirtualSocket)
         put(grpc.aio, "insecure_channel", insecure_channel)
         put(grpc.aio, "server", new_server)
-        put(lograft._probe, "_resolve", _resolve)
+        put(lograft._probe, "resolve", _resolve)
         put(brokerd.replication.replica_host, "GroupFlusher", VirtualFlusher)
         put(metaquorum.runtime.driver, "DiskThread", VirtualDiskThread)
         put(brokerd.replication.cleaning, "threading", inert)

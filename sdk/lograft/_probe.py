@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import threading
 from collections.abc import Iterable
-from contextlib import suppress
-from ipaddress import ip_address
 from typing import Final
 
 from lograft._core.first_words import FIRST_WORDS_BYTES, Seen, judge, say
+from lograft._resolver import resolve
 
 MAX_PROBES: Final = 8
 """Addresses of one call that are looked at."""
@@ -77,7 +75,7 @@ class Probe:
     async def _ask(self, host: str, port: int, beginning: bytes) -> bytes | None:
         """Send the beginning of a protocol, and return the first bytes of the answer; None: none came in time."""
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_connection(await _resolve(host, port), port)
+            reader, writer = await asyncio.open_connection((await resolve(host, port))[0], port)
         try:
             writer.write(beginning)
             self._seen = Seen.SILENT
@@ -110,45 +108,6 @@ async def end_probes(probes: Iterable[Probe]) -> None:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks)
-
-
-async def _resolve(host: str, port: int) -> str:
-    """Return an address of a host.
-
-    In a daemon thread: those of the loop's executor are waited for at the end of a program, and a look-up may take long.
-
-    Raises:
-        socket.gaierror: the name is not known.
-    """
-    try:
-        return str(ip_address(host))
-    except ValueError:
-        pass
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[str] = loop.create_future()
-
-    def settle(address: str, error: OSError | None) -> None:
-        if found.done():
-            return
-        if error is None:
-            found.set_result(address)
-        else:
-            found.set_exception(error)
-
-    def look_up() -> None:
-        address = ""
-        failure: OSError | None = None
-        try:
-            address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-        except OSError as error:
-            failure = error
-        except UnicodeError as error:
-            failure = socket.gaierror(str(error))
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, address, failure)
-
-    threading.Thread(target=look_up, name="lograft-resolve", daemon=True).start()
-    return await found
 
 
 def _client_hello() -> bytes:

@@ -10,16 +10,14 @@ one costs it a third of its speed (measured).
 At the end of the process the clients that are still open leave first (`on_exit`): producers flush, all of them within one time,
 and the others let their connections go; then the thread ends.
 
-A forked child has no such thread: it gets a runtime of its own at its first use (if its parent had not used gRPC:
-`_transport` checks that), and the clients of its parent refuse
-to work there (`on_fork`), because their connections belong to the parent.
+A forked child has no such thread: it gets a runtime of its own at its first use, and the clients of its parent refuse to work there
+(`_forks`), because their connections belong to the parent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import threading
 import time
 import weakref
@@ -27,6 +25,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final, Protocol, TypeVar
+
+from lograft._forks import on_fork
+from lograft._immortal import keep_for_ever
 
 T = TypeVar("T")
 
@@ -115,14 +116,6 @@ class Runtime:
         return not self._thread.is_alive()
 
 
-class Forkable(Protocol):
-    """Something that must know that it is in a forked child now."""
-
-    def after_fork(self) -> None:
-        """Refuse to work from now on; take no lock that the parent may have held."""
-        ...
-
-
 class Leaving(Protocol):
     """A client that has something to do at the end of the process."""
 
@@ -139,7 +132,6 @@ _ending_thread: int | None = None
 """Thread that ends the process."""
 _leaving: weakref.WeakSet[Leaving] = weakref.WeakSet()
 _user_count = 0
-_forkables: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
 def open_on_runtime(make: Callable[[], T]) -> tuple[T, Runtime]:
@@ -220,19 +212,16 @@ def _at_exit() -> None:
         _end(runtime)
 
 
-def on_fork(client: Forkable) -> None:
-    """Have a client told when it finds itself in a forked child."""
-    _forkables.add(client)
+class _Child:
+    """What a forked child begins with: no runtime, and nobody to leave."""
+
+    def after_fork(self) -> None:
+        global _runtime, _lock, _idle_loop, _ending_thread
+        keep_for_ever((_runtime, _idle_loop))
+        _lock = threading.Lock()
+        _runtime = _idle_loop = _ending_thread = None
+        _leaving.clear()
 
 
-def _after_fork_in_child() -> None:
-    global _runtime, _lock, _idle_loop, _ending_thread
-    _lock = threading.Lock()
-    _runtime = _idle_loop = _ending_thread = None
-    _leaving.clear()
-    for client in list(_forkables):
-        client.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+_child: Final = _Child()
+on_fork(_child)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
@@ -28,9 +27,11 @@ from weakref import WeakSet
 import grpc
 import grpc.aio
 
+from lograft._forks import may_use_grpc, on_fork
+from lograft._immortal import keep_for_ever
+from lograft._python_channel import PythonChannel
 from lograft.errors import (
     ClientClosedError,
-    ForkedClientError,
     LograftError,
     NoBrokerError,
     OffsetOutOfRangeError,
@@ -101,14 +102,21 @@ class Transport:
         Args:
             liveness_ms: milliseconds without a sign of life after which a connection is given up, from 4,000 on.
         """
-        _claim_process()
+        self._may_use_grpc = may_use_grpc()
         tune_allocator()
+        self._liveness_ms = liveness_ms
         self._options = (*CHANNEL_OPTIONS, *client_options(liveness_ms))
         self._channels: dict[tuple[str, Purpose], grpc.aio.Channel] = {}
         self._uses: dict[grpc.aio.Channel, int] = {}
         self._pending = _Pending(self._channels, {}, {}, {})
         self._guard: AsyncGenerator[None, None] | None = None
         self._is_closed = False
+        on_fork(self)
+
+    def after_fork(self) -> None:
+        """Called in a forked child: leave everything of the parent as it is."""
+        keep_for_ever((self, self._pending, list(self._uses), self._guard))
+        self._is_closed = True
 
     def channel(self, address: str, purpose: Purpose) -> grpc.aio.Channel:
         """Return the channel of an address, made now if need be; it connects at its first use."""
@@ -119,9 +127,13 @@ class Transport:
         if channel is None:
             if len(self._channels) >= MAX_CHANNELS:
                 raise NoBrokerError(f"this client has {MAX_CHANNELS} channels open; use fewer brokers or close it")
-            channel = grpc.aio.insecure_channel(address, options=self._options)
-            self._channels[key] = channel
+            channel = self._channels[key] = self._new_channel(address)
         return channel
+
+    def _new_channel(self, address: str) -> grpc.aio.Channel:
+        if self._may_use_grpc:
+            return grpc.aio.insecure_channel(address, options=self._options)
+        return cast("grpc.aio.Channel", PythonChannel(address, liveness_ms=self._liveness_ms))
 
     async def connect(self, address: str, purpose: Purpose, *, timeout_s: float) -> grpc.aio.Channel:
         """Return a channel that is connected.
@@ -320,25 +332,6 @@ def _keep(task: asyncio.Task[_T]) -> asyncio.Task[_T]:
     """
     asyncio.tasks._unregister_task(task)
     return task
-
-
-_process_ids: Final[list[int]] = []
-
-
-def _claim_process() -> None:
-    """Remember the process in which gRPC is used.
-
-    Raises:
-        ForkedClientError: gRPC was used in the parent before this process was forked. Its threads and locks do not come
-            along, so that every call would wait for ever.
-    """
-    if not _process_ids:
-        _process_ids.append(os.getpid())
-    elif _process_ids[0] != os.getpid():
-        raise ForkedClientError(
-            "this process was forked from one that had used lograft clients, and gRPC does not survive that: fork before "
-            "the first use of a client, or start processes by spawn or forkserver"
-        )
 
 
 _STATUS_TASK: Final = "_AioCall._handle_status_once_received"

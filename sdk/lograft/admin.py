@@ -13,7 +13,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from lograft._admin_calls import AdminCalls
-from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, on_fork, open_on_runtime, release_runtime
+from lograft._forks import on_fork
+from lograft._immortal import keep_for_ever
+from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
@@ -442,5 +444,6 @@ class Admin:
         """Called in a forked child: refuse to work from now on."""
         self._lock = threading.Lock()
         self._is_forked = True
+        keep_for_ever((self._calls, self._runtime))
         self._calls = None
         self._runtime = None

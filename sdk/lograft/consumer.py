@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
 from lograft._consumer_link import ConsumerLink
 from lograft._core.fetcher import Arrival, Cursor
-from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, on_fork, open_on_runtime, release_runtime
+from lograft._forks import on_fork
+from lograft._immortal import keep_for_ever
+from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError, UsageError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (
@@ -370,6 +372,7 @@ class Consumer:
         self._arrived = threading.Condition(self._lock)
         self._caller = threading.RLock()
         self._is_forked = True
+        keep_for_ever((self._link, self._runtime))
         self._link = None
         self._runtime = None
 

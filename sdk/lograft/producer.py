@@ -22,6 +22,8 @@ from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
 from lograft._core.accumulator import AddResult
 from lograft._core.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, TopicBuffers
 from lograft._core.record_columns import RECORD_OVERHEAD_BYTES, record_size
+from lograft._forks import on_fork
+from lograft._immortal import keep_for_ever
 from lograft._producer_book import (
     OnBatch,
     ProducerBook,
@@ -33,7 +35,7 @@ from lograft._producer_book import (
     wall_clock_ms,
 )
 from lograft._producer_pump import ProducerPump
-from lograft._runtime import Runtime, on_exit, on_fork, open_on_runtime, release_runtime, wait_if_ending
+from lograft._runtime import Runtime, on_exit, open_on_runtime, release_runtime, wait_if_ending
 from lograft.errors import (
     BufferTimeoutError,
     ClientClosedError,
@@ -490,6 +492,7 @@ class Producer:
         self._progress = threading.Condition(self._lock)
         self._start_lock = threading.Lock()
         self._is_forked = True
+        keep_for_ever((self._pump, self._runtime))
         self._pump = self._runtime = None
         self._live.clear()
         self._recent = NO_TOPIC

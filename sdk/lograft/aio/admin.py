@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from lograft._admin_calls import AdminCalls
-from lograft.errors import ClientClosedError
+from lograft._forks import on_fork
+from lograft._immortal import keep_for_ever
+from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (
     BrokerStatus,
@@ -48,6 +50,8 @@ class Admin:
         self._timeout_ms = request_timeout_ms
         self._calls: AdminCalls | None = None
         self._is_closed = False
+        self._is_forked = False
+        on_fork(self)
 
     async def create_topic(
         self,
@@ -194,6 +198,12 @@ class Admin:
         if calls is not None:
             await calls.close()
 
+    def after_fork(self) -> None:
+        """Called in a forked child: refuse to work from now on."""
+        self._is_forked = True
+        keep_for_ever(self._calls)
+        self._calls = None
+
     async def __aenter__(self) -> Admin:
         return self
 
@@ -203,6 +213,8 @@ class Admin:
         await self.close()
 
     def _start(self) -> AdminCalls:
+        if self._is_forked:
+            raise ForkedClientError("this admin client was made before a fork; make a new one in the child")
         if self._is_closed:
             raise ClientClosedError("the admin client is closed")
         if self._calls is None:

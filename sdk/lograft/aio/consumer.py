@@ -14,8 +14,10 @@ from types import TracebackType
 from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
 from lograft._consumer_link import ConsumerLink
 from lograft._core.fetcher import Arrival, Cursor
+from lograft._forks import on_fork
+from lograft._immortal import keep_for_ever
 from lograft.consumer import parse_start
-from lograft.errors import ClientClosedError, UnreachableError
+from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (
     CONNECTION_LIVENESS_MS,
@@ -60,6 +62,8 @@ class Consumer:
         self._waiter: asyncio.Future[None] | None = None
         self._link: ConsumerLink | None = None
         self._is_closed = False
+        self._is_forked = False
+        on_fork(self)
 
     async def assign(
         self,
@@ -167,6 +171,13 @@ class Consumer:
         if link is not None:
             await link.close()
 
+    def after_fork(self) -> None:
+        """Called in a forked child: refuse to work from now on."""
+        self._is_forked = True
+        keep_for_ever(self._link)
+        self._link = None
+        self._waiter = None
+
     async def __aenter__(self) -> Consumer:
         return self
 
@@ -184,6 +195,8 @@ class Consumer:
         return self._link
 
     def _check_usable(self) -> None:
+        if self._is_forked:
+            raise ForkedClientError("this consumer was made before a fork; make a new one in the child")
         if self._is_closed:
             raise ClientClosedError("the consumer is closed")
 

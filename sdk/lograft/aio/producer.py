@@ -17,6 +17,8 @@ from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
 from lograft._core.accumulator import AddResult
 from lograft._core.buffers import TopicBuffers
 from lograft._core.record_columns import RECORD_OVERHEAD_BYTES, record_size
+from lograft._forks import on_fork
+from lograft._immortal import keep_for_ever
 from lograft._producer_book import (
     OnBatch,
     ProducerBook,
@@ -29,7 +31,7 @@ from lograft._producer_book import (
 )
 from lograft._producer_pump import ProducerPump
 from lograft._runtime import on_exit
-from lograft.errors import BufferTimeoutError, ClientClosedError, RequestTimeoutError, UsageError
+from lograft.errors import BufferTimeoutError, ClientClosedError, ForkedClientError, RequestTimeoutError, UsageError
 from lograft.settings import CONNECTION_LIVENESS_MS, ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
 
@@ -70,6 +72,8 @@ class Producer:
         # What those of the waiters wait for that wait for a flush, not for room.
         self._flush_marks: list[int] = []
         self._is_closed = False
+        self._is_forked = False
+        on_fork(self)
         self._pump: ProducerPump | None = None
         on_exit(self)
 
@@ -82,7 +86,7 @@ class Producer:
     def leave(self, started_s: float) -> None:
         """Called when the producer, or the process, ends: say what was not delivered."""
         del started_s
-        count = 0 if self._is_closed else self._book.unresolved_records()
+        count = 0 if self._is_closed or self._is_forked else self._book.unresolved_records()
         self._is_closed = True
         if count:
             say_lost(count, "the event loop ended, and the producer was not closed; use `async with`, or await close()")
@@ -226,7 +230,7 @@ class Producer:
 
     async def close(self, timeout_ms: int | None = None) -> None:
         """Flush and let the connections go; see `lograft.Producer.close`. Further calls do nothing."""
-        if self._is_closed:
+        if self._is_closed or self._is_forked:
             return
         try:
             await self.flush(timeout_ms)
@@ -245,6 +249,14 @@ class Producer:
         failure = self._book.take_failures()
         if failure is not None:
             raise failure
+
+    def after_fork(self) -> None:
+        """Called in a forked child: refuse to work from now on."""
+        self._is_forked = True
+        keep_for_ever(self._pump)
+        self._pump = None
+        self._live.clear()
+        self._waiters.clear()
 
     async def __aenter__(self) -> Producer:
         return self
@@ -271,6 +283,8 @@ class Producer:
         return self._live[topic]
 
     def _check_usable(self) -> None:
+        if self._is_forked:
+            raise ForkedClientError("this producer was made before a fork; make a new one in the child")
         if self._is_closed:
             raise ClientClosedError("the producer is closed")
 

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gRPC over HTTP/2, as far as it is no HTTP/2: headers of a call, the frames of messages, and statuses in trailers.
+
+Pure. Source: gRPC's doc/PROTOCOL-HTTP2.md and doc/http-grpc-status-mapping.md.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from lograft._core import http2
+from lograft._core.hpack import Header
+
+MESSAGE_HEAD_BYTES: Final = 5
+"""A byte that says whether a message is compressed, and four of its length."""
+
+MAX_TIMEOUT_MS: Final = 99_999_999
+"""The longest time that a call can state in milliseconds, whose number has eight digits."""
+
+OK, CANCELLED, UNKNOWN, PERMISSION_DENIED, RESOURCE_EXHAUSTED = 0, 1, 2, 7, 8
+UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 12, 13, 14, 16
+_LAST_CODE: Final = 16
+
+_BY_HTTP_STATUS: Final = {
+    "400": INTERNAL,
+    "401": UNAUTHENTICATED,
+    "403": PERMISSION_DENIED,
+    "404": UNIMPLEMENTED,
+    "429": UNAVAILABLE,
+    "502": UNAVAILABLE,
+    "503": UNAVAILABLE,
+    "504": UNAVAILABLE,
+}
+_BY_RESET: Final = {
+    http2.REFUSED_STREAM: UNAVAILABLE,
+    http2.CANCEL: CANCELLED,
+    http2.ENHANCE_YOUR_CALM: RESOURCE_EXHAUSTED,
+}
+
+
+class WireStatus(NamedTuple):
+    """The status of a call: number of its code, text for people, and the other trailers."""
+
+    code: int
+    details: str
+    trailers: tuple[tuple[str, str | bytes], ...] = ()
+
+
+class MessageError(Exception):
+    """What came is no message that may be read; it carries the status."""
+
+    def __init__(self, status: WireStatus) -> None:
+        super().__init__(status.details)
+        self.status = status
+
+
+def call_headers(
+    method: str, authority: str, *, timeout_ms: int | None, user_agent: str, metadata: Iterable[tuple[str, str]] = ()
+) -> list[tuple[str, str]]:
+    """Return the headers that begin a call; `metadata` is ASCII text."""
+    headers = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", authority)]
+    headers += [("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", user_agent)]
+    if timeout_ms is not None:
+        headers.append(("grpc-timeout", f"{min(max(timeout_ms, 1), MAX_TIMEOUT_MS)}m"))
+    return [*headers, *metadata]
+
+
+def message_head(size: int) -> bytes:
+    """Return what stands before a message of so many bytes."""
+    return b"\0" + size.to_bytes(4, "big")
+
+
+class MessageReader:
+    """Makes messages of the bytes of a stream.
+
+    Args:
+        limit_bytes: most bytes of a message.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._parts: list[memoryview | bytes] = []
+        self._have_bytes = 0
+        # Bytes of the message that comes, once its head is here.
+        self._size: int | None = None
+
+    @property
+    def is_inside(self) -> bool:
+        """True between the first and the last byte of a message."""
+        return self._have_bytes > 0 or self._size is not None
+
+    def take(self, data: memoryview) -> list[bytes]:
+        """Take bytes, and return the messages that they complete.
+
+        Raises:
+            MessageError: a message is too large, or compressed, which nobody asked for.
+        """
+        messages: list[bytes] = []
+        self._parts.append(data)
+        self._have_bytes += len(data)
+        if self._have_bytes < self._needed_bytes():
+            return messages
+        joined, position = b"".join(self._parts), 0
+        while len(joined) - position >= (needed := self._needed_bytes()):
+            if self._size is None:
+                self._size = self._read_head(joined[position : position + MESSAGE_HEAD_BYTES])
+            else:
+                messages.append(joined[position : position + needed])
+                self._size = None
+            position += needed
+        rest = joined[position:]
+        self._parts = [rest] if rest else []
+        self._have_bytes = len(rest)
+        return messages
+
+    def _needed_bytes(self) -> int:
+        return MESSAGE_HEAD_BYTES if self._size is None else self._size
+
+    def _read_head(self, head: bytes) -> int:
+        size = int.from_bytes(head[1:], "big")
+        if head[0]:
+            raise MessageError(WireStatus(INTERNAL, "a compressed message, which was not asked for"))
+        if size > self._limit_bytes:
+            raise MessageError(
+                WireStatus(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {self._limit_bytes})")
+            )
+        return size
+
+
+def status_in_headers(headers: Iterable[Header]) -> WireStatus | None:
+    """Return the failure that the first headers of a response say without trailers of gRPC; None: it goes on."""
+    found = dict(headers)
+    http_status, content_type = found.get(":status", ""), found.get("content-type", "")
+    if http_status != "200":
+        return WireStatus(
+            _BY_HTTP_STATUS.get(http_status, UNKNOWN), f"the server answered with HTTP status {http_status}"
+        )
+    if not content_type.startswith("application/grpc"):
+        return WireStatus(UNKNOWN, f"the server answered with {content_type or 'nothing'} instead of gRPC")
+    return None
+
+
+def status_in_trailers(trailers: Iterable[Header]) -> WireStatus:
+    """Return the status that trailers say."""
+    code, details, others = "", "", list[tuple[str, str | bytes]]()
+    for name, value in trailers:
+        if name == "grpc-status":
+            code = value
+        elif name == "grpc-message":
+            details = _unescaped(value)
+        elif name.startswith(":") or name in ("content-type", "grpc-encoding", "grpc-accept-encoding"):
+            continue
+        elif name.endswith("-bin"):
+            others += [(name, each) for each in map(_from_base64, value.split(",")) if each is not None]
+        else:
+            others.append((name, value))
+    if not code.isdecimal():
+        return WireStatus(UNKNOWN, "the server ended the call without a status", tuple(others))
+    number = int(code)
+    return WireStatus(number if number <= _LAST_CODE else UNKNOWN, details, tuple(others))
+
+
+def status_of_reset(error_code: int, *, is_unseen: bool) -> WireStatus:
+    """Return the status of a call whose stream was reset by the server."""
+    if is_unseen:
+        return WireStatus(UNAVAILABLE, "the server takes no further call over this connection")
+    return WireStatus(_BY_RESET.get(error_code, INTERNAL), f"RST_STREAM with error code {error_code}")
+
+
+def _unescaped(text: str) -> str:
+    """Undo percent encoding; what is none stays as it is."""
+    out, position = bytearray(), 0
+    while position < len(text):
+        digits = text[position + 1 : position + 3]
+        if text[position] == "%" and len(digits) == 2 and all(each in "0123456789abcdefABCDEF" for each in digits):
+            out.append(int(digits, 16))
+            position += 3
+        else:
+            out += text[position].encode("latin-1")
+            position += 1
+    return out.decode(errors="replace")
+
+
+def _from_base64(text: str) -> bytes | None:
+    """Decode a binary value, padded or not; None: it is none."""
+    try:
+        return binascii.a2b_base64(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), strict_mode=True)
+    except ValueError:
+        return None
