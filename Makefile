@@ -17,7 +17,7 @@ PARTITIONS ?= 10000 100000 1000000
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test verify pythons format-check lint types imports proto-check unit fix gen baseline clients sim \
-        kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz hostile crash corrupt realdisk bench bench-quorum \
+        kill-quorum quorum-proofs replication-proofs jepsen soak kill-broker fuzz hostile forks crash corrupt realdisk bench bench-quorum \
         bench-replication bench-stalls bench-scale bench-partitions bench-liveness clean
 
 help: ## Show this list
@@ -115,6 +115,10 @@ fuzz: $(INSTALLED) ## N=n mutated batches, frames and names of clients, and N=n 
 
 hostile: $(INSTALLED) ## Clients that mean harm beside a healthy one: memory, descriptors, latencies (ONLY="idle channels readers sockets bombers huge")
 	$(BIN)/python -m integration_tests.hostile.run $(if $(ONLY),--only $(ONLY))
+
+forks: $(INSTALLED) ## Children forked beside clients at work, N=n of each case: multiprocessing, os.fork, gunicorn, Celery, Spark (ONLY="..." BUDGET=3600)
+	$(BIN)/python -m integration_tests.forks.run $(if $(filter command line environment,$(origin N)),--children $(N)) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget-s $(BUDGET))
 
 crash: $(INSTALLED) ## Log engine: crash at every call of the disk, RUNS=n runs beside a model, and the mutants that must be found
 	$(BIN)/python -m integration_tests.storage_faults.crash --runs $(RUNS)

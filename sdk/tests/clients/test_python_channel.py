@@ -51,7 +51,6 @@ def answering(*frames: bytes) -> Serve:
 
 async def status_of(serve: Serve, *, liveness_ms: int = 12_000, timeout_s: float | None = WAIT_S) -> grpc.StatusCode:
     """Make one unary call at a server, and return its status."""
-
     ended = asyncio.Event()
 
     async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example programs of README and docs run as they stand there, and print nothing to standard error."""
+
+from __future__ import annotations
+
+import pytest
+from lograft import Admin
+from tests.examples import examples, run
+
+PROGRAMS = [
+    (f"{document}, {number}", program)
+    for document in ("README.md", "docs/sdk.md")
+    for number, program in enumerate(examples(document, "from lograft import"), start=1)
+]
+
+
+def test_there_are_examples() -> None:
+    """One in README, two in the page of the SDK."""
+    assert [name for name, _ in PROGRAMS] == ["README.md, 1", "docs/sdk.md, 1", "docs/sdk.md, 2"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", [name for name, _ in PROGRAMS])
+def test_examples_print_nothing_to_standard_error(bootstrap: str, admin: Admin, name: str) -> None:
+    """Nothing of Lograft's or gRPC's, at their end either."""
+    topics = [each.topic for each in admin.list_topics()]
+    for topic, count in (("events", 1), ("orders", 6)):
+        if topic not in topics:
+            admin.create_topic(topic, partition_count=count)
+    program = dict(PROGRAMS)[name]
+    if "create_topic" in program:
+        admin.delete_topic("orders")
+    assert run(program, bootstrap) == ""
