@@ -21,7 +21,7 @@
     |   |   +-- InvalidAcksError     acks is not "all", "leader" or "none"
     |   |   +-- RecordTooLargeError  a record is over the limit of its topic
     |   |   +-- ClientClosedError    the client was closed
-    |   |   +-- ForkedClientError    clients were used before this process was forked
+    |   |   +-- ForkedClientError    the client belongs to the process that this one was forked from
     |   |   +-- NotAssignedError     the consumer does not have this partition
     |   |   +-- MissingExtraError    an optional dependency is not installed
     |   +-- RefusedError             a server refused
@@ -229,7 +229,7 @@ class ClientClosedError(UsageError):
 
 
 class ForkedClientError(UsageError):
-    """Clients were used in the parent before this process was forked; gRPC does not survive that."""
+    """The client was made before this process was forked, and its connections are the parent's: make a new one in the child."""
 
 
 class NotAssignedError(UsageError):
