@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 import grpc.aio
+from h2.errors import ErrorCodes
 
 from lograft._core import grpc_wire, http2
 from lograft._core.backoff import Backoff
@@ -136,7 +137,7 @@ class PythonCall:
         elif failure is not None:
             self._give_up(failure)
 
-    def on_data(self, data: memoryview, *, is_end: bool) -> None:
+    def on_data(self, data: bytes, *, is_end: bool) -> None:
         """Bytes of messages came."""
         if self.done() or self._coming is not None:
             return
@@ -493,7 +494,7 @@ class _Link(asyncio.Protocol):
     def reset(self, stream_id: int) -> None:
         """Give a stream up."""
         self._calls.pop(stream_id, None)
-        self._core.reset(stream_id, http2.CANCEL)
+        self._core.reset(stream_id, ErrorCodes.CANCEL)
         self._flush()
         self._channel.on_room(self)
         self._leave_if_done()

@@ -29,7 +29,6 @@ import grpc.aio
 
 from lograft._forks import may_use_grpc, on_fork
 from lograft._immortal import keep_for_ever
-from lograft._python_channel import PythonChannel
 from lograft.errors import (
     ClientClosedError,
     LograftError,
@@ -133,6 +132,9 @@ class Transport:
     def _new_channel(self, address: str) -> grpc.aio.Channel:
         if self._may_use_grpc:
             return grpc.aio.insecure_channel(address, options=self._options)
+        # Loaded where it is needed alone, with the libraries below it.
+        from lograft._python_channel import PythonChannel
+
         return cast("grpc.aio.Channel", PythonChannel(address, liveness_ms=self._liveness_ms))
 
     async def connect(self, address: str, purpose: Purpose, *, timeout_s: float) -> grpc.aio.Channel:

@@ -10,8 +10,10 @@ import binascii
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from lograft._core import http2
-from lograft._core.hpack import Header
+from h2.errors import ErrorCodes
+
+Header = tuple[str, str]
+"""Name and value."""
 
 MESSAGE_HEAD_BYTES: Final = 5
 """A byte that says whether a message is compressed, and four of its length."""
@@ -33,10 +35,10 @@ _BY_HTTP_STATUS: Final = {
     "503": UNAVAILABLE,
     "504": UNAVAILABLE,
 }
-_BY_RESET: Final = {
-    http2.REFUSED_STREAM: UNAVAILABLE,
-    http2.CANCEL: CANCELLED,
-    http2.ENHANCE_YOUR_CALM: RESOURCE_EXHAUSTED,
+_BY_RESET: Final[dict[int, int]] = {
+    ErrorCodes.REFUSED_STREAM: UNAVAILABLE,
+    ErrorCodes.CANCEL: CANCELLED,
+    ErrorCodes.ENHANCE_YOUR_CALM: RESOURCE_EXHAUSTED,
 }
 
 
@@ -58,7 +60,7 @@ class MessageError(Exception):
 
 def call_headers(
     method: str, authority: str, *, timeout_ms: int | None, user_agent: str, metadata: Iterable[tuple[str, str]] = ()
-) -> list[tuple[str, str]]:
+) -> list[Header]:
     """Return the headers that begin a call; `metadata` is ASCII text."""
     headers = [(":method", "POST"), (":scheme", "http"), (":path", method), (":authority", authority)]
     headers += [("te", "trailers"), ("content-type", "application/grpc"), ("user-agent", user_agent)]
@@ -81,7 +83,7 @@ class MessageReader:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._parts: list[memoryview | bytes] = []
+        self._parts: list[bytes] = []
         self._have_bytes = 0
         # Bytes of the message that comes, once its head is here.
         self._size: int | None = None
@@ -91,7 +93,7 @@ class MessageReader:
         """True between the first and the last byte of a message."""
         return self._have_bytes > 0 or self._size is not None
 
-    def take(self, data: memoryview) -> list[bytes]:
+    def take(self, data: bytes) -> list[bytes]:
         """Take bytes, and return the messages that they complete.
 
         Raises:

@@ -1,50 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client's side of one HTTP/2 connection, as a core: bytes in, events out, bytes to send.
 
-Owns frames, settings, flow control and which streams are open. Must not know gRPC, sockets or the time.
-What a peer can make it hold is bounded: a stream's window, one frame, one header block, `MAX_CONTROL_BYTES` of answers.
-What it holds to send is bounded by its user, who writes one message of a stream after the other (`pending_bytes`).
-Source: RFC 9113.
+Frames, header blocks, windows and the states of streams are those of `h2`. Added here is what it leaves to its user: data that waits
+for a window, in turns of a frame for each stream, and bounds of what a peer can make us hold: a stream's window, one frame, one header
+block, `MAX_CONTROL_BYTES` of answers. What waits to be sent is bounded by the user, who writes one message of a stream after the other.
+Must not know gRPC, sockets or the time.
+Source: RFC 9113; ADR 17.
 """
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from lograft._core.hpack import MAX_HEADERS_BYTES, HeaderError, HeaderReader, encode_headers
+from h2 import events as h2_events
+from h2.config import H2Configuration
+from h2.connection import ConnectionInputs, H2Connection, H2ConnectionStateMachine
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError, StreamClosedError
+from h2.settings import SettingCodes, Settings
+from hpack import NeverIndexedHeaderTuple
 
-PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FRAME_HEAD_BYTES: Final = 9
 FRAME_BYTES: Final = 16_384
 """Most bytes of a frame's payload, both ways: what holds without a word of either side (RFC 9113 section 6.5.2)."""
 DEFAULT_WINDOW_BYTES: Final = 65_535
 CONNECTION_WINDOW_BYTES: Final = 1 << 30
 """Bytes of all streams together that may come ahead; each stream's own window is the bound that counts."""
-MAX_WINDOW_BYTES: Final = 2**31 - 1
-MAX_STREAM_ID: Final = 2**31 - 1
+MAX_HEADERS_BYTES: Final = 65_536
+"""Most bytes of one header block, as it comes and as it is read; more is an attack, for references make much of little."""
 MAX_CONTROL_BYTES: Final = 1 << 20
 """Bytes of answers (to pings, settings) that wait to be sent; who makes more of them and reads nothing is cut off."""
-PING_BYTES: Final = 8
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM: Final = 1
-ACK: Final = 1
-END_HEADERS: Final = 4
-PADDED: Final = 8
-HAS_PRIORITY: Final = 32
-_ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_HEADER_LIST = 2, 3, 4, 6
-
-NO_ERROR: Final = 0
-PROTOCOL_ERROR: Final = 1
-FLOW_CONTROL_ERROR: Final = 3
-FRAME_SIZE_ERROR: Final = 6
-REFUSED_STREAM: Final = 7
-CANCEL: Final = 8
-COMPRESSION_ERROR: Final = 9
-ENHANCE_YOUR_CALM: Final = 11
+_HEAD_BYTES: Final = 9
+_HEADERS, _PUSH_PROMISE, _CONTINUATION, _END_HEADERS = 1, 5, 9, 4
 
 
 class SettingsCame(NamedTuple):
@@ -60,15 +50,15 @@ class HeadersCame(NamedTuple):
 
 
 class DataCame(NamedTuple):
-    """Bytes of a stream; a view of what was received."""
+    """Bytes of a stream."""
 
     stream_id: int
-    data: memoryview
+    data: bytes
     is_end: bool
 
 
 class StreamReset(NamedTuple):
-    """The server ended a stream early; `is_unseen`: it has not begun with it."""
+    """The stream ended early; `is_unseen`: the server has not begun with it."""
 
     stream_id: int
     error_code: int
@@ -89,12 +79,77 @@ class ConnectionFaultError(Exception):
     """The peer broke the protocol; the connection is to be closed after what `take_output` still gives."""
 
 
-class _Stream:
-    __slots__ = ("has_ended", "is_ending", "pending_bytes", "queue", "receive_window", "send_window")
+class _LastingStates(H2ConnectionStateMachine):
+    """A farewell ends no connection: what the server has begun goes on (RFC 9113 section 6.8). `h2` takes nothing more after it."""
 
-    def __init__(self, send_window: int, receive_window: int) -> None:
-        self.send_window = send_window
-        self.receive_window = receive_window
+    def process_input(self, input_: ConnectionInputs) -> list[h2_events.Event]:
+        return [] if input_ is ConnectionInputs.RECV_GOAWAY else super().process_input(input_)
+
+
+class _Connection(H2Connection):
+    """`h2`'s, which a farewell leaves as it is."""
+
+    def __init__(self, stream_window_bytes: int) -> None:
+        # Every text is Latin-1, and nothing else is sure to be.
+        super().__init__(H2Configuration(client_side=True, header_encoding="latin-1"))
+        self.state_machine = _LastingStates()
+        self.decoder.max_header_list_size = MAX_HEADERS_BYTES
+        self.local_settings = Settings(
+            client=True,
+            initial_values={
+                SettingCodes.ENABLE_PUSH: 0,
+                SettingCodes.INITIAL_WINDOW_SIZE: stream_window_bytes,
+                SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADERS_BYTES,
+            },
+        )
+
+    def clear_outbound_data_buffer(self) -> None:
+        """Keep what is to be sent, against `h2`, which drops it at a farewell."""
+
+
+class _FrameHeads:
+    """Judges frames by their heads: `h2` does only when all of a frame is here, and bounds a header block by its number of frames."""
+
+    def __init__(self) -> None:
+        self._head = bytearray()
+        self._left_bytes = 0
+        self._block_bytes = 0
+
+    def fault_in(self, data: bytes) -> tuple[ErrorCodes, str] | None:
+        """Pass over bytes that came, and return what is wrong with them."""
+        position = 0
+        while position < len(data):
+            if self._left_bytes:
+                step = min(self._left_bytes, len(data) - position)
+                self._left_bytes -= step
+                position += step
+                continue
+            piece = data[position : position + _HEAD_BYTES - len(self._head)]
+            self._head += piece
+            position += len(piece)
+            if len(self._head) == _HEAD_BYTES and (fault := self._fault_of_head()):
+                return fault
+        return None
+
+    def _fault_of_head(self) -> tuple[ErrorCodes, str] | None:
+        size, kind, flags = int.from_bytes(self._head[:3], "big"), self._head[3], self._head[4]
+        self._head.clear()
+        self._left_bytes = size
+        if size > FRAME_BYTES:
+            return ErrorCodes.FRAME_SIZE_ERROR, f"a frame of {size} bytes"
+        if kind in (_HEADERS, _PUSH_PROMISE, _CONTINUATION):
+            self._block_bytes += size
+            if self._block_bytes > MAX_HEADERS_BYTES:
+                return ErrorCodes.ENHANCE_YOUR_CALM, f"headers of more than {MAX_HEADERS_BYTES} bytes"
+            if flags & _END_HEADERS:
+                self._block_bytes = 0
+        return None
+
+
+class _Stream:
+    __slots__ = ("has_ended", "is_ending", "pending_bytes", "queue")
+
+    def __init__(self) -> None:
         self.queue: deque[memoryview] = deque()
         self.pending_bytes = 0
         # The end of our side is to be said, and was said.
@@ -114,44 +169,34 @@ class Http2Connection:
         self._streams: dict[int, _Stream] = {}
         # Streams with something to send that their own window allows, in turns.
         self._ready: deque[int] = deque()
-        self._next_stream_id = 1
-        self._max_streams = MAX_STREAM_ID
-        self._peer_window_bytes = DEFAULT_WINDOW_BYTES
-        self._send_window = DEFAULT_WINDOW_BYTES
-        self._receive_window = CONNECTION_WINDOW_BYTES
-        self._reader = HeaderReader()
-        self._rest = b""
-        # A header block whose continuation is to come: stream, flags, what is here.
-        self._block: tuple[int, int, bytes] | None = None
+        self._heads = _FrameHeads()
         self._is_going_away = False
-        settings = ((_ENABLE_PUSH, 0), (_INITIAL_WINDOW, stream_window_bytes), (_MAX_HEADER_LIST, MAX_HEADERS_BYTES))
-        payload = b"".join(struct.pack(">HI", *each) for each in settings)
-        self._control = bytearray(PREFACE + _frame(SETTINGS, 0, 0, payload))
-        self._control += _window_update(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
+        self._is_broken = False
+        self._control = bytearray()
+        self._h2 = _Connection(stream_window_bytes)
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
 
     # -- streams
 
     def can_open(self) -> bool:
         """True if the server takes one more stream now."""
-        return not self.is_spent() and len(self._streams) < self._max_streams
+        return not self.is_spent() and len(self._streams) < self._h2.remote_settings.max_concurrent_streams
 
     def is_spent(self) -> bool:
         """True if it will never take another one."""
-        return self._is_going_away or self._next_stream_id > MAX_STREAM_ID
+        if self._is_going_away or self._is_broken:
+            return True
+        return self._h2.highest_outbound_stream_id >= self._h2.HIGHEST_ALLOWED_STREAM_ID
 
     def open(self, headers: Iterable[tuple[str, str]]) -> int:
         """Open a stream, and return its number."""
         assert self.can_open(), "the server takes no further stream"
-        stream_id = self._next_stream_id
-        self._next_stream_id += 2
-        self._streams[stream_id] = _Stream(self._peer_window_bytes, self._stream_window_bytes)
-        block, kind = encode_headers(headers), HEADERS
-        while True:
-            piece, block = block[:FRAME_BYTES], block[FRAME_BYTES:]
-            self._control += _frame(kind, 0 if block else END_HEADERS, stream_id, piece)
-            if not block:
-                return stream_id
-            kind = CONTINUATION
+        stream_id = self._h2.get_next_available_stream_id()
+        # The size of the table of headers that both sides remember is the server's to choose: nothing enters it.
+        self._h2.send_headers(stream_id, [NeverIndexedHeaderTuple(*each) for each in headers])
+        self._streams[stream_id] = _Stream()
+        return stream_id
 
     def send(self, stream_id: int, parts: Iterable[bytes], *, is_end: bool = False) -> None:
         """Queue bytes of a stream, which must not change until they are sent; nothing happens if it is closed."""
@@ -173,22 +218,23 @@ class Http2Connection:
 
     def grant(self, stream_id: int, held_bytes: int) -> None:
         """Let the server send on: the reader of a stream has yet to take `held_bytes` of what came."""
-        stream = self._streams.get(stream_id)
-        if stream is None:
+        if stream_id not in self._streams:
             return
-        room = max(0, self._stream_window_bytes - held_bytes) - stream.receive_window
+        room = max(0, self._stream_window_bytes - held_bytes) - self._h2.remote_flow_control_window(stream_id)
         if room >= self._stream_window_bytes // 2:
-            stream.receive_window += room
-            self._answer(_window_update(stream_id, room))
+            self._h2.increment_flow_control_window(room, stream_id)
 
     def reset(self, stream_id: int, error_code: int) -> None:
         """Close a stream, with a word to the server unless both sides have ended."""
         if self._streams.pop(stream_id, None) is not None:
-            self._answer(_frame(RST_STREAM, 0, stream_id, error_code.to_bytes(4, "big")))
+            # The server may have closed it behind what is being read.
+            with suppress(StreamClosedError):
+                self._h2.reset_stream(stream_id, error_code)
 
     def ping(self) -> None:
         """Ask for a sign of life."""
-        self._answer(_frame(PING, 0, 0, bytes(PING_BYTES)))
+        if not self._is_broken:
+            self._h2.ping(bytes(8))
 
     def take_output(self, limit_bytes: int) -> tuple[bytes, list[int]]:
         """Take what is to be sent.
@@ -199,42 +245,37 @@ class Http2Connection:
         Returns:
             The bytes, and the streams of which nothing waits any more.
         """
-        parts: list[bytes | bytearray | memoryview] = [self._control] if self._control else []
-        self._control = bytearray()
         drained: list[int] = []
-        while self._ready and limit_bytes > 0:
+        while self._can_send() and limit_bytes > 0:
             stream_id = self._ready.popleft()
             stream = self._streams.get(stream_id)
             if stream is None or stream.has_ended:
                 continue
-            size = min(FRAME_BYTES, stream.pending_bytes, max(0, stream.send_window), max(0, self._send_window))
+            size = min(FRAME_BYTES, stream.pending_bytes, max(0, self._h2.local_flow_control_window(stream_id)))
             if stream.pending_bytes and not size:
-                if stream.send_window > 0:
-                    # Only the connection's window is used up: it keeps its turn.
-                    self._ready.appendleft(stream_id)
-                    break
                 continue
             limit_bytes -= size
-            stream.send_window -= size
-            self._send_window -= size
             stream.pending_bytes -= size
-            is_last = stream.is_ending and not stream.pending_bytes
-            parts.append(_head(size, DATA, END_STREAM if is_last else 0, stream_id))
-            parts += _take(stream.queue, size)
-            stream.has_ended = is_last
+            stream.has_ended = stream.is_ending and not stream.pending_bytes
+            self._h2.send_data(stream_id, b"".join(_take(stream.queue, size)), end_stream=stream.has_ended)
             if stream.pending_bytes:
                 self._ready.append(stream_id)
             else:
                 drained.append(stream_id)
-        return b"".join(parts), drained
+        self._control += self._h2.data_to_send()
+        output, self._control = bytes(self._control), bytearray()
+        return output, drained
 
     def has_output(self) -> bool:
         """True if `take_output` may give something."""
-        return bool(self._control) or (bool(self._ready) and self._send_window > 0)
+        self._control += self._h2.data_to_send()
+        return bool(self._control) or self._can_send()
+
+    def _can_send(self) -> bool:
+        return bool(self._ready) and self._h2.outbound_flow_control_window > 0
 
     def _make_ready(self, stream_id: int, stream: _Stream) -> None:
-        has_work = stream.send_window > 0 if stream.pending_bytes else stream.is_ending and not stream.has_ended
-        if has_work and stream_id not in self._ready:
+        if (stream.pending_bytes or (stream.is_ending and not stream.has_ended)) and stream_id not in self._ready:
             self._ready.append(stream_id)
 
     # -- what comes
@@ -245,178 +286,83 @@ class Http2Connection:
         Raises:
             ConnectionFaultError: it broke the protocol.
         """
+        fault = self._heads.fault_in(data)
+        if fault is not None:
+            raise self._fault(*fault)
         events: list[Event] = []
-        if self._rest:
-            data, self._rest = self._rest + data, b""
-        view, position = memoryview(data), 0
-        while len(data) - position >= FRAME_HEAD_BYTES:
-            size = int.from_bytes(data[position : position + 3], "big")
-            if size > FRAME_BYTES:
-                raise self._fault(FRAME_SIZE_ERROR, f"a frame of {size} bytes")
-            start = position + FRAME_HEAD_BYTES
-            if len(data) < start + size:
-                break
-            kind, flags = data[position + 3], data[position + 4]
-            stream_id = int.from_bytes(data[position + 5 : start], "big") & MAX_STREAM_ID
-            position = start + size
-            self._take_frame(kind, flags, stream_id, view[start:position], events)
-        self._rest = data[position:]
+        try:
+            for event in self._h2.receive_data(data):
+                self._take_event(event, events)
+        except ProtocolError as error:
+            # It has written the farewell itself.
+            raise self._broken(f"{type(error).__name__}: {error}") from None
+        self._top_up()
+        self._control += self._h2.data_to_send()
         if len(self._control) > MAX_CONTROL_BYTES:
-            raise self._fault(ENHANCE_YOUR_CALM, "more questions than answers are read")
+            raise self._fault(ErrorCodes.ENHANCE_YOUR_CALM, "more questions than answers are read")
         return events
 
-    def _take_frame(self, kind: int, flags: int, stream_id: int, payload: memoryview, events: list[Event]) -> None:
-        if self._block is not None and (kind != CONTINUATION or stream_id != self._block[0]):
-            raise self._fault(PROTOCOL_ERROR, "a header block that is not continued")
-        match kind:
-            case 0:
-                self._on_data(flags, stream_id, payload, events)
-            case 1:
-                body = self._unpadded(flags, payload)
-                self._on_block(stream_id, flags, bytes(body[5:] if flags & HAS_PRIORITY else body), events)
-            case 9:
-                if self._block is None:
-                    raise self._fault(PROTOCOL_ERROR, "a continuation of nothing")
-                _, first_flags, block = self._block
-                self._on_block(stream_id, first_flags | flags & END_HEADERS, block + bytes(payload), events)
-            case 3:
-                self._expect_size(payload, 4)
-                if self._streams.pop(stream_id, None) is not None:
-                    code = int.from_bytes(payload, "big")
-                    events.append(StreamReset(stream_id, code, is_unseen=code == REFUSED_STREAM))
-            case 4:
-                self._on_settings(flags, payload, events)
-            case 5:
-                raise self._fault(PROTOCOL_ERROR, "a push, which was ruled out")
-            case 6:
-                self._expect_size(payload, PING_BYTES)
-                if not flags & ACK:
-                    self._answer(_frame(PING, ACK, 0, bytes(payload)))
-            case 7:
-                self._on_goaway(payload, events)
-            case 8:
-                self._on_window_update(stream_id, payload)
+    def _take_event(self, event: h2_events.Event, events: list[Event]) -> None:
+        match event:
+            case h2_events.DataReceived():
+                self._on_part(DataCame(event.stream_id, event.data, event.stream_ended is not None), events)
+            case h2_events.ResponseReceived() | h2_events.TrailersReceived():
+                headers = [(str(name), str(value)) for name, value in event.headers]
+                self._on_part(HeadersCame(event.stream_id, headers, event.stream_ended is not None), events)
+            case h2_events.StreamReset():
+                if self._streams.pop(event.stream_id, None) is not None:
+                    code = int(event.error_code)
+                    events.append(StreamReset(event.stream_id, code, is_unseen=code == ErrorCodes.REFUSED_STREAM))
+            case h2_events.RemoteSettingsChanged():
+                for stream_id, stream in self._streams.items():
+                    self._make_ready(stream_id, stream)
+                events.append(SettingsCame())
+            case h2_events.WindowUpdated():
+                stream = self._streams.get(event.stream_id)
+                if stream is not None:
+                    self._make_ready(event.stream_id, stream)
+            case h2_events.ConnectionTerminated():
+                self._on_goaway(event, events)
             case _:
-                # Priorities, and whatever was invented since: to be ignored.
                 pass
 
-    def _unpadded(self, flags: int, payload: memoryview) -> memoryview:
-        if not flags & PADDED:
-            return payload
-        if not payload or payload[0] >= len(payload):
-            raise self._fault(PROTOCOL_ERROR, "padding longer than its frame")
-        return payload[1 : len(payload) - payload[0]]
-
-    def _expect_size(self, payload: memoryview, size: int) -> None:
-        if len(payload) != size:
-            raise self._fault(FRAME_SIZE_ERROR, f"{len(payload)} bytes instead of {size}")
-
-    def _on_data(self, flags: int, stream_id: int, payload: memoryview, events: list[Event]) -> None:
-        self._receive_window -= len(payload)
-        if self._receive_window < 0:
-            raise self._fault(FLOW_CONTROL_ERROR, "more data than the connection takes")
-        if self._receive_window < CONNECTION_WINDOW_BYTES // 2:
-            self._answer(_window_update(0, CONNECTION_WINDOW_BYTES - self._receive_window))
-            self._receive_window = CONNECTION_WINDOW_BYTES
-        stream = self._streams.get(stream_id)
+    def _on_part(self, part: HeadersCame | DataCame, events: list[Event]) -> None:
+        stream = self._streams.get(part.stream_id)
         if stream is None:
             return
-        stream.receive_window -= len(payload)
-        if stream.receive_window < 0:
-            raise self._fault(FLOW_CONTROL_ERROR, "more data than the stream takes")
-        is_end = flags & END_STREAM != 0
-        if is_end:
-            self._end_by_peer(stream_id, stream)
-        events.append(DataCame(stream_id, self._unpadded(flags, payload), is_end))
-
-    def _on_block(self, stream_id: int, flags: int, block: bytes, events: list[Event]) -> None:
-        if len(block) > MAX_HEADERS_BYTES:
-            raise self._fault(ENHANCE_YOUR_CALM, f"headers of more than {MAX_HEADERS_BYTES} bytes")
-        if not flags & END_HEADERS:
-            self._block = (stream_id, flags, block)
+        events.append(part)
+        if not part.is_end:
             return
-        self._block = None
-        try:
-            headers = self._reader.read(block)
-        except HeaderError as error:
-            raise self._fault(COMPRESSION_ERROR, str(error)) from None
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return
-        is_end = flags & END_STREAM != 0
-        if is_end:
-            self._end_by_peer(stream_id, stream)
-        events.append(HeadersCame(stream_id, headers, is_end))
-
-    def _end_by_peer(self, stream_id: int, stream: _Stream) -> None:
-        """The server has said all: nothing that is sent would be read any more."""
         if stream.has_ended:
-            del self._streams[stream_id]
+            del self._streams[part.stream_id]
         else:
-            self.reset(stream_id, NO_ERROR)
+            # The server has said all: nothing that is sent would be read any more.
+            self.reset(part.stream_id, ErrorCodes.NO_ERROR)
 
-    def _on_settings(self, flags: int, payload: memoryview, events: list[Event]) -> None:
-        if flags & ACK:
-            return
-        if len(payload) % 6:
-            raise self._fault(FRAME_SIZE_ERROR, f"settings of {len(payload)} bytes")
-        for name, value in struct.iter_unpack(">HI", payload):
-            if name == _MAX_STREAMS:
-                self._max_streams = value
-            elif name == _INITIAL_WINDOW:
-                if value > MAX_WINDOW_BYTES:
-                    raise self._fault(FLOW_CONTROL_ERROR, f"a window of {value} bytes")
-                growth, self._peer_window_bytes = value - self._peer_window_bytes, value
-                for stream_id, stream in self._streams.items():
-                    stream.send_window += growth
-                    self._make_ready(stream_id, stream)
-        self._answer(_frame(SETTINGS, ACK, 0, b""))
-        events.append(SettingsCame())
+    def _top_up(self) -> None:
+        """Keep the connection's window wide, also by what comes for streams that were given up."""
+        window_bytes = self._h2.inbound_flow_control_window
+        if window_bytes < CONNECTION_WINDOW_BYTES // 2:
+            self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - window_bytes)
 
-    def _on_goaway(self, payload: memoryview, events: list[Event]) -> None:
-        if len(payload) < 8:
-            raise self._fault(FRAME_SIZE_ERROR, f"a farewell of {len(payload)} bytes")
-        last_id, code = struct.unpack_from(">II", payload)
+    def _on_goaway(self, event: h2_events.ConnectionTerminated, events: list[Event]) -> None:
+        code, last_id = int(event.error_code or 0), event.last_stream_id or 0
         self._is_going_away = True
-        events.append(GoingAway(code, bytes(payload[8:200]).decode("ascii", "replace")))
-        for stream_id in [each for each in self._streams if each > last_id & MAX_STREAM_ID]:
+        events.append(GoingAway(code, (event.additional_data or b"")[:192].decode("ascii", "replace")))
+        for stream_id in [each for each in self._streams if each > last_id]:
             del self._streams[stream_id]
             events.append(StreamReset(stream_id, code, is_unseen=True))
 
-    def _on_window_update(self, stream_id: int, payload: memoryview) -> None:
-        self._expect_size(payload, 4)
-        growth = int.from_bytes(payload, "big") & MAX_WINDOW_BYTES
-        if stream_id == 0:
-            self._send_window += growth
-            if not growth or self._send_window > MAX_WINDOW_BYTES:
-                raise self._fault(FLOW_CONTROL_ERROR, f"the connection's window grows by {growth} bytes")
-            return
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return
-        stream.send_window += growth
-        if not growth or stream.send_window > MAX_WINDOW_BYTES:
-            raise self._fault(FLOW_CONTROL_ERROR, f"a stream's window grows by {growth} bytes")
-        self._make_ready(stream_id, stream)
+    def _fault(self, error_code: ErrorCodes, text: str) -> ConnectionFaultError:
+        self._h2.close_connection(error_code, text.encode())
+        return self._broken(text)
 
-    def _answer(self, frame: bytes) -> None:
-        self._control += frame
-
-    def _fault(self, error_code: int, text: str) -> ConnectionFaultError:
-        self._answer(_frame(GOAWAY, 0, 0, struct.pack(">II", 0, error_code) + text.encode()))
+    def _broken(self, text: str) -> ConnectionFaultError:
+        """Nothing is sent any more but what was written."""
+        self._is_broken = True
+        self._streams.clear()
+        self._ready.clear()
         return ConnectionFaultError(text)
-
-
-def _head(size: int, kind: int, flags: int, stream_id: int) -> bytes:
-    return struct.pack(">IBI", size << 8 | kind, flags, stream_id)
-
-
-def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    return _head(len(payload), kind, flags, stream_id) + payload
-
-
-def _window_update(stream_id: int, growth: int) -> bytes:
-    return _frame(WINDOW_UPDATE, 0, stream_id, growth.to_bytes(4, "big"))
 
 
 def _take(queue: deque[memoryview], size: int) -> list[memoryview]:

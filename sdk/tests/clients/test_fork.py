@@ -122,3 +122,22 @@ def test_child_of_a_process_that_used_grpc_for_something_else_may_use_clients(bo
     """Whether Lograft was loaded before the fork or only in the child."""
     program = OTHER_USE.format(early=early)
     subprocess.run([sys.executable, "-W", "ignore", "-c", program, bootstrap], timeout=60, check=True)
+
+
+PLAIN_USE = """
+import sys
+import lograft, lograft.aio
+from lograft import Admin, Consumer, Producer
+with Admin(sys.argv[1]) as admin, Producer(sys.argv[1]) as producer, Consumer(sys.argv[1]) as consumer:
+    admin.create_topic("plain")
+    producer.send("plain", b"record")
+    producer.flush()
+print(sorted({"h2", "hpack", "hyperframe", "lograft._python_channel", "lograft._core.http2"} & set(sys.modules)))
+"""
+
+
+def test_process_that_was_not_forked_loads_nothing_for_it(bootstrap: str) -> None:
+    """Neither the channels in Python nor the libraries below them."""
+    command = [sys.executable, "-W", "ignore", "-c", PLAIN_USE, bootstrap]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -4,28 +4,33 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import grpc
 import grpc.aio
 import pytest
-from lograft._core import http2
-from lograft._core.hpack import encode_headers
 from lograft._python_channel import PythonChannel
+from tests.core.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEAD_BYTES,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+    encode_headers,
+    frame,
+)
 
 WAIT_S = 20
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream_id) + payload
-
-
 async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Greet, and answer nothing."""
-    writer.write(frame(http2.SETTINGS, 0, 0))
+    writer.write(frame(SETTINGS, 0, 0))
     with suppress(ConnectionError):
         await reader.read()
     writer.close()
@@ -40,8 +45,12 @@ def answering(*frames: bytes) -> Serve:
     """Greet, and answer the first call."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(frame(http2.SETTINGS, 0, 0))
-        await reader.readuntil(b"/a/b")
+        writer.write(frame(SETTINGS, 0, 0))
+        await reader.readexactly(len(PREFACE))
+        head = bytes(HEAD_BYTES)
+        while head[3] != HEADERS:
+            head = await reader.readexactly(HEAD_BYTES)
+            await reader.readexactly(int.from_bytes(head[:3], "big"))
         for each in frames:
             writer.write(each)
         await reader.read()
@@ -84,20 +93,26 @@ async def test_server_that_breaks_the_protocol_costs_the_call_alone() -> None:
 
     assert await status_of(http1) is grpc.StatusCode.UNAVAILABLE
     assert await status_of(answering(b"\xff" * 9)) is grpc.StatusCode.UNAVAILABLE
-    assert await status_of(answering(frame(http2.GOAWAY, 0, 0, bytes(8)))) is grpc.StatusCode.UNAVAILABLE
-    end = http2.END_HEADERS | http2.END_STREAM
+    assert await status_of(answering(frame(GOAWAY, 0, 0, bytes(8)))) is grpc.StatusCode.UNAVAILABLE
+    end = END_HEADERS | END_STREAM
     html = encode_headers([(":status", "404"), ("content-type", "text/html")])
-    assert await status_of(answering(frame(http2.HEADERS, end, 1, html))) is grpc.StatusCode.UNIMPLEMENTED
+    assert await status_of(answering(frame(HEADERS, end, 1, html))) is grpc.StatusCode.UNIMPLEMENTED
     start = encode_headers([(":status", "200"), ("content-type", "application/grpc")])
     nothing = encode_headers([("grpc-status", "0")])
-    empty = answering(frame(http2.HEADERS, http2.END_HEADERS, 1, start), frame(http2.HEADERS, end, 1, nothing))
+    empty = answering(frame(HEADERS, END_HEADERS, 1, start), frame(HEADERS, end, 1, nothing))
     assert await status_of(empty) is grpc.StatusCode.INTERNAL
-    large = answering(frame(http2.HEADERS, http2.END_HEADERS, 1, start), frame(http2.DATA, 0, 1, b"\0\xff\xff\xff\xff"))
+    large = answering(frame(HEADERS, END_HEADERS, 1, start), frame(DATA, 0, 1, b"\0\xff\xff\xff\xff"))
     assert await status_of(large) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_channel_finds_a_server_that_comes_later() -> None:
     """It fails calls meanwhile, and goes on trying."""
+    ended = asyncio.Event()
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await silent(reader, writer)
+        ended.set()
+
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
     async with asyncio.timeout(WAIT_S), PythonChannel(f"127.0.0.1:{port}", liveness_ms=12_000) as channel:
@@ -105,5 +120,7 @@ async def test_channel_finds_a_server_that_comes_later() -> None:
             await channel.unary_unary("/a/b")(b"")
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        async with await asyncio.start_server(silent, "127.0.0.1", port):
+        async with await asyncio.start_server(served, "127.0.0.1", port):
             await channel.channel_ready()
+            await channel.close()
+            await ended.wait()

@@ -17,18 +17,18 @@ def test_messages_come_in_pieces_of_any_size(step: int) -> None:
     data = b"".join(grpc_wire.message_head(len(each)) + each for each in messages)
     reader, found = MessageReader(LIMIT), list[bytes]()
     for start in range(0, len(data), step):
-        found += reader.take(memoryview(data[start : start + step]))
+        found += reader.take(data[start : start + step])
     assert (found, reader.is_inside) == (messages, False)
 
 
 def test_end_inside_a_message_is_seen() -> None:
     """After a part of its head, and after a part of it."""
     reader = MessageReader(LIMIT)
-    reader.take(memoryview(b"\0\0"))
+    reader.take(b"\0\0")
     assert reader.is_inside
-    reader.take(memoryview(b"\0\0\x02a"))
+    reader.take(b"\0\0\x02a")
     assert reader.is_inside
-    assert reader.take(memoryview(b"b")) == [b"ab"]
+    assert reader.take(b"b") == [b"ab"]
     assert not reader.is_inside
 
 
@@ -39,7 +39,7 @@ def test_end_inside_a_message_is_seen() -> None:
 def test_messages_that_may_not_be_read_have_a_status(head: bytes, code: int) -> None:
     """Before their bytes are taken."""
     with pytest.raises(MessageError) as caught:
-        MessageReader(LIMIT).take(memoryview(head))
+        MessageReader(LIMIT).take(head)
     assert caught.value.status.code == code
 
 
