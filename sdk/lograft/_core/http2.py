@@ -211,11 +211,6 @@ class Http2Connection:
         stream.is_ending = is_end
         self._make_ready(stream_id, stream)
 
-    def pending_bytes(self, stream_id: int) -> int:
-        """Return how many bytes of a stream wait to be sent."""
-        stream = self._streams.get(stream_id)
-        return 0 if stream is None else stream.pending_bytes
-
     def grant(self, stream_id: int, held_bytes: int) -> None:
         """Let the server send on: the reader of a stream has yet to take `held_bytes` of what came."""
         if stream_id not in self._streams:
