@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import pytest
 from h2.errors import ErrorCodes
+from hypothesis import given
+from hypothesis import strategies as st
 from lograft._core import http2
 from lograft._core.http2 import ConnectionFaultError, DataCame, GoingAway, HeadersCame, Http2Connection, StreamReset
 from tests.core.frames import (
@@ -289,3 +292,27 @@ def test_broken_protocol_ends_the_connection_with_a_word(data: bytes) -> None:
     connection.ping()
     assert connection.is_spent()
     assert not connection.has_output()
+
+
+BLOCKS = st.sampled_from(
+    [encode_headers(START), encode_headers([("grpc-status", "0")]), b"\x88\x40\x01a\x01b", b"\x88\xbe"]
+)
+FRAMES = st.builds(frame, st.integers(0, 11), st.integers(0, 63), st.integers(0, 5), BLOCKS | st.binary(max_size=12))
+
+
+@given(st.lists(FRAMES, max_size=8))
+def test_whatever_comes_is_taken_or_refused(pieces: list[bytes]) -> None:
+    """No other error leaves the core, and what the user does meanwhile or afterwards is none."""
+    connection = connected()
+    streams = [connection.open(CALL), connection.open(CALL)]
+    connection.send(streams[0], (b"x" * 100_000,), is_end=True)
+    with suppress(ConnectionFaultError):
+        for piece in pieces:
+            connection.receive(piece)
+            connection.take_output(10_000)
+            connection.grant(streams[0], 0)
+    for stream in streams:
+        connection.grant(stream, WINDOW)
+        connection.reset(stream, ErrorCodes.CANCEL)
+    connection.ping()
+    connection.take_output(1 << 30)
