@@ -49,7 +49,7 @@ MAX_CHANNELS = 64
 """Most open channels; the one used longest ago is closed for a new one."""
 
 MAX_TIMEOUTS_IN_A_ROW = 2
-"""A channel with so many calls in a row without an answer is replaced by a new connection."""
+"""A peer that leaves so many requests in a row without an answer gets new connections."""
 
 RESOLVE_MS = 500
 """Milliseconds between two look-ups of the name of a peer that cannot be reached, at least; gRPC's own is 30 seconds."""
@@ -80,14 +80,18 @@ class PeerFailureError(Exception):
 
 @dataclass(slots=True)
 class _Peer:
-    """The ways to one address, and how many calls in a row they have left without an answer."""
+    """The ways to one address, and how many requests in a row each has left without an answer.
+
+    An answer on one way says nothing of the other: the count of each way begins anew with its own answers alone.
+    """
 
     channel: grpc.aio.Channel
     stub: QuorumServiceAsyncStub
     fetches: FetchStream
     link: PeerLink
     has_streams: bool = True
-    timeout_count: int = 0
+    channel_timeouts: int = 0
+    link_timeouts: int = 0
 
 
 class GrpcTransport:
@@ -114,13 +118,14 @@ class GrpcTransport:
         except (TimeoutError, StreamEndedError) as error:
             if isinstance(error, StreamEndedError):
                 raise PeerFailureError(Failure.REFUSED, f"{address}: {error}") from error
-            self._note_timeout(address, peer)
+            peer.channel_timeouts += 1
+            self._give_up_if_silent(address, peer)
             raise PeerFailureError(Failure.TIMED_OUT, f"{address} did not answer for {timeout_ms} ms") from error
         except grpc.aio.AioRpcError as error:
             raise self._failure(address, peer, error) from error
         except InvalidMessageError as error:
             raise self._nonsense(address, error) from error
-        peer.timeout_count = 0
+        peer.channel_timeouts = 0
         return response
 
     def fetch_by_link(
@@ -159,13 +164,14 @@ class GrpcTransport:
             except (InvalidMessageError, DecodeError) as error:
                 peer.link.close()
                 return self._nonsense(address, error)
-            peer.timeout_count = 0
+            peer.link_timeouts = 0
             if response.refusal is Refusal.UNAVAILABLE:
                 # A node that is about to stop closes its side after it has said so.
                 peer.link.close()
             return response
         if isinstance(outcome, TimeoutError):
-            self._note_timeout(address, peer)
+            peer.link_timeouts += 1
+            self._give_up_if_silent(address, peer)
             return PeerFailureError(Failure.TIMED_OUT, f"{address} did not answer for {timeout_ms} ms")
         # As when a stream breaks: the process is gone, or about to stop.
         return PeerFailureError(Failure.REFUSED, f"{address}: {outcome}")
@@ -226,8 +232,11 @@ class GrpcTransport:
                     message = await call.read()
                 if not isinstance(message, pb.FetchSnapshotResponse):
                     return
+                peer.channel_timeouts = 0
                 yield message
         except TimeoutError as error:
+            peer.channel_timeouts += 1
+            self._give_up_if_silent(address, peer)
             raise PeerFailureError(Failure.TIMED_OUT, f"{address} sent no piece for {timeout_ms} ms") from error
         except grpc.aio.AioRpcError as error:
             raise self._failure(address, peer, error) from error
@@ -259,17 +268,17 @@ class GrpcTransport:
             # Whoever comes back at this address may be of a newer version.
             peer.has_streams = True
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            self._note_timeout(address, peer)
+            peer.channel_timeouts += 1
+            self._give_up_if_silent(address, peer)
         failure = Failure.REFUSED if is_refused else Failure.TIMED_OUT
         return PeerFailureError(failure, f"{address}: {error.code().name} {error.details()}")
 
-    def _note_timeout(self, address: str, peer: _Peer) -> None:
-        """Give a channel up that only swallows requests.
+    def _give_up_if_silent(self, address: str, peer: _Peer) -> None:
+        """Give a peer's connections up when they only swallow requests.
 
         After a partition TCP would go on resending into the void for minutes, while a new connection works at once.
         """
-        peer.timeout_count += 1
-        if peer.timeout_count >= MAX_TIMEOUTS_IN_A_ROW and self._peers.get(address) is peer:
+        if peer.channel_timeouts + peer.link_timeouts >= MAX_TIMEOUTS_IN_A_ROW and self._peers.get(address) is peer:
             del self._peers[address]
             self._retire(peer)
 

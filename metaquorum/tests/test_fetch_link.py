@@ -13,15 +13,15 @@ import pytest
 from lograft.internal.v1 import quorum_pb2 as pb
 
 from metaquorum.raft.events import Failure
-from metaquorum.raft.messages import FetchRequest, FetchResponse, Refusal, Request, Response
+from metaquorum.raft.messages import FetchRequest, FetchResponse, Refusal, Request, Response, VoteRequest
 from metaquorum.rpc import fetch_listener
 from metaquorum.rpc.fetch_listener import FetchListener
 from metaquorum.rpc.quorum_service import QuorumServicer
 from metaquorum.runtime import fetch_link
 from metaquorum.runtime.driver import Answer, StoppedError
 from metaquorum.runtime.frames import GREETING, BadFrameError, FrameReader, frame
-from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
-from metaquorum.testing.scripted_node import CLUSTER_ID, key
+from metaquorum.runtime.transport import MAX_TIMEOUTS_IN_A_ROW, GrpcTransport, PeerFailureError
+from metaquorum.testing.scripted_node import CLUSTER_ID, ScriptedNode, key
 from metaquorum.tests.quorum_cluster import until
 from metaquorum.tests.test_fetch_stream import request_at
 
@@ -79,7 +79,9 @@ class Leader:
         self._waiting.pop()(answer)
 
     async def handle_request(self, request: Request) -> Answer:
-        """Answer a fetch that came by gRPC."""
+        """Answer a fetch that came by gRPC; a vote is never answered."""
+        if isinstance(request, VoteRequest):
+            await asyncio.Event().wait()
         assert isinstance(request, FetchRequest), f"{request} is no fetch"
         self.called.append(request.fetch_offset)
         return answer_to(request)
@@ -245,6 +247,20 @@ async def test_connection_with_a_late_answer_stays_while_fetches_go_by_grpc(lead
     leader.answer(answer_to(request_at(SILENT_OFFSET)))
     assert offset_of(await late) == SILENT_OFFSET
     assert await follower.is_linked()
+
+
+async def test_answers_on_the_plain_connection_do_not_excuse_a_silent_channel(
+    leader: Leader, follower: Follower
+) -> None:
+    """The channel dies alone; it is replaced although fetches are answered all the while."""
+    await linked(follower)
+    for _ in range(MAX_TIMEOUTS_IN_A_ROW):
+        assert await follower.is_linked()
+        with pytest.raises(PeerFailureError) as error:
+            await follower.transport.call(leader.address, ScriptedNode().vote_request(2, 1), timeout_ms=50)
+        assert error.value.failure is Failure.TIMED_OUT
+    # The new channel begins without a plain connection.
+    assert not await follower.is_linked()
 
 
 async def test_leader_that_is_gone_is_noticed_at_once(leader: Leader, follower: Follower) -> None:

@@ -87,6 +87,15 @@ async def test_silent_peer_times_out_and_gets_a_new_connection(transport: GrpcTr
     assert void.connection_count == 2
 
 
+async def test_silent_snapshot_download_costs_the_connection(transport: GrpcTransport, void: Void) -> None:
+    """A download that gets no piece counts as a call that gets no answer."""
+    for _ in range(transport_module.MAX_TIMEOUTS_IN_A_ROW + 1):
+        with pytest.raises(PeerFailureError) as error:
+            await anext(transport.fetch_snapshot(void.address, pb.FetchSnapshotRequest(), timeout_ms=300))
+        assert error.value.failure is Failure.TIMED_OUT
+    assert void.connection_count == 2
+
+
 async def test_channels_are_bounded(transport: GrpcTransport, void: Void, monkeypatch: pytest.MonkeyPatch) -> None:
     """The channel used longest ago makes room."""
     monkeypatch.setattr(transport_module, "MAX_CHANNELS", 1)
