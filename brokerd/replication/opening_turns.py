@@ -70,7 +70,7 @@ class OpeningTurns:
         is_burst = self._loop.time() < self._burst_until_s
         self._give_from(self._waiting, BURST_OPEN_TASKS if is_burst else LOG_OPEN_TASKS)
         if is_burst and self._waiting and self._timer is None:
-            self._timer = self._loop.call_at(self._burst_until_s, self._on_timer)
+            self._timer = self._loop.call_at(self._burst_until_s, self._on_timer, self._burst_until_s)
 
     def _give_from(self, waiting: dict[object, asyncio.Future[None]], most: int) -> None:
         while waiting and self._open_count < most:
@@ -79,6 +79,9 @@ class OpeningTurns:
                 self._open_count += 1
                 turn.set_result(None)
 
-    def _on_timer(self) -> None:
+    def _on_timer(self, until_s: float) -> None:
         self._timer = None
+        if until_s >= self._burst_until_s:
+            # An event loop may call a little early (uvloop rounds to milliseconds): waiting for the rest would spin.
+            self._burst_until_s = 0.0
         self._give()

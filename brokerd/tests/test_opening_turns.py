@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from brokerd.limits import LOG_OPEN_TASKS
-from brokerd.replication.opening_turns import BURST_OPEN_TASKS, OpeningTurns
+from brokerd.replication.opening_turns import BURST_OPEN_TASKS, BURST_QUIET_MS, OpeningTurns
 from brokerd.tests.support import WAIT_S
 
 MANY = 3 * LOG_OPEN_TASKS
@@ -50,6 +52,21 @@ async def test_few_are_opened_while_partitions_are_created_and_the_others_when_t
     async with asyncio.timeout(WAIT_S):
         await asyncio.wait(logs.tasks[:LOG_OPEN_TASKS])
     assert logs.begun == list(range(LOG_OPEN_TASKS))
+    for task in logs.tasks:
+        task.cancel()
+
+
+async def test_timer_that_comes_a_little_early_ends_the_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop may call before the time, by less than its clock's resolution; nothing waits on, and nothing spins."""
+    loop = asyncio.get_running_loop()
+    now_s = 100.0
+    monkeypatch.setattr(loop, "time", lambda: now_s)
+    turns = OpeningTurns()
+    turns.note_new()
+    logs = Logs(turns, MANY)
+    assert len(await logs.settle()) == BURST_OPEN_TASKS
+    now_s += BURST_QUIET_MS / 1000 - 1e-10
+    assert len(await logs.settle()) == LOG_OPEN_TASKS
     for task in logs.tasks:
         task.cancel()
 

@@ -99,6 +99,7 @@ class Machine(ABC):
         self.process: SimProcess | None = None
         self.ended: list[SimProcess] = []
         self.server: Any = None
+        self._starting: asyncio.Task[None] | None = None
         self.is_stopping = False
         self._disk_count = 1
         self.format()
@@ -199,7 +200,16 @@ class Machine(ABC):
             self.is_stopping = True
             process.loop.call_soon(lambda: process.loop.create_task(self._stop(process, server)))
 
+    async def _start(self, server: Any) -> None:
+        """Start the server in a task of its own, as the programs do: a stop ends it first."""
+        self._starting = asyncio.create_task(server.start())
+        await self._starting
+
     async def _stop(self, process: SimProcess, server: Any) -> None:
+        starting = self._starting
+        if starting is not None and not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
         await server.stop()
         self.world.counts[f"orderly stop of a {self.name.partition('-')[0]}"] += 1
         self._end(process)
@@ -232,12 +242,13 @@ class Machine(ABC):
 
     def throw_away(self) -> None:
         """Let go of every process that ever was."""
-        self.process = self.server = None
+        self.process = self.server = self._starting = None
         self.ended.clear()
 
     def _forget(self, process: SimProcess) -> None:
         self.process = None
         self.server = None
+        self._starting = None
         process.loop.kill()
         self.world.network.end_process(process)
         # Kept, so that nothing of it is finalized in the middle of the run.
@@ -265,7 +276,7 @@ class VoterMachine(Machine):
             snapshots=self.world.snapshots,
         )
         self.server = QuorumServer(settings, directory)
-        await self.server.start()
+        await self._start(self.server)
         await self.server.wait_stopped()
 
 
@@ -471,7 +482,7 @@ class BrokerMachine(Machine):
             inflate_max_bytes=MIN_BUDGET_BYTES,
         )
         self.server = BrokerServer(settings)
-        await self.server.start()
+        await self._start(self.server)
         watching = asyncio.create_task(self._note_serving(self.server))
         await self.server.wait_failed()
         watching.cancel()
