@@ -33,6 +33,9 @@ COPIES: Final = 2
 SHARE: Final = 8
 """The n-th chunk held gets at most the n-th part of the budget divided by this: 200 chunks together six parts of these eight."""
 
+TIMER_EARLY_S: Final = 0.001
+"""Seconds by which an event loop may call a timer too early, at most: uvloop rounds to milliseconds."""
+
 
 class FetchBuffer:
     """See the module docstring. One event loop.
@@ -109,7 +112,8 @@ class FetchBuffer:
         if not self._gate.budget.waiter_count:
             return
         loop = asyncio.get_running_loop()
-        until_s = loop.time() - FETCH_TAKE_MS / 1000
+        # A timer that came a little early would otherwise be armed for the same moment, again and again.
+        until_s = loop.time() - FETCH_TAKE_MS / 1000 + TIMER_EARLY_S
         stuck = [grant for grant, (since_s, _) in self._since_s.items() if since_s <= until_s]
         if stuck:
             peers = {self._since_s[grant][1] for grant in stuck}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from lograft.v1 import log_pb2
 import brokerd.fetch_buffer
 from brokerd.connections import end_connections
 from brokerd.fetch_buffer import COPIES, SHARE, FetchBuffer
-from brokerd.limits import MIN_BUDGET_BYTES, UNCOUNTED_CHUNK_BYTES
+from brokerd.limits import FETCH_TAKE_MS, MIN_BUDGET_BYTES, UNCOUNTED_CHUNK_BYTES
 from brokerd.memory_budget import MemoryBudget
 from brokerd.server import BrokerServer
 from brokerd.standalone import standalone_settings
@@ -132,6 +133,29 @@ async def until(condition: Callable[[], bool]) -> None:
             if condition():
                 return
             await asyncio.sleep(0.01)
+
+
+async def turned_until(condition: Callable[[], bool]) -> None:
+    """Let the event loop turn until a condition holds, also where its clock stands still."""
+    give_up_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < give_up_s, f"not within {WAIT_S} s"
+        await asyncio.sleep(0)
+
+
+async def test_timer_that_comes_a_little_early_is_early_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop may call before the time, by less than its clock's resolution: nothing spins until the time has come."""
+    loop = asyncio.get_running_loop()
+    now_s = 100.0
+    monkeypatch.setattr(loop, "time", lambda: now_s)
+    buffer = buffer_of(LIMIT_BYTES)
+    assert buffer.try_hold(LIMIT_BYTES // COPIES, "ipv4:1.2.3.4:5") is not None
+    waiting = asyncio.create_task(buffer.hold(CHUNK_BYTES, "ipv4:1.2.3.4:6"))
+    await turned_until(lambda: buffer.budget.waiter_count == 1)
+    now_s += FETCH_TAKE_MS / 1000 - 1e-10
+    await turned_until(lambda: buffer.ended_connections == 1)
+    waiting.cancel()
+    buffer.close()
 
 
 async def test_readers_that_never_read_hold_no_more_than_the_budget(tmp_path: Path) -> None:
