@@ -13,7 +13,7 @@ from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
 from integration_tests.hostile.bombs import all_kinds, zeros
 from integration_tests.hostile.healthy import percentile
 from integration_tests.hostile.http2 import DATA, HEADERS, frame, grpc_call
-from integration_tests.hostile.run import GROWTH_BYTES_MAX, MIB, Result
+from integration_tests.hostile.run import GROWTH_BYTES_MAX, KEPT_BY_GRPC_BYTES, MIB, OF_MANY, Result
 from integration_tests.hostile.target import Usage
 
 BOMB_BYTES_MAX = 16_384
@@ -90,3 +90,21 @@ def test_every_target_can_be_missed(
     assert len(misses) == len(found)
     for miss, part in zip(misses, found, strict=True):
         assert part in miss
+
+
+@pytest.mark.parametrize("scenario", sorted(OF_MANY))
+@pytest.mark.parametrize(("after_mib", "found"), [(144, 0), (145, 1)])
+def test_what_grpc_keeps_of_very_many_is_taken_off(scenario: str, after_mib: int, found: int) -> None:
+    """20 of 100 MiB and what a bare server keeps may stay."""
+    assert KEPT_BY_GRPC_BYTES == 24 * MIB
+    result = Result(
+        scenario=scenario,
+        idle=usage(100 * MIB),
+        peak=usage(200 * MIB),
+        after=usage(after_mib * MIB),
+        calm={"p99_ms": 5.0},
+        beside={"p99_ms": 10.0, "missing": 0},
+        seen={},
+        server_cpu_share=0.1,
+    )
+    assert len(result.misses()) == found
