@@ -1,0 +1,658 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection between two servers, as a pure function of bytes and time: requests with deadlines, streams with credit.
+
+Owns which calls are open, what is sent next, and what the other side may say. No sockets, no clock, no messages of protobuf: bodies are
+bytes. `receive` takes what came and returns what it means; `output` gives what is to be sent.
+Laws: docs/net.md section "Invariants".
+Source: h11 for the form; HTTP/2 (RFC 9113) for ids, credit and GOAWAY.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from heapq import heappop, heappush
+from typing import Final, TypeAlias
+
+from metaquorum.net.frames import GREETING, MAX_BODY_BYTES, BadFrameError, Frame, FrameReader, Kind, header
+
+MAX_CALL_ID: Final = 2**32 - 1
+"""Highest id; a connection that has used it up takes no more calls, and its users dial anew."""
+
+MAX_TIMEOUT_MS: Final = 2**31
+"""Longest time in milliseconds that a request waits."""
+
+_METHOD_AND_NUMBER: Final = struct.Struct(">HI")
+_CREDIT: Final = struct.Struct(">I")
+_PING: Final = struct.Struct(">Q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one connection.
+
+    Attributes:
+        open_calls: calls of either side that are open at once.
+        queued_bytes: bytes that wait to be sent, at which new requests are refused with BUSY.
+        message_bytes: bytes of one message.
+        partial_bytes: bytes of all messages of which a part has come.
+        piece_bytes: bytes of a message that are sent before another call has its turn.
+        greeting_ms: milliseconds in which the other side's HELLO must come.
+        ping_after_ms: milliseconds of silence after which a sign of life is asked for.
+        liveness_ms: milliseconds of silence after which the connection is over.
+    """
+
+    open_calls: int = 1_024
+    queued_bytes: int = 8 * 1024 * 1024
+    message_bytes: int = 17 * 1024 * 1024
+    partial_bytes: int = 64 * 1024 * 1024
+    piece_bytes: int = 64 * 1024
+    greeting_ms: int = 2_000
+    ping_after_ms: int = 2_500
+    liveness_ms: int = 10_000
+
+
+class Loss(Enum):
+    """Why a call of this side failed without a word of the other side about it."""
+
+    TIMED_OUT = auto()
+    """No answer in time; the other side may have carried it out."""
+    LOST = auto()
+    """The connection ended; the other side may have carried it out."""
+    CANCELLED = auto()
+    """The other side gave a stream up, without a reason."""
+
+
+class BusyError(Exception):
+    """Too many calls are open, too much waits to be sent, or the connection takes no new calls; nothing was sent."""
+
+
+# What `receive` and `tick` tell.
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """The other side's HELLO came; judge it, and `leave` if it does not fit."""
+
+    hello: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """The other side asks; it is owed `respond` or `fail`, within `timeout_ms`."""
+
+    call_id: int
+    method: int
+    message: bytes
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The other side opens a stream."""
+
+    call_id: int
+    method: int
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The response to a request of this side."""
+
+    call_id: int
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A call of this side failed, or a stream of either: what the other side says, or `loss`."""
+
+    call_id: int
+    failure: bytes | None
+    loss: Loss | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message on a stream. Its bytes are taken off the credit until they are granted again."""
+
+    call_id: int
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Writable:
+    """The other side has granted more on a stream."""
+
+    call_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The other side sends nothing more on a stream."""
+
+    call_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The other side does not wait for the answer to its request any more: the work may end. No `respond` is owed."""
+
+    call_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The other side takes no new calls."""
+
+    goodbye: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The connection is of no more use, and every call has been told; close it."""
+
+    reason: str
+
+
+Happening: TypeAlias = (
+    Greeted | Requested | Opened | Answered | Failed | Received | Writable | Ended | Abandoned | Leaving | Over
+)
+
+
+class _Role(Enum):
+    ASKED = auto()
+    """A request of this side without its final frame."""
+    GIVEN_UP = auto()
+    """The same, and nobody waits for it any more."""
+    SERVED = auto()
+    """A request of the other side that is owed a final frame."""
+    STREAM = auto()
+    """A stream of either side."""
+
+
+@dataclass(slots=True)
+class _Call:
+    role: _Role
+    is_begun: bool = True
+    """False while the message with which the other side began it has come in part; nobody knows of it yet."""
+    credit: int = 0
+    """Bytes that this side may send."""
+    granted: int = 0
+    """Bytes that the other side may send."""
+    sends: bool = True
+    """This side has not ended its direction."""
+    receives: bool = True
+    """The other side has not ended its direction."""
+    partial: list[bytes] = field(default_factory=list[bytes])
+    partial_kind: Kind | None = None
+    partial_bytes: int = 0
+
+
+class Connection:
+    """See the module docstring.
+
+    Args:
+        is_dialler: True on the side that dialled.
+        hello: what this side says of itself.
+        limits: bounds.
+        now_ms: monotonic time in milliseconds.
+    """
+
+    def __init__(self, *, is_dialler: bool, hello: bytes, limits: Limits, now_ms: int) -> None:
+        self._limits = limits
+        self._reader = FrameReader()
+        self._calls: dict[int, _Call] = {}
+        self._own_parity = 1 if is_dialler else 0
+        self._next_id = 1 if is_dialler else 2
+        self._last_other_id = 0
+        self._own_open = 0
+        self._other_open = 0
+        self._deadlines: list[tuple[int, int]] = []
+        self._is_greeted = False
+        self._is_leaving = False
+        self._over: str | None = None
+        self._started_ms = now_ms
+        self._heard_ms = now_ms
+        self._pinged_ms: int | None = None
+        self._ping_count = 0
+        self._pong: bytes | None = None
+        self._partial_bytes = 0
+        # Frames of the connection go first; then those of calls, in turn.
+        self._urgent: deque[bytes] = deque((GREETING, header(Kind.HELLO, 0, len(hello)), hello))
+        self._queues: OrderedDict[int, deque[tuple[Kind, bytes, int]]] = OrderedDict()
+        self._queued_bytes = 0
+
+    # State.
+
+    @property
+    def is_greeted(self) -> bool:
+        """True once the other side has said who it is."""
+        return self._is_greeted
+
+    @property
+    def takes_calls(self) -> bool:
+        """True while this side may ask."""
+        return self._is_greeted and not self._is_leaving and self._over is None and self._next_id <= MAX_CALL_ID
+
+    @property
+    def open_count(self) -> int:
+        """Calls of both sides that are open."""
+        return len(self._calls)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of messages that wait to be sent."""
+        return self._queued_bytes
+
+    def deadline_ms(self) -> int | None:
+        """Return when `tick` is due at the latest; None: the connection is over."""
+        if self._over is not None:
+            return None
+        if not self._is_greeted:
+            return self._started_ms + self._limits.greeting_ms
+        due = self._heard_ms + (self._limits.ping_after_ms if self._pinged_ms is None else self._limits.liveness_ms)
+        return min(due, self._deadlines[0][0]) if self._deadlines else due
+
+    # Calls of this side.
+
+    def request(self, method: int, message: bytes, *, timeout_ms: int, now_ms: int) -> int:
+        """Ask the other side; returns the id, for which `Answered` or `Failed` comes once.
+
+        Raises:
+            BusyError: nothing was sent.
+        """
+        call_id = self._new_id()
+        timeout_ms = max(1, min(timeout_ms, MAX_TIMEOUT_MS))
+        self._calls[call_id] = _Call(_Role.ASKED)
+        heappush(self._deadlines, (now_ms + timeout_ms, call_id))
+        self._queue(call_id, Kind.REQUEST, _METHOD_AND_NUMBER.pack(method, timeout_ms) + message)
+        return call_id
+
+    def open(self, method: int, message: bytes, *, credit_bytes: int) -> int:
+        """Open a stream; returns its id. The other side may send `credit_bytes`; this side nothing before it is granted some.
+
+        Raises:
+            BusyError: nothing was sent.
+        """
+        call_id = self._new_id()
+        self._calls[call_id] = _Call(_Role.STREAM, granted=credit_bytes)
+        self._queue(call_id, Kind.OPEN, _METHOD_AND_NUMBER.pack(method, credit_bytes) + message)
+        return call_id
+
+    def give_up(self, call_id: int) -> None:
+        """Wait for a request or a stream no longer; nothing more is told of it. Nothing happens when it is over."""
+        call = self._calls.get(call_id)
+        if call is None or call.role is _Role.GIVEN_UP:
+            return
+        assert call.role is not _Role.SERVED, f"call {call_id} belongs to the other side"
+        self._unqueue(call_id)
+        self._queue(call_id, Kind.CANCEL, b"")
+        if call.role is _Role.ASKED:
+            call.role = _Role.GIVEN_UP
+        else:
+            self._forget(call_id)
+
+    # Answers to the other side.
+
+    def respond(self, call_id: int, message: bytes) -> None:
+        """Answer a request. Nothing happens when nobody waits any more."""
+        self._finish(call_id, Kind.RESPONSE, message)
+
+    def fail(self, call_id: int, failure: bytes) -> None:
+        """Refuse a request, or end a stream with a reason. Nothing happens when it is over."""
+        self._finish(call_id, Kind.FAILURE, failure)
+
+    # Streams of either side.
+
+    def credit(self, call_id: int) -> int:
+        """Bytes that may be sent on a stream; 0 when it is over."""
+        call = self._calls.get(call_id)
+        return call.credit if call is not None and call.sends else 0
+
+    def send(self, call_id: int, message: bytes) -> bool:
+        """Send a message on a stream; False: it is over, or the message is longer than the credit.
+
+        A message of any length may be sent as long as there is some credit; what it takes beyond that is owed.
+        """
+        call = self._calls.get(call_id)
+        if call is None or not call.sends or call.credit <= 0:
+            return False
+        call.credit -= len(message)
+        self._queue(call_id, Kind.MESSAGE, message)
+        return True
+
+    def grant(self, call_id: int, credit_bytes: int) -> None:
+        """Let the other side send more on a stream. Nothing happens when it is over."""
+        call = self._calls.get(call_id)
+        if call is not None and call.receives and credit_bytes > 0:
+            assert call.role is _Role.STREAM, f"credit for call {call_id}, which is no stream"
+            call.granted += credit_bytes
+            self._queue(call_id, Kind.CREDIT, _CREDIT.pack(credit_bytes))
+
+    def end(self, call_id: int) -> None:
+        """Send nothing more on a stream. Nothing happens when it is over."""
+        call = self._calls.get(call_id)
+        if call is not None and call.sends:
+            assert call.role is _Role.STREAM, f"end of call {call_id}, which is no stream"
+            call.sends = False
+            self._queue(call_id, Kind.END, b"")
+            self._forget_if_done(call_id, call)
+
+    # The connection.
+
+    def leave(self, goodbye: bytes) -> None:
+        """Take no new calls; those that are open go on."""
+        if not self._is_leaving and self._over is None:
+            self._is_leaving = True
+            self._say(Kind.GOODBYE, goodbye)
+
+    def lose(self, reason: str) -> list[Happening]:
+        """The connection ended. Every call fails, once."""
+        return [] if self._over is not None else self._end(reason)
+
+    def tick(self, now_ms: int) -> list[Happening]:
+        """Look at the clock: requests without an answer in time fail, and a silent connection ends."""
+        if self._over is not None:
+            return []
+        silent_ms = now_ms - self._heard_ms
+        if not self._is_greeted and now_ms - self._started_ms >= self._limits.greeting_ms:
+            return self._end("the other side did not say who it is")
+        if silent_ms >= self._limits.liveness_ms:
+            return self._end(f"no sign of life for {silent_ms} ms")
+        if self._is_greeted and silent_ms >= self._limits.ping_after_ms and self._pinged_ms is None:
+            self._pinged_ms = now_ms
+            self._ping_count += 1
+            self._say(Kind.PING, _PING.pack(self._ping_count))
+        happenings: list[Happening] = []
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            _, call_id = heappop(self._deadlines)
+            call = self._calls.get(call_id)
+            if call is not None and call.role is _Role.ASKED:
+                self.give_up(call_id)
+                happenings.append(Failed(call_id, None, Loss.TIMED_OUT))
+        return happenings
+
+    def receive(self, data: bytes, now_ms: int) -> list[Happening]:
+        """Take what came; returns what it means, in order. After `Over` nothing more comes."""
+        if self._over is not None:
+            return []
+        self._heard_ms = now_ms
+        self._pinged_ms = None
+        happenings: list[Happening] = []
+        try:
+            self._reader.feed(data)
+            while (frame := self._reader.take()) is not None:
+                self._take(frame, happenings)
+        except BadFrameError as error:
+            happenings += self._end(str(error))
+        return happenings
+
+    def output(self, most_bytes: int) -> list[bytes]:
+        """Give what is to be sent next, of about `most_bytes`; empty: nothing waits.
+
+        Frames of the connection go first, then one piece of each call in turn, so that a small message waits for at most one piece of
+        each large one.
+        """
+        if self._pong is not None:
+            self._say(Kind.PONG, self._pong)
+            self._pong = None
+        out = list(self._urgent)
+        self._urgent.clear()
+        if not self._is_greeted:
+            return out
+        size_bytes = 0
+        while self._queues and size_bytes < most_bytes:
+            call_id, queue = next(iter(self._queues.items()))
+            kind, message, begin = queue.popleft()
+            end = begin + min(self._limits.piece_bytes, MAX_BODY_BYTES)
+            piece = message if begin == 0 and end >= len(message) else message[begin:end]
+            goes_on = end < len(message)
+            out += (header(kind, call_id, len(piece), goes_on=goes_on), piece)
+            size_bytes += len(piece)
+            self._queued_bytes -= len(piece)
+            if goes_on:
+                queue.appendleft((kind, message, end))
+            if queue:
+                self._queues.move_to_end(call_id)
+            else:
+                del self._queues[call_id]
+        return out
+
+    # Sending.
+
+    def _new_id(self) -> int:
+        if not self.takes_calls:
+            raise BusyError("the connection takes no new calls")
+        if self._own_open >= self._limits.open_calls:
+            raise BusyError(f"{self._own_open} calls are open")
+        if self._queued_bytes >= self._limits.queued_bytes:
+            raise BusyError(f"{self._queued_bytes} bytes wait to be sent")
+        call_id, self._next_id = self._next_id, self._next_id + 2
+        self._own_open += 1
+        return call_id
+
+    def _say(self, kind: Kind, body: bytes) -> None:
+        self._urgent += (header(kind, 0, len(body)), body)
+
+    def _queue(self, call_id: int, kind: Kind, message: bytes) -> None:
+        queue = self._queues.get(call_id)
+        if queue is None:
+            queue = self._queues[call_id] = deque()
+        assert len(message) <= self._limits.message_bytes + _METHOD_AND_NUMBER.size, (
+            f"{kind.name} of {len(message)} bytes"
+        )
+        queue.append((kind, message, 0))
+        self._queued_bytes += len(message)
+
+    def _unqueue(self, call_id: int) -> None:
+        """Drop what waits of a call, but the rest of a message that is sent in part: the other side waits for it."""
+        queue = self._queues.get(call_id)
+        if queue is None:
+            return
+        kept = [each for each in queue if each[2] > 0 or each[0] in (Kind.REQUEST, Kind.OPEN)]
+        self._queued_bytes -= sum(len(message) - begin for _, message, begin in queue)
+        self._queued_bytes += sum(len(message) - begin for _, message, begin in kept)
+        queue.clear()
+        queue.extend(kept)
+        if not queue:
+            del self._queues[call_id]
+
+    def _finish(self, call_id: int, kind: Kind, message: bytes) -> None:
+        call = self._calls.get(call_id)
+        if call is None:
+            return
+        if call.role is _Role.STREAM:
+            assert kind is Kind.FAILURE, f"response to stream {call_id}"
+            self._unqueue(call_id)
+            kind = Kind.RESET
+        else:
+            assert call.role is _Role.SERVED, f"answer to call {call_id} of this side"
+        self._queue(call_id, kind, message)
+        self._forget(call_id)
+
+    def _forget(self, call_id: int) -> None:
+        call = self._calls.pop(call_id)
+        self._partial_bytes -= call.partial_bytes
+        if call_id & 1 == self._own_parity:
+            self._own_open -= 1
+        else:
+            self._other_open -= 1
+
+    def _forget_if_done(self, call_id: int, call: _Call) -> None:
+        if not call.sends and not call.receives:
+            self._forget(call_id)
+
+    def _end(self, reason: str) -> list[Happening]:
+        self._over = reason
+        happenings: list[Happening] = []
+        for call_id, call in self._calls.items():
+            if not call.is_begun:
+                continue
+            if call.role is _Role.SERVED:
+                happenings.append(Abandoned(call_id))
+            elif call.role is not _Role.GIVEN_UP:
+                happenings.append(Failed(call_id, None, Loss.LOST))
+        self._calls.clear()
+        self._queues.clear()
+        self._deadlines.clear()
+        self._queued_bytes = 0
+        happenings.append(Over(reason))
+        return happenings
+
+    # Receiving.
+
+    def _take(self, frame: Frame, happenings: list[Happening]) -> None:
+        if frame.call_id == 0:
+            self._take_of_connection(frame, happenings)
+            return
+        if not self._is_greeted:
+            raise BadFrameError("a call before HELLO")
+        if frame.kind in (Kind.REQUEST, Kind.OPEN) and frame.call_id > self._last_other_id:
+            self._check_new(frame)
+        call = self._calls.get(frame.call_id)
+        if call is None:
+            self._take_of_none(frame)
+            return
+        message = self._whole(call, frame)
+        if message is not None:
+            self._take_of_call(frame.kind, frame.call_id, call, message, happenings)
+
+    def _take_of_connection(self, frame: Frame, happenings: list[Happening]) -> None:
+        if frame.goes_on:
+            raise BadFrameError(f"{frame.kind.name} in pieces")
+        if frame.kind is Kind.HELLO:
+            if self._is_greeted:
+                raise BadFrameError("HELLO twice")
+            self._is_greeted = True
+            happenings.append(Greeted(frame.body))
+        elif frame.kind is Kind.GOODBYE:
+            self._is_leaving = True
+            happenings.append(Leaving(frame.body))
+        elif not self._is_greeted:
+            raise BadFrameError(f"{frame.kind.name} before HELLO")
+        elif frame.kind is Kind.PING and len(frame.body) == _PING.size:
+            # One answer, to the last of them: whoever pings and does not read must not fill the memory.
+            self._pong = frame.body
+        elif frame.kind is not Kind.PONG or not self._is_own_ping(frame.body):
+            raise BadFrameError(f"{frame.kind.name} out of place")
+
+    def _is_own_ping(self, body: bytes) -> bool:
+        return len(body) == _PING.size and 0 < _PING.unpack(body)[0] <= self._ping_count
+
+    def _check_new(self, frame: Frame) -> None:
+        """Let a new call of the other side in."""
+        if frame.call_id & 1 == self._own_parity:
+            raise BadFrameError(f"call {frame.call_id} has an id of this side")
+        # A stream that the other side gave up is open here until its CANCEL comes, which may be behind a new call.
+        if self._other_open >= 2 * self._limits.open_calls:
+            raise BadFrameError(f"more than {2 * self._limits.open_calls} calls are open")
+        self._last_other_id = frame.call_id
+        self._other_open += 1
+        role = _Role.SERVED if frame.kind is Kind.REQUEST else _Role.STREAM
+        self._calls[frame.call_id] = _Call(role, is_begun=False)
+
+    def _take_of_none(self, frame: Frame) -> None:
+        """A frame of a call that is over, or never was.
+
+        A request of this side stays until its final frame, so that another one is a second. A stream may have been given up, ended or
+        reset here while frames of the other side were on their way, and a request of the other side answered.
+        """
+        is_own = frame.call_id & 1 == self._own_parity
+        is_known = frame.call_id < self._next_id if is_own else frame.call_id <= self._last_other_id
+        if not is_known or frame.kind in (Kind.RESPONSE, Kind.FAILURE, Kind.REQUEST, Kind.OPEN):
+            raise BadFrameError(f"{frame.kind.name} for call {frame.call_id}, which is not open")
+
+    def _whole(self, call: _Call, frame: Frame) -> bytes | None:
+        """Return a whole message, None while parts are missing.
+
+        Raises:
+            BadFrameError: it is too long, too many bytes are kept in parts, or another message begins in the middle of it.
+        """
+        if call.partial_kind is None:
+            if not frame.goes_on:
+                return frame.body
+            call.partial_kind = frame.kind
+        elif frame.kind is not call.partial_kind:
+            raise BadFrameError(f"{frame.kind.name} in the middle of {call.partial_kind.name}")
+        call.partial.append(frame.body)
+        call.partial_bytes += len(frame.body)
+        self._partial_bytes += len(frame.body)
+        if call.partial_bytes > self._limits.message_bytes + _METHOD_AND_NUMBER.size:
+            raise BadFrameError(f"a message of more than {self._limits.message_bytes} bytes")
+        if self._partial_bytes > self._limits.partial_bytes:
+            raise BadFrameError(f"more than {self._limits.partial_bytes} bytes of messages in parts")
+        if frame.goes_on:
+            return None
+        message = b"".join(call.partial)
+        self._partial_bytes -= call.partial_bytes
+        call.partial, call.partial_bytes, call.partial_kind = [], 0, None
+        return message
+
+    def _take_of_call(self, kind: Kind, call_id: int, call: _Call, message: bytes, happenings: list[Happening]) -> None:
+        if call.role is _Role.STREAM:
+            self._take_of_stream(kind, call_id, call, message, happenings)
+        elif call.role is _Role.SERVED:
+            if kind is Kind.REQUEST and not call.is_begun:
+                call.is_begun = True
+                method, timeout_ms, message = _split(message)
+                happenings.append(Requested(call_id, method, message, timeout_ms))
+            elif kind is Kind.CANCEL:
+                self._unqueue(call_id)
+                self._queue(call_id, Kind.FAILURE, b"")
+                self._forget(call_id)
+                happenings.append(Abandoned(call_id))
+            else:
+                raise BadFrameError(f"{kind.name} for request {call_id} of the other side")
+        elif kind is Kind.RESPONSE or kind is Kind.FAILURE:
+            is_awaited = call.role is _Role.ASKED
+            self._forget(call_id)
+            if is_awaited:
+                happenings.append(Answered(call_id, message) if kind is Kind.RESPONSE else Failed(call_id, message))
+        else:
+            raise BadFrameError(f"{kind.name} for request {call_id}")
+
+    def _take_of_stream(
+        self, kind: Kind, call_id: int, call: _Call, message: bytes, happenings: list[Happening]
+    ) -> None:
+        if kind is Kind.OPEN and not call.is_begun:
+            call.is_begun = True
+            method, call.credit, message = _split(message)
+            happenings.append(Opened(call_id, method, message))
+        elif kind is Kind.MESSAGE:
+            if not call.receives:
+                raise BadFrameError(f"MESSAGE on stream {call_id} after its end")
+            if call.granted <= 0:
+                raise BadFrameError(f"MESSAGE on stream {call_id} without credit")
+            call.granted -= len(message)
+            happenings.append(Received(call_id, message))
+        elif kind is Kind.CREDIT:
+            if len(message) != _CREDIT.size:
+                raise BadFrameError(f"CREDIT of {len(message)} bytes")
+            call.credit += _CREDIT.unpack(message)[0]
+            if call.sends and call.credit > 0:
+                happenings.append(Writable(call_id))
+        elif kind is Kind.END:
+            if not call.receives:
+                raise BadFrameError(f"END of stream {call_id} twice")
+            call.receives = False
+            happenings.append(Ended(call_id))
+            self._forget_if_done(call_id, call)
+        elif kind is Kind.RESET or kind is Kind.CANCEL:
+            self._unqueue(call_id)
+            self._forget(call_id)
+            is_said = kind is Kind.RESET
+            happenings.append(Failed(call_id, message if is_said else None, None if is_said else Loss.CANCELLED))
+        else:
+            raise BadFrameError(f"{kind.name} for stream {call_id}")
+
+
+def _split(message: bytes) -> tuple[int, int, bytes]:
+    """Cut the beginning of a request or of a stream into method, number and message."""
+    if len(message) < _METHOD_AND_NUMBER.size:
+        raise BadFrameError("a call without a method")
+    method, number = _METHOD_AND_NUMBER.unpack_from(message)
+    return method, number, message[_METHOD_AND_NUMBER.size :]
