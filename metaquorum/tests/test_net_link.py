@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection between servers over real sockets: calls, streams, full buffers, ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from metaquorum.net.connection import Limits, Loss
+from metaquorum.net.link import Link, RefusedByPeerError, ServedCall, Services, Stream, UnansweredError
+
+LIMITS = Limits(ping_after_ms=100, liveness_ms=60_000, greeting_ms=5_000)
+WAIT_S = 30.0
+ECHO, SILENT, BROKEN, COUNT, SWALLOW, UNKNOWN = range(1, 7)
+
+
+@dataclass
+class Side:
+    """One end: what it serves, and what it saw."""
+
+    abandoned: list[bytes] = field(default_factory=list[bytes])
+    over: list[str] = field(default_factory=list[str])
+    streams: list[Stream] = field(default_factory=list[Stream])
+    tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+    links: list[Link] = field(default_factory=list[Link])
+    refusal: bytes | None = None
+
+    def services(self) -> Services:
+        """What it answers."""
+
+        def echo(call: ServedCall) -> None:
+            call.respond(call.message + b" of " + call.hello)
+
+        def silent(call: ServedCall) -> None:
+            call.on_abandoned = lambda: self.abandoned.append(call.message)
+
+        def broken(call: ServedCall) -> None:
+            raise RuntimeError("a fault of the handler")
+
+        def count(stream: Stream) -> None:
+            self.tasks.append(asyncio.create_task(self._count(stream)))
+
+        return Services(
+            requests={ECHO: echo, SILENT: silent, BROKEN: broken},
+            streams={COUNT: (count, 1_000), SWALLOW: (self.streams.append, 1_000)},
+            unknown=b"unknown method",
+            fault=b"a fault",
+        )
+
+    async def _count(self, stream: Stream) -> None:
+        """Send as many numbers as the opening message says, then what comes back until it ends."""
+        for number in range(int(stream.message)):
+            await stream.write(b"%d" % number)
+        total = 0
+        while (message := await stream.read()) is not None:
+            total += len(message)
+        await stream.write(b"taken %d" % total)
+        stream.end()
+
+    def link(self, *, is_dialler: bool, limits: Limits) -> Link:
+        """Make an end."""
+        made = Link(
+            is_dialler=is_dialler,
+            hello=b"dialler" if is_dialler else b"listener",
+            services=self.services(),
+            check_hello=lambda _: self.refusal,
+            on_over=lambda _, reason: self.over.append(reason),
+            limits=limits,
+        )
+        self.links.append(made)
+        return made
+
+
+@asynccontextmanager
+async def connected(limits: Limits = LIMITS, *, refusal: bytes | None = None) -> AsyncIterator[tuple[Link, Side, Side]]:
+    """Two sides over a socket of this machine: the link of the one that dialled, and both sides."""
+    dialler, listener = Side(), Side(refusal=refusal)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: listener.link(is_dialler=False, limits=limits), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    _, link = await loop.create_connection(lambda: dialler.link(is_dialler=True, limits=limits), "127.0.0.1", port)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            yield link, dialler, listener
+    finally:
+        for each in (*dialler.links, *listener.links):
+            each.close(b"")
+        for task in (*dialler.tasks, *listener.tasks):
+            task.cancel()
+        server.close()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+async def test_both_sides_ask_and_are_answered() -> None:
+    """Whoever dialled; the answer of a handler, its refusal, its fault, and a method that nobody serves."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        assert await link.ask(ECHO, b"one", timeout_ms=5_000) == b"one of dialler"
+        assert await listener.links[0].ask(ECHO, b"two", timeout_ms=5_000) == b"two of listener"
+        for method, failure in ((BROKEN, b"a fault"), (UNKNOWN, b"unknown method")):
+            with pytest.raises(RefusedByPeerError) as refused:
+                await link.ask(method, b"", timeout_ms=5_000)
+            assert refused.value.failure == failure
+        large = bytes(3_000_000)
+        assert await link.ask(ECHO, large, timeout_ms=20_000) == large + b" of dialler"
+        assert (link.open_count, listener.links[0].open_count) == (0, 0)
+
+
+async def test_deadline_and_cancelled_caller_end_the_work_of_the_other_side() -> None:
+    """Both are told to whoever serves."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        with pytest.raises(UnansweredError) as late:
+            await link.ask(SILENT, b"late", timeout_ms=20)
+        assert late.value.loss is Loss.TIMED_OUT
+        asking = asyncio.create_task(link.ask(SILENT, b"cancelled", timeout_ms=60_000))
+        await asyncio.sleep(0.02)
+        asking.cancel()
+        await until(lambda: len(listener.abandoned) == 2)
+        assert listener.abandoned == [b"late", b"cancelled"]
+        await until(lambda: link.open_count == 0)
+
+
+async def test_stream_runs_both_ways_within_its_windows() -> None:
+    """A writer waits for its reader, and ends reach the other side in order."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        stream = link.open(COUNT, b"500", window_bytes=100)
+        assert [await stream.read() for _ in range(500)] == [b"%d" % number for number in range(500)]
+        for _ in range(100):
+            await stream.write(bytes(99))
+        stream.end()
+        assert await stream.read() == b"taken 9900"
+        assert await stream.read() is None
+        await until(lambda: (link.open_count, listener.links[0].open_count) == (0, 0))
+
+
+async def test_reader_that_does_not_read_stops_its_writer_and_nobody_else() -> None:
+    """Requests beside it are answered; what waits is no more than the window."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        stream = link.open(SWALLOW, b"", window_bytes=10)
+        await until(lambda: listener.streams)
+        writing = asyncio.create_task(_write_for_ever(stream))
+        await asyncio.sleep(0.1)
+        assert not writing.done()
+        assert await link.ask(ECHO, b"beside", timeout_ms=5_000) == b"beside of dialler"
+        taken = 0
+        for _ in range(100):
+            message = await listener.streams[0].read()
+            assert message is not None
+            taken += len(message)
+        assert taken == 10_000
+        listener.streams[0].fail(b"enough")
+        with pytest.raises(RefusedByPeerError):
+            await writing
+
+
+async def _write_for_ever(stream: Stream) -> None:
+    while True:
+        await stream.write(bytes(100))
+
+
+async def test_end_of_the_connection_is_told_to_everybody_once() -> None:
+    """Who asks, who reads, who writes, who serves."""
+    async with connected() as (link, dialler, listener):
+        await link.greeted
+        stream = link.open(SWALLOW, b"", window_bytes=10)
+        asking = asyncio.create_task(link.ask(SILENT, b"asked", timeout_ms=60_000))
+        reading = asyncio.create_task(stream.read())
+        await until(lambda: listener.streams and listener.links[0].open_count == 2)
+        served = listener.streams[0]
+        listener.links[0].close(b"stopping")
+        for each in (asking, reading):
+            with pytest.raises(UnansweredError) as lost:
+                await each
+            assert lost.value.loss is Loss.LOST
+        with pytest.raises(UnansweredError):
+            await served.read()
+        await until(lambda: dialler.over)
+        assert listener.abandoned == [b"asked"]
+        assert (len(dialler.over), len(listener.over)) == (1, 1)
+        assert not link.is_usable
+
+
+async def test_other_side_that_does_not_fit_is_left_with_the_reason() -> None:
+    """And the one that dialled hears of it."""
+    async with connected(refusal=b"another cluster") as (link, dialler, listener):
+        await until(lambda: dialler.over and listener.over)
+        assert not link.is_usable
+
+
+async def test_silent_machine_is_noticed_without_a_call() -> None:
+    """The other side takes bytes and says nothing: what a lost machine behind a proxy does."""
+    limits = replace(LIMITS, liveness_ms=300)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"lograft-net-1\n\0\0\0\x07\1\0\0\0\0\0x")
+        while await reader.read(1_000):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    side = Side()
+    _, link = await asyncio.get_running_loop().create_connection(
+        lambda: side.link(is_dialler=True, limits=limits), "127.0.0.1", port
+    )
+    async with asyncio.timeout(WAIT_S):
+        await link.greeted
+        await until(lambda: side.over)
+    assert "no sign of life" in side.over[0]
+    server.close()
+
+
+async def test_idle_connection_lives_by_its_pings() -> None:
+    """Both sides are silent for longer than the bound."""
+    async with connected(replace(LIMITS, ping_after_ms=50, liveness_ms=2_000)) as (link, dialler, listener):
+        await link.greeted
+        await asyncio.sleep(3)
+        assert dialler.over == listener.over == []
+        assert await link.ask(ECHO, b"still", timeout_ms=5_000) == b"still of dialler"
