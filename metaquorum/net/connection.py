@@ -42,6 +42,7 @@ class Limits:
         greeting_ms: milliseconds in which the other side's HELLO must come.
         ping_after_ms: milliseconds of silence after which a sign of life is asked for.
         liveness_ms: milliseconds of silence after which the connection is over.
+        suspect_ms: the same, once a request had no answer in time and nothing else has come since it was sent.
     """
 
     open_calls: int = 1_024
@@ -52,6 +53,7 @@ class Limits:
     greeting_ms: int = 2_000
     ping_after_ms: int = 2_500
     liveness_ms: int = 10_000
+    suspect_ms: int = 500
 
 
 class Loss(Enum):
@@ -177,6 +179,8 @@ class _Role(Enum):
 @dataclass(slots=True)
 class _Call:
     role: _Role
+    started_ms: int = 0
+    """When a request of this side was sent."""
     is_begun: bool = True
     """False while the message with which the other side began it has come in part; nobody knows of it yet."""
     credit: int = 0
@@ -218,6 +222,8 @@ class Connection:
         self._started_ms = now_ms
         self._heard_ms = now_ms
         self._pinged_ms: int | None = None
+        # When the connection is over if nothing comes until then.
+        self._suspected_ms: int | None = None
         self._ping_count = 0
         self._pong: bytes | None = None
         self._partial_bytes = 0
@@ -255,6 +261,8 @@ class Connection:
         if not self._is_greeted:
             return self._started_ms + self._limits.greeting_ms
         due = self._heard_ms + (self._limits.ping_after_ms if self._pinged_ms is None else self._limits.liveness_ms)
+        if self._suspected_ms is not None:
+            due = min(due, self._suspected_ms)
         return min(due, self._deadlines[0][0]) if self._deadlines else due
 
     # Calls of this side.
@@ -267,7 +275,7 @@ class Connection:
         """
         call_id = self._new_id()
         timeout_ms = max(1, min(timeout_ms, MAX_TIMEOUT_MS))
-        self._calls[call_id] = _Call(_Role.ASKED)
+        self._calls[call_id] = _Call(_Role.ASKED, started_ms=now_ms)
         heappush(self._deadlines, (now_ms + timeout_ms, call_id))
         self._queue(call_id, Kind.REQUEST, _METHOD_AND_NUMBER.pack(method, timeout_ms) + message)
         return call_id
@@ -361,12 +369,10 @@ class Connection:
         silent_ms = now_ms - self._heard_ms
         if not self._is_greeted and now_ms - self._started_ms >= self._limits.greeting_ms:
             return self._end("the other side did not say who it is")
-        if silent_ms >= self._limits.liveness_ms:
+        if silent_ms >= self._limits.liveness_ms or (self._suspected_ms is not None and now_ms >= self._suspected_ms):
             return self._end(f"no sign of life for {silent_ms} ms")
-        if self._is_greeted and silent_ms >= self._limits.ping_after_ms and self._pinged_ms is None:
-            self._pinged_ms = now_ms
-            self._ping_count += 1
-            self._say(Kind.PING, _PING.pack(self._ping_count))
+        if self._is_greeted and silent_ms >= self._limits.ping_after_ms:
+            self._ping(now_ms)
         happenings: list[Happening] = []
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             _, call_id = heappop(self._deadlines)
@@ -374,14 +380,24 @@ class Connection:
             if call is not None and call.role is _Role.ASKED:
                 self.give_up(call_id)
                 happenings.append(Failed(call_id, None, Loss.TIMED_OUT))
+                if call.started_ms >= self._heard_ms and self._suspected_ms is None:
+                    # A slow answer, or a dead connection: the other side answers a ping whatever its handlers do.
+                    self._ping(now_ms)
+                    self._suspected_ms = now_ms + self._limits.suspect_ms
         return happenings
+
+    def _ping(self, now_ms: int) -> None:
+        if self._pinged_ms is None:
+            self._pinged_ms = now_ms
+            self._ping_count += 1
+            self._say(Kind.PING, _PING.pack(self._ping_count))
 
     def receive(self, data: bytes, now_ms: int) -> list[Happening]:
         """Take what came; returns what it means, in order. After `Over` nothing more comes."""
         if self._over is not None:
             return []
         self._heard_ms = now_ms
-        self._pinged_ms = None
+        self._pinged_ms = self._suspected_ms = None
         happenings: list[Happening] = []
         try:
             self._reader.feed(data)

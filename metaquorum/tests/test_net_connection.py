@@ -39,6 +39,7 @@ LIMITS = Limits(
     greeting_ms=1_000,
     ping_after_ms=2_000,
     liveness_ms=8_000,
+    suspect_ms=400,
 )
 
 
@@ -261,6 +262,27 @@ def test_silence_is_asked_about_and_ends_the_connection(pair: Pair) -> None:
     assert end.output(1_000_000) == [] or not end.takes_calls
 
 
+def test_request_without_an_answer_and_no_other_byte_makes_the_connection_suspect(pair: Pair) -> None:
+    """A slow handler costs nothing: its process answers the ping. A dead path costs the connection, soon."""
+    pair.pass_ms(10)
+    end = pair.ends[0]
+    end.request(1, b"", timeout_ms=300, now_ms=pair.now_ms)
+    pair.settle()
+    pair.pass_ms(300)
+    pair.taken(0)
+    assert end.deadline_ms() == pair.now_ms + LIMITS.suspect_ms
+    pair.settle()
+    pair.pass_ms(LIMITS.suspect_ms)
+    assert pair.taken(0) == [], "it was slow"
+    asked = end.request(1, b"", timeout_ms=300, now_ms=pair.now_ms)
+    pair.pass_ms(300)
+    other = end.request(1, b"", timeout_ms=10_000, now_ms=pair.now_ms)
+    pair.pass_ms(LIMITS.suspect_ms - 1)
+    assert pair.taken(0) == [Failed(asked, None, Loss.TIMED_OUT)]
+    pair.pass_ms(1)
+    assert pair.taken(0) == [Failed(other, None, Loss.LOST), Over("no sign of life for 1100 ms")]
+
+
 def test_who_says_nothing_or_something_else_first_is_left() -> None:
     """The greeting has a time of its own."""
     end = Connection(is_dialler=True, hello=b"a", limits=LIMITS, now_ms=0)
@@ -376,7 +398,7 @@ def test_random_histories_tell_everybody_exactly_once(seed: int) -> None:
     Law: each request has one outcome; messages of a stream come whole, in order, without a gap; what is over is forgotten.
     """
     rng = random.Random(seed)
-    pair = Pair(limits=replace(LIMITS, open_calls=50, queued_bytes=100_000))
+    pair = Pair(limits=replace(LIMITS, open_calls=50, queued_bytes=100_000, liveness_ms=10**6, suspect_ms=10**6))
     pair.settle()
     asked: tuple[set[int], set[int]] = (set(), set())
     outcomes: tuple[list[int], list[int]] = ([], [])
