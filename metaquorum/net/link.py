@@ -257,6 +257,7 @@ class Link(asyncio.Protocol):
     Attributes:
         hello: what the other side said of itself; empty before `greeted`.
         greeted: done when the other side's HELLO fits; fails when it does not, or nothing comes.
+        closed: done when there is no connection any more.
     """
 
     def __init__(
@@ -282,6 +283,7 @@ class Link(asyncio.Protocol):
         self._served: dict[int, ServedCall] = {}
         self._streams: dict[int, Stream] = {}
         self.hello = b""
+        self.closed: asyncio.Future[None] = self._loop.create_future()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         # Whoever dialled may have given up.
         self.greeted.add_done_callback(lambda future: future.cancelled() or future.exception())
@@ -412,6 +414,7 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side is gone, or this one has closed."""
+        self.closed.set_result(None)
         self._tell(self._core.lose(f"the connection broke: {exc!r}" if exc else "the other side ended the connection"))
 
     def pause_writing(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -87,8 +87,10 @@ async def connected(limits: Limits = LIMITS, *, refusal: bytes | None = None) ->
         async with asyncio.timeout(WAIT_S):
             yield link, dialler, listener
     finally:
-        for each in (*dialler.links, *listener.links):
+        links = (*dialler.links, *listener.links)
+        for each in links:
             each.close(b"")
+        await asyncio.gather(*(each.closed for each in links))
         for task in (*dialler.tasks, *listener.tasks):
             task.cancel()
         server.close()
@@ -202,12 +204,17 @@ async def test_other_side_that_does_not_fit_is_left_with_the_reason() -> None:
 async def test_silent_machine_is_noticed_without_a_call() -> None:
     """The other side takes bytes and says nothing: what a lost machine behind a proxy does."""
     limits = replace(LIMITS, liveness_ms=300)
+    ended = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"lograft-net-1\n\0\0\0\x07\1\0\0\0\0\0x")
-        while await reader.read(1_000):
-            pass
+        with suppress(ConnectionError):
+            while await reader.read(1_000):
+                pass
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        ended.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -218,7 +225,9 @@ async def test_silent_machine_is_noticed_without_a_call() -> None:
     async with asyncio.timeout(WAIT_S):
         await link.greeted
         await until(lambda: side.over)
+        await ended.wait()
     assert "no sign of life" in side.over[0]
+    await link.closed
     server.close()
 
 
