@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who a server is, as it says at the beginning of a connection, and whether the other side fits.
+
+Owns the check. Source: docs/net.md section "A connection".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from lograft.internal.v1 import net_pb2 as pb
+from lograft.v1 import errors_pb2
+from lograft.wire.codes import ErrorCode
+
+VERSION: Final = 1
+"""Version of the carrier that this server speaks."""
+
+ID_BYTES: Final = 16
+"""Size of an incarnation id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A server.
+
+    Attributes:
+        cluster_id: cluster that it belongs to.
+        node_id: its node id.
+        incarnation_id: random id of its process, 16 bytes.
+        address: `host:port` at which other servers reach it; None: at none.
+    """
+
+    cluster_id: str
+    node_id: int
+    incarnation_id: bytes
+    address: str | None
+
+    def encode(self) -> bytes:
+        """Return the body of a HELLO."""
+        return pb.Hello(
+            cluster_id=self.cluster_id,
+            node_id=self.node_id,
+            incarnation_id=self.incarnation_id,
+            address=self.address or "",
+            min_version=VERSION,
+            max_version=VERSION,
+        ).SerializeToString()
+
+
+class MisfitError(Exception):
+    """The other side of a connection is not who it should be.
+
+    Attributes:
+        code: WRONG_CLUSTER, or INVALID_REQUEST.
+    """
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def goodbye(self) -> bytes:
+        """Return the body of a GOODBYE."""
+        code = errors_pb2.ErrorCode.ValueType(int(self.code))
+        return pb.Goodbye(code=code, message=str(self)).SerializeToString()
+
+
+def checked(body: bytes, own: Identity, *, node_id: int | None) -> Identity:
+    """Return who the other side is.
+
+    Args:
+        body: of its HELLO.
+        own: this side.
+        node_id: node that was dialled; None: any.
+
+    Raises:
+        MisfitError: it is of another cluster, another node than the one that was dialled, shares no version, or says nonsense.
+    """
+    try:
+        hello = pb.Hello.FromString(body)
+    except DecodeError as error:
+        raise MisfitError(ErrorCode.INVALID_REQUEST, "a HELLO that cannot be decoded") from error
+    if hello.cluster_id != own.cluster_id:
+        text = f"this is cluster {own.cluster_id!r}, not {hello.cluster_id[:100]!r}; check the address"
+        raise MisfitError(ErrorCode.WRONG_CLUSTER, text)
+    if not hello.min_version <= VERSION <= hello.max_version:
+        text = f"this server speaks version {VERSION} of the carrier, the other one {hello.min_version} to {hello.max_version}"
+        raise MisfitError(ErrorCode.INVALID_REQUEST, text)
+    if len(hello.incarnation_id) != ID_BYTES or hello.node_id < 0:
+        raise MisfitError(ErrorCode.INVALID_REQUEST, "a HELLO without a node")
+    if node_id is not None and hello.node_id != node_id:
+        text = f"node {hello.node_id} answers where node {node_id} was dialled"
+        raise MisfitError(ErrorCode.INVALID_REQUEST, text)
+    return Identity(
+        cluster_id=hello.cluster_id,
+        node_id=hello.node_id,
+        incarnation_id=hello.incarnation_id,
+        address=hello.address or None,
+    )

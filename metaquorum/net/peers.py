@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections of one server to others: dialled when somebody asks, shared by all who do, dialled anew when they end.
+
+Owns which connection leads to an address, and who waits for one. Must not know what is asked. Everything runs on the event loop.
+
+Laws: whoever asks is told exactly once; what is told with `NotSentError` was not sent; at most one attempt to connect to an address
+is under way; after a failed one nobody is dialled there for `REDIAL_MS`.
+Source: docs/net.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from metaquorum.net.connection import BusyError, Limits
+from metaquorum.net.frames import BadFrameError
+from metaquorum.net.hello import Identity, MisfitError, checked
+from metaquorum.net.link import CallError, Link, OnOutcome, Services, Stream
+
+logger = logging.getLogger(__name__)
+
+DIAL_MS: Final = 1_000
+"""Milliseconds in which a connection must be there, HELLO included."""
+
+REDIAL_MS: Final = 100
+"""Milliseconds after a failed attempt in which the next one fails at once."""
+
+SPARE_SWEEP_MS: Final = 30_000
+"""Milliseconds between two looks for second connections to the same server, which are closed when they carry no call."""
+
+MAX_ACCEPTED: Final = 1_000
+"""Connections that others have dialled; a further one is ended at once."""
+
+MAX_WAITING: Final = 10_000
+"""Requests that wait for a connection to one address; more fail at once."""
+
+
+class NotSentError(CallError):
+    """Nothing was sent: the other server cannot be reached, or is not who it should be, or too much is under way."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """Somebody who wants a connection: told of it, or why there is none; once."""
+
+    tell: Callable[[Link | NotSentError], None]
+    timer: asyncio.TimerHandle | None = None
+
+
+class Peers:
+    """See the module docstring.
+
+    Args:
+        identity: this server.
+        services: what it answers, on connections of either side.
+        limits: bounds of a connection.
+    """
+
+    def __init__(self, identity: Identity, services: Services, *, limits: Limits | None = None) -> None:
+        self._identity = identity
+        self._services = services
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._links: dict[str, Link] = {}
+        self._all: set[Link] = set()
+        self._who: dict[Link, Identity] = {}
+        self._accepted_count = 0
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, list[_Waiting]] = {}
+        self._failed_at: dict[str, float] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def request(
+        self,
+        address: str,
+        method: int,
+        message: bytes,
+        *,
+        timeout_ms: int,
+        on_outcome: OnOutcome,
+        node_id: int | None = None,
+    ) -> None:
+        """Ask the server at an address; the outcome is told once, later.
+
+        Args:
+            address: `host:port`.
+            method: number of the method.
+            message: the request.
+            timeout_ms: milliseconds for everything, the connection included.
+            on_outcome: told the response or the `CallError`.
+            node_id: who must answer there; None: any node of the cluster.
+        """
+        started_s = self._loop.time()
+
+        def tell(link: Link | NotSentError) -> None:
+            if isinstance(link, NotSentError):
+                on_outcome(link)
+                return
+            left_ms = timeout_ms - int((self._loop.time() - started_s) * 1000)
+            try:
+                link.request(method, message, timeout_ms=left_ms, on_outcome=on_outcome)
+            except BusyError as error:
+                on_outcome(NotSentError(f"{address}: {error}"))
+
+        self._with_link(address, node_id, timeout_ms, tell)
+
+    async def ask(
+        self, address: str, method: int, message: bytes, *, timeout_ms: int, node_id: int | None = None
+    ) -> bytes:
+        """Ask the server at an address, and wait for its response; see `request`.
+
+        Raises:
+            NotSentError: nothing was sent.
+            RefusedByPeerError: the other side refuses.
+            UnansweredError: no answer.
+        """
+        link = await self.connected(address, timeout_ms=timeout_ms, node_id=node_id)
+        try:
+            return await link.ask(method, message, timeout_ms=timeout_ms)
+        except BusyError as error:
+            raise NotSentError(f"{address}: {error}") from error
+
+    async def open(
+        self,
+        address: str,
+        method: int,
+        message: bytes,
+        *,
+        window_bytes: int,
+        timeout_ms: int,
+        node_id: int | None = None,
+    ) -> Stream:
+        """Open a stream to the server at an address; see `Link.open`.
+
+        Raises:
+            NotSentError: nothing was sent.
+        """
+        link = await self.connected(address, timeout_ms=timeout_ms, node_id=node_id)
+        try:
+            return link.open(method, message, window_bytes=window_bytes)
+        except BusyError as error:
+            raise NotSentError(f"{address}: {error}") from error
+
+    async def connected(self, address: str, *, timeout_ms: int, node_id: int | None = None) -> Link:
+        """Return a connection to an address, dialled if need be.
+
+        Raises:
+            NotSentError: there is none in time.
+        """
+        future: asyncio.Future[Link | NotSentError] = self._loop.create_future()
+
+        def tell(link: Link | NotSentError) -> None:
+            if not future.done():
+                future.set_result(link)
+
+        self._with_link(address, node_id, timeout_ms, tell)
+        found = await future
+        if isinstance(found, NotSentError):
+            raise found
+        return found
+
+    def accept(self) -> asyncio.Protocol:
+        """Make the end of a connection that another server dialled; for `create_server`."""
+        link = self._new_link(is_dialler=False, node_id=None, on_who=self._adopt)
+        self._accepted_count += 1
+        if self._is_closed or self._accepted_count > MAX_ACCEPTED:
+            link.greeted.add_done_callback(lambda _: link.close(b""))
+        return link
+
+    async def close(self, goodbye: bytes = b"") -> None:
+        """End every connection; whoever waits is told. Idempotent."""
+        self._is_closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        tasks = list(self._dialling.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for address in list(self._waiting):
+            self._tell_waiting(address, NotSentError("this server stops"))
+        links = list(self._all)
+        for link in links:
+            link.close(goodbye)
+        await asyncio.gather(*(link.closed for link in links))
+
+    # Inside.
+
+    def _with_link(
+        self, address: str, node_id: int | None, timeout_ms: int, tell: Callable[[Link | NotSentError], None]
+    ) -> None:
+        link = self._links.get(address)
+        if link is not None and link.is_usable:
+            if node_id is not None and self._who[link].node_id != node_id:
+                self._loop.call_soon(tell, NotSentError(f"{address} is node {self._who[link].node_id}, not {node_id}"))
+            else:
+                tell(link)
+            return
+        waiting = self._waiting.setdefault(address, [])
+        failed_at = self._failed_at.get(address)
+        if self._is_closed or len(waiting) >= MAX_WAITING:
+            self._loop.call_soon(tell, NotSentError("this server stops" if self._is_closed else "too many wait"))
+            return
+        if failed_at is not None and self._loop.time() - failed_at < REDIAL_MS / 1000:
+            self._loop.call_soon(tell, NotSentError(f"{address} could not be reached just now"))
+            return
+        entry = _Waiting(tell)
+        entry.timer = self._loop.call_later(timeout_ms / 1000, self._expire, address, entry)
+        waiting.append(entry)
+        if address not in self._dialling:
+            task = self._dialling[address] = self._loop.create_task(self._dial(address, node_id), name="dial")
+            task.add_done_callback(lambda _: self._dialling.pop(address, None))
+
+    def _expire(self, address: str, entry: _Waiting) -> None:
+        waiting = self._waiting.get(address, [])
+        if entry in waiting:
+            waiting.remove(entry)
+            entry.tell(NotSentError(f"{address}: no connection in time"))
+
+    def _tell_waiting(self, address: str, found: Link | NotSentError) -> None:
+        for entry in self._waiting.pop(address, ()):
+            if entry.timer is not None:
+                entry.timer.cancel()
+            entry.tell(found)
+
+    async def _dial(self, address: str, node_id: int | None) -> None:
+        # host:port, or [address]:port for IPv6.
+        host, _, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        link = self._new_link(is_dialler=True, node_id=node_id, on_who=None)
+        try:
+            async with asyncio.timeout(DIAL_MS / 1000):
+                await self._loop.create_connection(lambda: link, host, int(port))
+                await link.greeted
+        except (OSError, TimeoutError, ValueError, BadFrameError) as error:
+            link.close(b"")
+            self._failed_at[address] = self._loop.time()
+            logger.info("event=dial_failed peer=%s error=%r", address, error)
+            self._tell_waiting(address, NotSentError(f"{address} cannot be reached: {error!r}"))
+        except asyncio.CancelledError:
+            link.close(b"")
+            raise
+        else:
+            self._failed_at.pop(address, None)
+            self._links[address] = link
+            self._tell_waiting(address, link)
+            self._see_to_spares()
+
+    def _adopt(self, link: Link, who: Identity) -> None:
+        """A server that dialled this one can be asked over the same connection."""
+        if who.address is None:
+            return
+        present = self._links.get(who.address)
+        if present is None or not present.is_usable:
+            self._links[who.address] = link
+            self._tell_waiting(who.address, link)
+        self._see_to_spares()
+
+    def _new_link(
+        self, *, is_dialler: bool, node_id: int | None, on_who: Callable[[Link, Identity], None] | None
+    ) -> Link:
+        def check(hello: bytes) -> bytes | None:
+            try:
+                who = checked(hello, self._identity, node_id=node_id)
+            except MisfitError as error:
+                logger.warning("event=connection_refused error=%s", error)
+                return error.goodbye()
+            self._who[link] = who
+            if on_who is not None:
+                # The core takes calls once the HELLO is dealt with.
+                self._loop.call_soon(on_who, link, who)
+            return None
+
+        link = Link(
+            is_dialler=is_dialler,
+            hello=self._identity.encode(),
+            services=self._services,
+            check_hello=check,
+            on_over=lambda link, reason: self._lose(link, reason, is_dialler=is_dialler),
+            limits=self._limits,
+        )
+        self._all.add(link)
+        return link
+
+    def _lose(self, link: Link, reason: str, *, is_dialler: bool) -> None:
+        who = self._who.pop(link, None)
+        self._all.discard(link)
+        if not is_dialler:
+            self._accepted_count -= 1
+        for address, each in list(self._links.items()):
+            if each is link:
+                del self._links[address]
+        if who is not None and not self._is_closed:
+            logger.info("event=connection_over node_id=%d reason=%s", who.node_id, reason)
+
+    def _see_to_spares(self) -> None:
+        if self._sweep is None and len(self._all) > len(self._links):
+            self._sweep = self._loop.call_later(SPARE_SWEEP_MS / 1000, self._close_spares)
+
+    def _close_spares(self) -> None:
+        self._sweep = None
+        used = set(self._links.values())
+        for link in list(self._all):
+            who = self._who.get(link)
+            if link not in used and who is not None and who.address in self._links and link.open_count == 0:
+                link.close(b"")
+        self._see_to_spares()

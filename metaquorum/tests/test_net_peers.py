@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of servers to each other by address, over real sockets: dialled once, shared, dialled anew, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import pytest
+
+from metaquorum.net.connection import Limits, Loss
+from metaquorum.net.hello import Identity, MisfitError, checked
+from metaquorum.net.link import CallError, Outcome, ServedCall, Services, Stream, UnansweredError
+from metaquorum.net.peers import NotSentError, Peers
+
+ECHO, SILENT, NUMBERS = 1, 2, 3
+WAIT_MS = 30_000
+
+
+def identity(node_id: int, address: str | None, cluster_id: str = "c") -> Identity:
+    """A server."""
+    return Identity(cluster_id=cluster_id, node_id=node_id, incarnation_id=bytes([node_id]) * 16, address=address)
+
+
+def free_address() -> str:
+    """An address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+class Node:
+    """A server that says who asked, counts connections, and can be started again at its address."""
+
+    def __init__(self, node_id: int, cluster_id: str = "c", address: str | None = None) -> None:
+        self.address = address or free_address()
+        self.identity = identity(node_id, self.address, cluster_id)
+        self.accepted = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Listen."""
+        self.peers = Peers(self.identity, self._services(), limits=Limits(ping_after_ms=200, liveness_ms=WAIT_MS))
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, "127.0.0.1", int(self.address.rpartition(":")[2]))
+
+    async def stop(self) -> None:
+        """Close everything."""
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await self.peers.close()
+
+    def _accept(self) -> asyncio.Protocol:
+        self.accepted += 1
+        return self.peers.accept()
+
+    def _services(self) -> Services:
+        def echo(call: ServedCall) -> None:
+            call.respond(b"%d says " % self.identity.node_id + call.message)
+
+        def numbers(stream: Stream) -> None:
+            self._tasks.append(asyncio.create_task(send_numbers(stream)))
+
+        return Services(requests={ECHO: echo, SILENT: lambda _: None}, streams={NUMBERS: (numbers, 1_000)})
+
+
+async def send_numbers(stream: Stream) -> None:
+    """Ten of them."""
+    with suppress(CallError):
+        for number in range(10):
+            await stream.write(b"%d" % number)
+    stream.end()
+
+
+@asynccontextmanager
+async def started(*nodes: Node) -> AsyncIterator[None]:
+    """Servers that run."""
+    async with AsyncExitStack() as stack:
+        for node in nodes:
+            await node.start()
+            stack.push_async_callback(node.stop)
+        yield
+
+
+async def test_many_who_ask_at_once_share_one_connection_both_ways() -> None:
+    """Also those of the server that was dialled."""
+    one, two = Node(1), Node(2)
+    async with started(one, two):
+        asking = [one.peers.ask(two.address, ECHO, b"%d" % n, timeout_ms=WAIT_MS) for n in range(20)]
+        assert await asyncio.gather(*asking) == [b"2 says %d" % n for n in range(20)]
+        assert await two.peers.ask(one.address, ECHO, b"x", timeout_ms=WAIT_MS, node_id=1) == b"1 says x"
+        assert (one.accepted, two.accepted) == (0, 1)
+        outcomes: list[Outcome] = []
+        one.peers.request(two.address, ECHO, b"y", timeout_ms=WAIT_MS, on_outcome=outcomes.append)
+        stream = await one.peers.open(two.address, NUMBERS, b"", window_bytes=3, timeout_ms=WAIT_MS)
+        assert [await stream.read() for _ in range(11)] == [*(b"%d" % n for n in range(10)), None]
+        assert outcomes == [b"2 says y"]
+
+
+async def test_server_that_comes_back_is_dialled_anew_and_what_was_under_way_is_lost() -> None:
+    """What could not be sent says so, and the next attempt comes soon."""
+    one, two = Node(1), Node(2)
+    async with started(one):
+        await two.start()
+        asking = asyncio.create_task(one.peers.ask(two.address, SILENT, b"", timeout_ms=WAIT_MS))
+        assert await one.peers.ask(two.address, ECHO, b"", timeout_ms=WAIT_MS) == b"2 says "
+        await two.stop()
+        with pytest.raises(UnansweredError) as lost:
+            await asking
+        assert lost.value.loss is Loss.LOST
+        with pytest.raises(NotSentError, match="cannot be reached"):
+            await one.peers.ask(two.address, ECHO, b"", timeout_ms=WAIT_MS)
+        with pytest.raises(NotSentError, match="just now"):
+            await one.peers.ask(two.address, ECHO, b"", timeout_ms=WAIT_MS)
+        again = Node(2, address=two.address)
+        async with started(again):
+            async with asyncio.timeout(WAIT_MS / 1000):
+                answer = None
+                while answer is None:
+                    with suppress(NotSentError):
+                        answer = await one.peers.ask(two.address, ECHO, b"", timeout_ms=WAIT_MS)
+                    await asyncio.sleep(0.02)
+            assert answer == b"2 says "
+
+
+@pytest.mark.parametrize(("cluster_id", "node_id"), [("other", 2), ("c", 3)])
+async def test_server_of_another_cluster_or_another_node_is_not_asked(cluster_id: str, node_id: int) -> None:
+    """A stale address may lead to anybody."""
+    one, two = Node(1), Node(2, cluster_id)
+    async with started(one, two):
+        with pytest.raises(NotSentError):
+            await one.peers.ask(two.address, ECHO, b"", timeout_ms=WAIT_MS, node_id=node_id)
+
+
+async def test_dialling_has_a_time_limit_of_the_caller_and_of_its_own() -> None:
+    """A port that takes connections and says nothing."""
+    one = Node(1)
+    async with started(one):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            with pytest.raises(NotSentError, match="no connection in time"):
+                await one.peers.ask(address, ECHO, b"", timeout_ms=50)
+            with pytest.raises(NotSentError, match="cannot be reached"):
+                await one.peers.ask(address, ECHO, b"", timeout_ms=WAIT_MS)
+        for nowhere in ("127.0.0.1", "127.0.0.1:x", "no.such.host.invalid:1"):
+            with pytest.raises(NotSentError):
+                await one.peers.ask(nowhere, ECHO, b"", timeout_ms=WAIT_MS)
+
+
+async def test_two_that_dial_at_once_both_get_answers() -> None:
+    """There may be two connections for a while; neither is lost under a call."""
+    one, two = Node(1), Node(2)
+    async with started(one, two):
+        for _ in range(3):
+            answers = await asyncio.gather(
+                *(one.peers.ask(two.address, ECHO, b"a", timeout_ms=WAIT_MS) for _ in range(5)),
+                *(two.peers.ask(one.address, ECHO, b"b", timeout_ms=WAIT_MS) for _ in range(5)),
+            )
+            assert answers == [b"2 says a"] * 5 + [b"1 says b"] * 5
+        assert one.accepted + two.accepted <= 2
+
+
+async def test_stop_tells_whoever_waits() -> None:
+    """Those who wait for a connection, and those who ask after it."""
+    one = Node(1)
+    await one.start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        asking = asyncio.create_task(one.peers.ask(address, ECHO, b"", timeout_ms=WAIT_MS))
+        await asyncio.sleep(0.05)
+        await one.stop()
+        for each in (asking, one.peers.ask(address, ECHO, b"", timeout_ms=WAIT_MS)):
+            with pytest.raises(NotSentError, match="stops"):
+                await each
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xff",
+        identity(1, None, "other").encode(),
+        Identity(cluster_id="c", node_id=1, incarnation_id=b"", address=None).encode(),
+    ],
+)
+def test_hello_that_does_not_fit_is_refused_with_a_reason(body: bytes) -> None:
+    """Nonsense, another cluster, no process."""
+    with pytest.raises(MisfitError) as misfit:
+        checked(body, identity(2, None), node_id=None)
+    assert misfit.value.goodbye()
+
+
+def test_hello_goes_through_bytes() -> None:
+    """And back."""
+    other = identity(1, "h:1")
+    assert checked(other.encode(), identity(2, None), node_id=1) == other
