@@ -29,8 +29,6 @@ from metaquorum.raft.types import LevelRange
 from metaquorum.rpc.admin_service import AdminServicer
 from metaquorum.rpc.controller_service import ControllerServicer
 from metaquorum.rpc.decoding import add_reflection, decoding
-from metaquorum.rpc.fetch_listener import FetchListener
-from metaquorum.rpc.quorum_service import QuorumServicer
 from metaquorum.runtime.auto_join import AutoJoin
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.first_start import FirstStart, is_formatted

@@ -63,6 +63,8 @@ class Loss(Enum):
     """No answer in time; the other side may have carried it out."""
     LOST = auto()
     """The connection ended; the other side may have carried it out."""
+    SILENT = auto()
+    """The connection was ended for want of a sign of life; the other side may have carried it out."""
     CANCELLED = auto()
     """The other side gave a stream up, without a reason."""
 
@@ -370,7 +372,7 @@ class Connection:
         if not self._is_greeted and now_ms - self._started_ms >= self._limits.greeting_ms:
             return self._end("the other side did not say who it is")
         if silent_ms >= self._limits.liveness_ms or (self._suspected_ms is not None and now_ms >= self._suspected_ms):
-            return self._end(f"no sign of life for {silent_ms} ms")
+            return self._end(f"no sign of life for {silent_ms} ms", Loss.SILENT)
         if self._is_greeted and silent_ms >= self._limits.ping_after_ms:
             self._ping(now_ms)
         happenings: list[Happening] = []
@@ -502,7 +504,7 @@ class Connection:
         if not call.sends and not call.receives:
             self._forget(call_id)
 
-    def _end(self, reason: str) -> list[Happening]:
+    def _end(self, reason: str, loss: Loss = Loss.LOST) -> list[Happening]:
         self._over = reason
         happenings: list[Happening] = []
         for call_id, call in self._calls.items():
@@ -511,7 +513,7 @@ class Connection:
             if call.role is _Role.SERVED:
                 happenings.append(Abandoned(call_id))
             elif call.role is not _Role.GIVEN_UP:
-                happenings.append(Failed(call_id, None, Loss.LOST))
+                happenings.append(Failed(call_id, None, loss))
         self._calls.clear()
         self._queues.clear()
         self._deadlines.clear()

@@ -127,6 +127,11 @@ class Stream:
         self.hello = link.hello
         self.message = message
 
+    @property
+    def is_over(self) -> bool:
+        """True once it has failed, or either side has given it up."""
+        return self._error is not None
+
     async def read(self) -> bytes | None:
         """Return the next message; None: the other side has ended its direction.
 

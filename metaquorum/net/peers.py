@@ -40,7 +40,17 @@ MAX_WAITING: Final = 10_000
 
 
 class NotSentError(CallError):
-    """Nothing was sent: the other server cannot be reached, or is not who it should be, or too much is under way."""
+    """Nothing was sent: the other server cannot be reached, or is not who it should be, or too much is under way.
+
+    Attributes:
+        is_refused: True when nobody listens at the address: the process behind it is gone.
+        misfit: why the server that answers there is not the one that is wanted, where one answers.
+    """
+
+    def __init__(self, reason: str, *, is_refused: bool = False, misfit: MisfitError | None = None) -> None:
+        super().__init__(reason)
+        self.is_refused = is_refused
+        self.misfit = misfit
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +81,8 @@ class Peers:
         self._accepted_count = 0
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, list[_Waiting]] = {}
-        self._failed_at: dict[str, float] = {}
+        # When the last attempt failed, and how.
+        self._failed: dict[str, tuple[float, NotSentError]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -201,12 +212,12 @@ class Peers:
                 tell(link)
             return
         waiting = self._waiting.setdefault(address, [])
-        failed_at = self._failed_at.get(address)
+        failed = self._failed.get(address)
         if self._is_closed or len(waiting) >= MAX_WAITING:
             self._loop.call_soon(tell, NotSentError("this server stops" if self._is_closed else "too many wait"))
             return
-        if failed_at is not None and self._loop.time() - failed_at < REDIAL_MS / 1000:
-            self._loop.call_soon(tell, NotSentError(f"{address} could not be reached just now"))
+        if failed is not None and self._loop.time() - failed[0] < REDIAL_MS / 1000:
+            self._loop.call_soon(tell, failed[1])
             return
         entry = _Waiting(tell)
         entry.timer = self._loop.call_later(timeout_ms / 1000, self._expire, address, entry)
@@ -231,21 +242,25 @@ class Peers:
         # host:port, or [address]:port for IPv6.
         host, _, port = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        link = self._new_link(is_dialler=True, node_id=node_id, on_who=None)
+        misfits: list[MisfitError] = []
+        link = self._new_link(is_dialler=True, node_id=node_id, on_who=None, on_misfit=misfits.append)
         try:
             async with asyncio.timeout(DIAL_MS / 1000):
                 await self._loop.create_connection(lambda: link, host, int(port))
                 await link.greeted
         except (OSError, TimeoutError, ValueError, BadFrameError) as error:
             link.close(b"")
-            self._failed_at[address] = self._loop.time()
+            reason = f"{address}: {misfits[0]}" if misfits else f"{address} cannot be reached: {error!r}"
+            is_refused = isinstance(error, ConnectionRefusedError)
+            failure = NotSentError(reason, is_refused=is_refused, misfit=misfits[0] if misfits else None)
+            self._failed[address] = (self._loop.time(), failure)
             logger.info("event=dial_failed peer=%s error=%r", address, error)
-            self._tell_waiting(address, NotSentError(f"{address} cannot be reached: {error!r}"))
+            self._tell_waiting(address, failure)
         except asyncio.CancelledError:
             link.close(b"")
             raise
         else:
-            self._failed_at.pop(address, None)
+            self._failed.pop(address, None)
             self._links[address] = link
             self._tell_waiting(address, link)
             self._see_to_spares()
@@ -261,13 +276,20 @@ class Peers:
         self._see_to_spares()
 
     def _new_link(
-        self, *, is_dialler: bool, node_id: int | None, on_who: Callable[[Link, Identity], None] | None
+        self,
+        *,
+        is_dialler: bool,
+        node_id: int | None,
+        on_who: Callable[[Link, Identity], None] | None,
+        on_misfit: Callable[[MisfitError], None] | None = None,
     ) -> Link:
         def check(hello: bytes) -> bytes | None:
             try:
                 who = checked(hello, self._identity, node_id=node_id)
             except MisfitError as error:
                 logger.warning("event=connection_refused error=%s", error)
+                if on_misfit is not None:
+                    on_misfit(error)
                 return error.goodbye()
             self._who[link] = who
             if on_who is not None:

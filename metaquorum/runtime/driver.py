@@ -70,9 +70,9 @@ from metaquorum.runtime.log_store import LogStore, encode_control
 from metaquorum.runtime.operator_requests import OperatorRequests
 from metaquorum.runtime.peer_requests import PeerRequests
 from metaquorum.runtime.quorum_meter import QuorumMeter
+from metaquorum.runtime.quorum_transport import QuorumTransport
 from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.runtime.sparse_log import SparseLog
-from metaquorum.runtime.transport import GrpcTransport
 
 logger = logging.getLogger(__name__)
 
@@ -106,13 +106,13 @@ class Driver:
         node: RaftNode,
         log: LogStore,
         elections: ElectionStore,
-        transport: GrpcTransport,
+        transport: QuorumTransport,
         snapshots: SnapshotShell | None = None,
     ) -> None:
         self._node = node
         self._log = log
         self._elections = elections
-        self._peers = PeerRequests(transport, on_event=self.submit, on_failure=self.fail)
+        self._peers = PeerRequests(transport, on_event=self.submit)
         self._snapshots = snapshots
         self._feeds: tuple[ListenerFeed, ...] = ()
         self._loop = asyncio.get_running_loop()
@@ -169,7 +169,6 @@ class Driver:
         self._stop_taking_events()
         if self._snapshots is not None:
             await self._snapshots.close()
-        await self._peers.close()
         # A thread that writes cannot be stopped, and the log is closed after it only.
         await self._disk.close()
 

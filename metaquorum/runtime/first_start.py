@@ -13,13 +13,14 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from lograft.internal.v1 import quorum_pb2 as pb
 
+from metaquorum.net.peers import Peers
 from metaquorum.raft.messages import Request
 from metaquorum.raft.types import NodeId, ReplicaKey
 from metaquorum.raft.voters import Voter, VoterSet, voter_set
@@ -34,7 +35,7 @@ from metaquorum.runtime.first_start_decision import (
     Wait,
     decide_first_start,
 )
-from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
+from metaquorum.runtime.quorum_transport import PeerFailureError, QuorumTransport
 from storage.checkpoints import remove_if_exists, replace_file
 from storage.data_directory import DataDirectory
 from storage.env import Disk
@@ -245,53 +246,55 @@ class FirstStart:
                 replace_file(self._disk, path, encode_checked(content))
                 return drawn
 
-    async def run(self) -> None:
+    async def run(self, peers: Peers) -> None:
         """Return when the directory is formatted; cancel to give up.
+
+        Args:
+            peers: connections of this process to other servers.
 
         Raises:
             FirstStartRefusedError: a peer is of another cluster or another node than configured.
             storage.errors.StorageError: the directory cannot be written.
         """
-        transport = GrpcTransport()
+        transport = QuorumTransport(peers)
         last_reason = ""
-        try:
-            while True:
-                answers = await self._ask_all(transport)
-                match decide_first_start(
-                    key=self._key, cluster_id=self._cluster_id, addresses=self._addresses, answers=answers
-                ):
-                    case FormatVoter(voters=voters):
-                        _format(self._path, self._key, self._cluster_id, voters)
-                        self._voters = voters
-                        return
-                    case FormatObserver(reason=reason):
-                        logger.warning("event=first_start_as_observer node=%d reason=%s", self._key.node_id, reason)
-                        fresh = ReplicaKey(node_id=self._key.node_id, directory_id=_draw_directory_id())
-                        _format(self._path, fresh, self._cluster_id, voter_set([]))
-                        self._key, self._voters = fresh, voter_set([])
-                        return
-                    case Refuse(reason=reason):
-                        raise FirstStartRefusedError(reason)
-                    case Wait(reason=reason):
-                        if reason != last_reason:
-                            logger.info("event=first_start_waits node=%d reason=%s", self._key.node_id, reason)
-                            last_reason = reason
-                        await asyncio.sleep(PROBE_PAUSE_MS / 1_000)
-        finally:
-            await transport.close()
+        while True:
+            answers = await self._ask_all(transport)
+            match decide_first_start(
+                key=self._key, cluster_id=self._cluster_id, addresses=self._addresses, answers=answers
+            ):
+                case FormatVoter(voters=voters):
+                    _format(self._path, self._key, self._cluster_id, voters)
+                    self._voters = voters
+                    return
+                case FormatObserver(reason=reason):
+                    logger.warning("event=first_start_as_observer node=%d reason=%s", self._key.node_id, reason)
+                    fresh = ReplicaKey(node_id=self._key.node_id, directory_id=_draw_directory_id())
+                    _format(self._path, fresh, self._cluster_id, voter_set([]))
+                    self._key, self._voters = fresh, voter_set([])
+                    return
+                case Refuse(reason=reason):
+                    raise FirstStartRefusedError(reason)
+                case Wait(reason=reason):
+                    if reason != last_reason:
+                        logger.info("event=first_start_waits node=%d reason=%s", self._key.node_id, reason)
+                        last_reason = reason
+                    await asyncio.sleep(PROBE_PAUSE_MS / 1_000)
 
-    async def _ask_all(self, transport: GrpcTransport) -> dict[NodeId, ProbeAnswer]:
+    async def _ask_all(self, transport: QuorumTransport) -> dict[NodeId, ProbeAnswer]:
         peers = [node_id for node_id in sorted(self._addresses) if node_id != self._key.node_id]
         answers = await asyncio.gather(*(self._ask(transport, self._addresses[node_id]) for node_id in peers))
         return {node_id: answer for node_id, answer in zip(peers, answers, strict=True) if answer is not None}
 
-    async def _ask(self, transport: GrpcTransport, address: str) -> ProbeAnswer | None:
+    async def _ask(self, transport: QuorumTransport, address: str) -> ProbeAnswer | None:
         request = pb.ProbeRequest(
             node_id=self._key.node_id, directory_id=self._key.directory_id, cluster_id=self._cluster_id
         )
         try:
             response = await transport.probe(address, request, timeout_ms=PROBE_TIMEOUT_MS)
         except PeerFailureError as error:
+            if error.is_wrong_cluster:
+                raise FirstStartRefusedError(str(error)) from error
             logger.debug("event=probe_failed error=%s", error)
             return None
         return ProbeAnswer(
@@ -323,7 +326,7 @@ class FirstStart:
             accepts=accepts,
         )
 
-    async def handle_request(self, request: Request) -> Answer:
+    def take_request(self, request: Request, on_answer: Callable[[Answer | StoppedError], None]) -> None:
         """Refuse everything but Probe: there is no log and no vote yet.
 
         Raises:

@@ -17,6 +17,7 @@ from lograft.internal.v1 import quorum_pb2 as pb
 from lograft.wire.errors import BatchTooLargeError
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
+from metaquorum.net.peers import Peers
 from metaquorum.raft.effects import Rejection
 from metaquorum.raft.messages import Request
 from metaquorum.raft.node import RaftNode
@@ -36,9 +37,9 @@ from metaquorum.runtime.operator_requests import OperatorRequests
 from metaquorum.runtime.quorum_metrics import LoopClock, QuorumSample, take_sample
 from metaquorum.runtime.quorum_settings import QuorumSettings, QuorumTimers, SnapshotSettings, raft_config
 from metaquorum.runtime.quorum_status import QuorumStatus, ReplicaStatus, describe
+from metaquorum.runtime.quorum_transport import QuorumTransport
 from metaquorum.runtime.snapshot_server import SnapshotServer
 from metaquorum.runtime.snapshot_shell import SnapshotShell
-from metaquorum.runtime.transport import GrpcTransport
 from storage.data_directory import DataDirectory
 
 __all__ = [
@@ -85,6 +86,7 @@ class QuorumNode:
     Args:
         settings: addresses, times, limits.
         data_directory: the formatted, locked directory of this node; the node opens `<data>/metadata/` in it.
+        peers: connections of this process to other servers; outlive the node.
         listeners: users of the committed log; one of them writes the image of `metadata`.
         metadata: image and snapshots; None: nobody keeps an image, so no snapshot is made, and none can be installed.
     """
@@ -93,6 +95,7 @@ class QuorumNode:
         self,
         settings: QuorumSettings,
         data_directory: DataDirectory,
+        peers: Peers,
         *,
         listeners: Sequence[MetadataListener] = (),
         metadata: MetadataFiles | None = None,
@@ -104,6 +107,7 @@ class QuorumNode:
             )
         self._settings = settings
         self._data_directory = data_directory
+        self._peers = peers
         self._listeners = tuple(listeners)
         self._metadata = metadata
         self._snapshot_server: SnapshotServer | None = None
@@ -162,7 +166,7 @@ class QuorumNode:
             kept_snapshots=log.kept_snapshots,
             committed_offset=log.committed_offset,
         )
-        transport = GrpcTransport()
+        transport = QuorumTransport(self._peers)
         snapshots = None if self._metadata is None else self._snapshot_shell(self._metadata, log, transport)
         self._driver = Driver(
             node=self._raft,
@@ -178,7 +182,7 @@ class QuorumNode:
         self._feeds = [ListenerFeed(listener, log, driver.fail) for listener in listeners]
         driver.start(self._feeds)
 
-    def _snapshot_shell(self, metadata: MetadataFiles, log: LogStore, transport: GrpcTransport) -> SnapshotShell:
+    def _snapshot_shell(self, metadata: MetadataFiles, log: LogStore, transport: QuorumTransport) -> SnapshotShell:
         return SnapshotShell(
             files=metadata,
             log=log,
@@ -315,18 +319,8 @@ class QuorumNode:
             case Rejection():
                 raise NotLeaderError(self.leader())
 
-    async def handle_request(self, request: Request) -> Answer:
-        """Answer a peer's request; for `rpc.quorum_service`.
-
-        Raises:
-            StoppedError: the node is starting or stopping.
-        """
-        if self._driver is None:
-            raise StoppedError(f"node {self._key.node_id} is starting or stopping")
-        return await self._driver.ask(request)
-
     def take_request(self, request: Request, on_answer: Callable[[Answer | StoppedError], None]) -> None:
-        """Take a peer's request and tell its answer once, perhaps at once; for `rpc.fetch_listener`.
+        """Take a peer's request and tell its answer once, perhaps at once; for `quorum_service`.
 
         Raises:
             StoppedError: the node is starting or stopping; nothing will be told.
@@ -365,7 +359,7 @@ class QuorumNode:
         return self._driver.operators
 
     def handle_snapshot(self, request: pb.FetchSnapshotRequest) -> AsyncGenerator[pb.FetchSnapshotResponse]:
-        """Serve a snapshot; for `rpc.quorum_service`.
+        """Serve a snapshot; for `quorum_service`.
 
         Raises:
             StoppedError: the node is starting or stopping, or keeps no snapshots.
@@ -390,7 +384,7 @@ class QuorumNode:
         return 0 if self._log is None else self._log.log_start_offset
 
     def handle_probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
-        """Answer a node that wants to know whether it may format; for `rpc.quorum_service`.
+        """Answer a node that wants to know whether it may format; for `quorum_service`.
 
         Raises:
             StoppedError: the node is starting or stopping.

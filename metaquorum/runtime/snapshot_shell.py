@@ -30,10 +30,10 @@ from metaquorum.runtime.image_format import LoadedImage
 from metaquorum.runtime.log_store import LogStore
 from metaquorum.runtime.metadata_files import MetadataFiles
 from metaquorum.runtime.quorum_settings import SnapshotSettings
+from metaquorum.runtime.quorum_transport import PeerFailureError, QuorumTransport
 from metaquorum.runtime.snapshot_files import link_tree, sync_tree
 from metaquorum.runtime.snapshot_maker import SnapshotMaker
 from metaquorum.runtime.snapshot_rows import PIECE_BYTES, InvalidSnapshotError, SnapshotWriter
-from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
 from metaquorum.runtime.wire_fields import InvalidMessageError, from_replica_key
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class SnapshotShell:
         *,
         files: MetadataFiles,
         log: LogStore,
-        transport: GrpcTransport,
+        transport: QuorumTransport,
         key: ReplicaKey,
         cluster_id: str,
         settings: SnapshotSettings,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real quorum nodes with real disks and gRPC over 127.0.0.1, in one process: what a test of the shell needs.
+"""Real quorum nodes with real disks and connections over 127.0.0.1, in one process: what a test of the shell needs.
 
 Owns addresses that survive a restart, and two ways to end a node: `stop` (orderly) and `kill` (the server is gone at once, nothing is
 handed over or flushed). Killing inside one process leaves the page cache as a kill -9 does.
@@ -13,9 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import grpc.aio
-
-from metaquorum.rpc.quorum_service import QuorumServicer
+from metaquorum.net.carrier import Carrier
 from metaquorum.runtime.first_start import FirstStart, InitialVoter, format_observer, format_with_voters
 from metaquorum.runtime.image_format import LoadedImage
 from metaquorum.runtime.quorum_node import (
@@ -25,6 +23,7 @@ from metaquorum.runtime.quorum_node import (
     QuorumSettings,
     QuorumTimers,
 )
+from metaquorum.runtime.quorum_service import QuorumService
 from storage.data_directory import DataDirectory
 from storage.env_posix import PosixDisk
 
@@ -100,24 +99,22 @@ class LoopbackNode:
         self.listener = RecordingListener()
         self.node: QuorumNode | None = None
         self._timers = timers
-        self._server: grpc.aio.Server | None = None
-        self._servicer = QuorumServicer()
+        self._carrier: Carrier | None = None
+        self._service: QuorumService | None = None
         self._directory: DataDirectory | None = None
 
     async def serve(self) -> None:
         """Open the port: a new one at first, the same one ever after."""
-        self._servicer = QuorumServicer()
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self._servicer.add_to(server)
-        port = server.add_insecure_port(self.address or "127.0.0.1:0")
+        carrier = Carrier(cluster_id=CLUSTER_ID, node_id=self.number)
+        self._service = QuorumService(carrier.table)
+        port = carrier.bind("127.0.0.1", int(self.address.rpartition(":")[2] or 0))
         self.address = f"127.0.0.1:{port}"
-        await server.start()
-        self._server = server
+        await carrier.start(self.address)
+        self._carrier = carrier
 
     async def start(self) -> QuorumNode:
         """Start a process on the formatted directory."""
-        if self._server is None:
-            await self.serve()
+        carrier, service = await self._served()
         self.listener = RecordingListener()
         self._directory = DataDirectory.open(PosixDisk(), str(self.path), cluster_id=CLUSTER_ID, node_id=self.number)
         settings = QuorumSettings(
@@ -128,19 +125,25 @@ class LoopbackNode:
             advertised_address=self.address,
             timers=self._timers,
         )
-        self.node = QuorumNode(settings, self._directory, listeners=[self.listener])
-        self._servicer.attach(self.node)
+        self.node = QuorumNode(settings, self._directory, carrier.peers, listeners=[self.listener])
+        service.attach(self.node)
         await self.node.start()
         return self.node
 
     async def first_start(self) -> QuorumNode:
         """Format by asking the peers, then start."""
-        if self._server is None:
-            await self.serve()
+        carrier, service = await self._served()
         first = FirstStart(self.path, node_id=self.number, cluster_id=CLUSTER_ID, voters=self.voters)
-        self._servicer.attach(first)
-        await first.run()
+        service.attach(first)
+        await first.run(carrier.peers)
         return await self.start()
+
+    async def _served(self) -> tuple[Carrier, QuorumService]:
+        if self._carrier is None:
+            await self.serve()
+        assert self._carrier is not None, "just opened"
+        assert self._service is not None, "just opened"
+        return self._carrier, self._service
 
     async def stop(self) -> None:
         """End the process in an orderly way."""
@@ -155,9 +158,9 @@ class LoopbackNode:
         await self._end()
 
     async def _end(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            await server.stop(None)
+        carrier, self._carrier = self._carrier, None
+        if carrier is not None:
+            await carrier.close()
         if self._directory is not None:
             self._directory.close()
         self._directory = None

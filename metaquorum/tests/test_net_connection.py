@@ -251,7 +251,7 @@ def test_silence_is_asked_about_and_ends_the_connection(pair: Pair) -> None:
     assert end.deadline_ms() == pair.now_ms + 1
     pair.pass_ms(1)
     assert pair.taken(0) == [
-        Failed(asked, None, Loss.LOST),
+        Failed(asked, None, Loss.SILENT),
         Abandoned(served),
         Over(f"no sign of life for {LIMITS.liveness_ms} ms"),
     ]
@@ -280,7 +280,7 @@ def test_request_without_an_answer_and_no_other_byte_makes_the_connection_suspec
     pair.pass_ms(LIMITS.suspect_ms - 1)
     assert pair.taken(0) == [Failed(asked, None, Loss.TIMED_OUT)]
     pair.pass_ms(1)
-    assert pair.taken(0) == [Failed(other, None, Loss.LOST), Over("no sign of life for 1100 ms")]
+    assert pair.taken(0) == [Failed(other, None, Loss.SILENT), Over("no sign of life for 1100 ms")]
 
 
 def test_who_says_nothing_or_something_else_first_is_left() -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from metaquorum.net.carrier import Carrier
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.first_start import write_initial_voters
@@ -76,12 +77,16 @@ class SimulatedServer:
         DataDirectory.create(self.disk, "/data", cluster_id="c1", node_id=1, directory_id=own.directory_id).close()
         self.listener = RecordingListener()
         self.node: QuorumNode | None = None
+        self.carrier = Carrier(cluster_id="c1", node_id=1)
 
     async def start(self) -> QuorumNode:
         """Start a process on the disk."""
         self.listener = RecordingListener()
         directory = DataDirectory.open(self.disk, "/data")
-        self.node = QuorumNode(QuorumSettings(node_id=1, cluster_id="c1"), directory, listeners=[self.listener])
+        self.carrier = Carrier(cluster_id="c1", node_id=1)
+        await self.carrier.start(None)
+        settings = QuorumSettings(node_id=1, cluster_id="c1")
+        self.node = QuorumNode(settings, directory, self.carrier.peers, listeners=[self.listener])
         await self.node.start()
         return self.node
 
@@ -104,6 +109,7 @@ async def server() -> AsyncIterator[SimulatedServer]:
     yield made
     if made.node is not None:
         await made.node.abandon()
+    await made.carrier.close()
 
 
 async def test_failed_flush_stops_the_node(server: SimulatedServer) -> None:

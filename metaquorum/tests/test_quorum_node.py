@@ -10,17 +10,19 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
 from lograft.internal.v1 import quorum_pb2 as pb
-from lograft.internal.v1.quorum_pb2_grpc import QuorumServiceStub
+from lograft.wire.codes import ErrorCode
 
+from metaquorum.net.carrier import Carrier
+from metaquorum.net.peers import NotSentError
+from metaquorum.net.service import RefusalError
 from metaquorum.raft.events import Event
 from metaquorum.runtime.driver import Driver
 from metaquorum.runtime.election_store import COPY_NAME, FILE_NAME, VoteFileLostError
 from metaquorum.runtime.quorum_node import BusyError, NotLeaderError, QuorumError, QuorumNode, QuorumSettings
 from metaquorum.testing.loopback import CLUSTER_ID, LoopbackQuorum, wait_for
+from metaquorum.testing.peer_client import PeerClient, QuorumCalls
 from storage.data_directory import DataDirectory
 from storage.env_posix import PosixDisk
 
@@ -242,20 +244,19 @@ async def test_wiped_voter_comes_back_as_an_observer_and_gets_no_vote(quorum_of:
     await everywhere(quorum, [b"kept"])
     assert not node.status().is_voter
     assert node.status().role == "follower"
-    channel = grpc.aio.insecure_channel(leader.address)
     candidate = pb.ReplicaKey(node_id=wiped.number, directory_id=node.directory_id)
-    response = await QuorumServiceStub(channel).Vote(
-        pb.VoteRequest(
-            cluster_id=CLUSTER_ID,
-            quorum_epoch=1_000,
-            candidate=candidate,
-            voter=pb.ReplicaKey(node_id=leader.number, directory_id=leader.directory_id),
-            # All that it can have; a log ahead of this voter's could know of other voters (KIP-853).
-            last_epoch=node.leader().quorum_epoch,
-            log_end_offset=node.status().log_end_offset,
+    async with PeerClient(CLUSTER_ID) as client:
+        response = await QuorumCalls(client, leader.address).vote(
+            pb.VoteRequest(
+                cluster_id=CLUSTER_ID,
+                quorum_epoch=1_000,
+                candidate=candidate,
+                voter=pb.ReplicaKey(node_id=leader.number, directory_id=leader.directory_id),
+                # All that it can have; a log ahead of this voter's could know of other voters (KIP-853).
+                last_epoch=node.leader().quorum_epoch,
+                log_end_offset=node.status().log_end_offset,
+            )
         )
-    )
-    await channel.close()
     assert response.error == pb.QUORUM_ERROR_INVALID_VOTER_KEY
     assert not response.granted
     assert response.quorum_epoch < 1_000
@@ -328,48 +329,53 @@ async def test_requests_of_another_cluster_and_nonsense_are_refused(quorum_of: Q
     leader = await quorum.wait_for_leader()
     own = pb.ReplicaKey(node_id=1, directory_id=leader.directory_id)
     other = pb.ReplicaKey(node_id=5, directory_id=bytes(16))
-    channel = grpc.aio.insecure_channel(leader.address)
-    stub = QuorumServiceStub(channel)
-    vote = await stub.Vote(pb.VoteRequest(cluster_id="another", candidate=other, voter=own, quorum_epoch=9))
-    assert vote.error == pb.QUORUM_ERROR_WRONG_CLUSTER
-    fetched = await stub.FetchQuorum(pb.FetchQuorumRequest(cluster_id="another", replica=other))
-    assert fetched.error == pb.QUORUM_ERROR_WRONG_CLUSTER
-    begun = await stub.BeginQuorumEpoch(
-        pb.BeginQuorumEpochRequest(cluster_id="another", voter=own, leader_address="a:1", leader_id=5)
-    )
-    assert begun.error == pb.QUORUM_ERROR_WRONG_CLUSTER
-    ended = await stub.EndQuorumEpoch(pb.EndQuorumEpochRequest(cluster_id="another", leader_id=5))
-    assert ended.error == pb.QUORUM_ERROR_WRONG_CLUSTER
-    assert (await stub.Vote(pb.VoteRequest())).error == pb.QUORUM_ERROR_INVALID_REQUEST
-    assert (await stub.FetchQuorum(pb.FetchQuorumRequest())).error == pb.QUORUM_ERROR_INVALID_REQUEST
-    assert (await stub.BeginQuorumEpoch(pb.BeginQuorumEpochRequest())).error == pb.QUORUM_ERROR_INVALID_REQUEST
-    bad_end = pb.EndQuorumEpochRequest(leader_id=-1)
-    assert (await stub.EndQuorumEpoch(bad_end)).error == pb.QUORUM_ERROR_INVALID_REQUEST
-    probed = await stub.Probe(pb.ProbeRequest(node_id=5, directory_id=bytes(16), cluster_id=CLUSTER_ID))
+    async with PeerClient(CLUSTER_ID) as client:
+        calls = QuorumCalls(client, leader.address)
+        vote = await calls.vote(pb.VoteRequest(cluster_id="another", candidate=other, voter=own, quorum_epoch=9))
+        assert vote.error == pb.QUORUM_ERROR_WRONG_CLUSTER
+        fetched = await calls.fetch(pb.FetchQuorumRequest(cluster_id="another", replica=other))
+        assert fetched.error == pb.QUORUM_ERROR_WRONG_CLUSTER
+        begin = pb.BeginQuorumEpochRequest(cluster_id="another", voter=own, leader_address="a:1", leader_id=5)
+        assert (await calls.begin(begin)).error == pb.QUORUM_ERROR_WRONG_CLUSTER
+        ended = await calls.end(pb.EndQuorumEpochRequest(cluster_id="another", leader_id=5))
+        assert ended.error == pb.QUORUM_ERROR_WRONG_CLUSTER
+        assert (await calls.vote(pb.VoteRequest())).error == pb.QUORUM_ERROR_INVALID_REQUEST
+        assert (await calls.fetch(pb.FetchQuorumRequest())).error == pb.QUORUM_ERROR_INVALID_REQUEST
+        assert (await calls.begin(pb.BeginQuorumEpochRequest())).error == pb.QUORUM_ERROR_INVALID_REQUEST
+        assert (await calls.end(pb.EndQuorumEpochRequest(leader_id=-1))).error == pb.QUORUM_ERROR_INVALID_REQUEST
+        probed = await calls.probe(pb.ProbeRequest(node_id=5, directory_id=bytes(16), cluster_id=CLUSTER_ID))
     assert probed.formatted
     assert probed.has_history
     assert not probed.accepts_initial_voter
     quorum.append([b"still here"])
     await everywhere(quorum, [b"still here"])
-    await channel.close()
+
+
+async def test_server_of_another_cluster_is_not_heard(quorum_of: QuorumOf) -> None:
+    """It is told so before it can ask anything."""
+    quorum = quorum_of(1)
+    await quorum.start()
+    leader = await quorum.wait_for_leader()
+    async with PeerClient("another") as stranger:
+        with pytest.raises(NotSentError, match="this is cluster 'another', not 'loopback'"):
+            await QuorumCalls(stranger, leader.address).probe(pb.ProbeRequest())
 
 
 async def test_server_without_a_node_is_unavailable(quorum_of: QuorumOf) -> None:
     """A node that is starting or stopping says so, and is asked again."""
     (machine,) = quorum_of(1).machines
     await machine.serve()
-    channel = grpc.aio.insecure_channel(machine.address)
-    stub = QuorumServiceStub(channel)
     key = pb.ReplicaKey(node_id=1, directory_id=bytes(16))
-    assert (await stub.Vote(pb.VoteRequest(candidate=key, voter=key))).error == pb.QUORUM_ERROR_UNAVAILABLE
-    assert (await stub.FetchQuorum(pb.FetchQuorumRequest(replica=key))).error == pb.QUORUM_ERROR_UNAVAILABLE
-    begin = pb.BeginQuorumEpochRequest(voter=key, leader_address="a:1")
-    assert (await stub.BeginQuorumEpoch(begin)).error == pb.QUORUM_ERROR_UNAVAILABLE
-    assert (await stub.EndQuorumEpoch(pb.EndQuorumEpochRequest())).error == pb.QUORUM_ERROR_UNAVAILABLE
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await stub.Probe(pb.ProbeRequest())
-    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-    await channel.close()
+    async with PeerClient(CLUSTER_ID) as client:
+        calls = QuorumCalls(client, machine.address)
+        assert (await calls.vote(pb.VoteRequest(candidate=key, voter=key))).error == pb.QUORUM_ERROR_UNAVAILABLE
+        assert (await calls.fetch(pb.FetchQuorumRequest(replica=key))).error == pb.QUORUM_ERROR_UNAVAILABLE
+        begin = pb.BeginQuorumEpochRequest(voter=key, leader_address="a:1")
+        assert (await calls.begin(begin)).error == pb.QUORUM_ERROR_UNAVAILABLE
+        assert (await calls.end(pb.EndQuorumEpochRequest())).error == pb.QUORUM_ERROR_UNAVAILABLE
+        with pytest.raises(RefusalError) as error:
+            await calls.probe(pb.ProbeRequest())
+    assert error.value.code is ErrorCode.SHUTTING_DOWN
 
 
 async def test_node_on_the_directory_of_another_is_refused(quorum_of: QuorumOf) -> None:
@@ -378,9 +384,11 @@ async def test_node_on_the_directory_of_another_is_refused(quorum_of: QuorumOf) 
     await quorum.start()
     await quorum.stop()
     directory = DataDirectory.open(PosixDisk(), str(quorum.machines[0].path))
+    carrier = Carrier(cluster_id=CLUSTER_ID, node_id=1)
+    await carrier.start(None)
     with pytest.raises(QuorumError, match="belongs to node 1"):
-        QuorumNode(QuorumSettings(node_id=2, cluster_id=CLUSTER_ID), directory)
-    node = QuorumNode(QuorumSettings(node_id=1, cluster_id=CLUSTER_ID), directory)
+        QuorumNode(QuorumSettings(node_id=2, cluster_id=CLUSTER_ID), directory, carrier.peers)
+    node = QuorumNode(QuorumSettings(node_id=1, cluster_id=CLUSTER_ID), directory, carrier.peers)
     assert node.leader().leader_id is None
     assert node.high_watermark is None
     with pytest.raises(QuorumError, match="does not run"):
@@ -388,6 +396,7 @@ async def test_node_on_the_directory_of_another_is_refused(quorum_of: QuorumOf) 
     with pytest.raises(NotLeaderError):
         node.append([b"x"], quorum_epoch=1)
     await node.stop()
+    await carrier.close()
     directory.close()
 
 

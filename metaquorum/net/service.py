@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server answers on its connections: protobuf in, protobuf out, a typed failure for everything else.
+
+    table = ServiceTable()
+    table.add(Method.PROBE, pb.ProbeRequest, answer_probe)          # a function that answers at once
+    table.add_waiting(Method.HEARTBEAT, pb.HeartbeatRequest, answer)  # a coroutine function, in a task of its own
+    peers = Peers(identity, table.services())
+
+Owns the tasks that answer, and how a failure looks. Law: every request gets one final frame, within the time that its asker waits where
+the handler heeds it; no more than `MAX_TASKS` are answered at once.
+Source: docs/net.md section "Failures".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from lograft.internal.v1 import net_pb2 as pb
+from lograft.v1 import errors_pb2
+from lograft.v1.errors_pb2 import LeaderHint
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.net.link import OnRequest, OnStream, ServedCall, Services, Stream
+
+logger = logging.getLogger(__name__)
+
+MAX_TASKS: Final = 50_000
+"""Requests and streams that are answered by a task at once; more are refused with OVERLOADED."""
+
+OVERLOADED_RETRY_MS: Final = 100
+"""Advice to whoever is refused with OVERLOADED, in milliseconds."""
+
+RequestT = TypeVar("RequestT", bound=Message)
+
+
+class RefusalError(Exception):
+    """A request is refused, or a stream ended, with a reason that the other side is told.
+
+    Attributes:
+        code: why.
+        message: text for people.
+        retry_after_ms: milliseconds to wait before a retry; 0: no advice.
+        leader: who is to be asked instead, if that is known.
+    """
+
+    def __init__(
+        self, code: ErrorCode, message: str, *, retry_after_ms: int = 0, leader: LeaderHint | None = None
+    ) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+        self.leader = leader
+
+    def encode(self) -> bytes:
+        """Return the body of a FAILURE or RESET."""
+        return pb.Failure(
+            code=errors_pb2.ErrorCode.ValueType(self.code),
+            message=self.message,
+            retry_after_ms=self.retry_after_ms,
+            leader=self.leader,
+        ).SerializeToString()
+
+
+def decode_refusal(body: bytes) -> RefusalError:
+    """Return what the body of a FAILURE or RESET says; one that says nothing of use is INTERNAL."""
+    try:
+        failure = pb.Failure.FromString(body)
+        code = ErrorCode(failure.code)
+    except (DecodeError, ValueError):
+        return RefusalError(ErrorCode.INTERNAL, "the other server refused with a reason that is not understood")
+    leader = failure.leader if failure.HasField("leader") else None
+    return RefusalError(code, failure.message, retry_after_ms=failure.retry_after_ms, leader=leader)
+
+
+_FAULT: Final = RefusalError(ErrorCode.INTERNAL, "a fault of the server; its log says more").encode()
+_UNKNOWN: Final = RefusalError(
+    ErrorCode.INVALID_REQUEST, "this server does not know the method; it may be of another version"
+).encode()
+
+
+class ServiceTable:
+    """See the module docstring. One event loop; filled before it is used."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, OnRequest] = {}
+        self._streams: dict[int, tuple[OnStream, int]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, method: int, request_type: type[RequestT], answer: Callable[[RequestT, ServedCall], None]) -> None:
+        """Answer a method by a function that calls `respond` or `fail`, at once or later.
+
+        A `RefusalError` that it raises is the answer.
+        """
+
+        def serve(call: ServedCall) -> None:
+            try:
+                answer(_decoded(request_type, call.message), call)
+            except RefusalError as error:
+                call.fail(error.encode())
+
+        self._add(method, serve)
+
+    def add_waiting(
+        self, method: int, request_type: type[RequestT], answer: Callable[[RequestT, ServedCall], Awaitable[Message]]
+    ) -> None:
+        """Answer a method by a coroutine function that returns the response or raises `RefusalError`.
+
+        It is cancelled when nobody waits for the answer any more.
+        """
+
+        async def serve_in_task(request: RequestT, call: ServedCall) -> None:
+            try:
+                response = await answer(request, call)
+            except RefusalError as error:
+                call.fail(error.encode())
+            except Exception:
+                logger.exception("event=call_failed method=%d", method)
+                call.fail(_FAULT)
+            else:
+                call.respond(response.SerializeToString())
+
+        def serve(call: ServedCall) -> None:
+            try:
+                request = _decoded(request_type, call.message)
+                task = self._spawn(serve_in_task(request, call), f"method {method}")
+            except RefusalError as error:
+                call.fail(error.encode())
+            else:
+                call.on_abandoned = lambda: _cancel(task)
+
+        self._add(method, serve)
+
+    def add_stream(
+        self,
+        method: int,
+        opening_type: type[RequestT],
+        answer: Callable[[RequestT, Stream], Coroutine[Any, Any, None]],
+        *,
+        window_bytes: int,
+    ) -> None:
+        """Serve a stream by a coroutine function; both directions end with it.
+
+        Args:
+            method: number.
+            opening_type: message that opens the stream.
+            answer: reads and writes; raises `RefusalError` to end the stream with a reason, `CallError` when the other side has.
+            window_bytes: bytes that the other side may send ahead.
+        """
+
+        async def serve_in_task(opening: RequestT, stream: Stream) -> None:
+            try:
+                await answer(opening, stream)
+            except RefusalError as error:
+                stream.fail(error.encode())
+            except asyncio.CancelledError:
+                stream.give_up()
+                raise
+            except Exception:
+                if stream.is_over:
+                    # It ended under the handler, which had nobody to tell.
+                    return
+                logger.exception("event=stream_failed method=%d", method)
+                stream.fail(_FAULT)
+            else:
+                stream.end()
+
+        def serve(stream: Stream) -> None:
+            try:
+                opening = _decoded(opening_type, stream.message)
+                self._spawn(serve_in_task(opening, stream), f"stream {method}")
+            except RefusalError as error:
+                stream.fail(error.encode())
+
+        self._check_new(method)
+        self._streams[method] = (serve, window_bytes)
+
+    def services(self) -> Services:
+        """Return what `Peers` wants to know."""
+        return Services(requests=self._requests, streams=self._streams, unknown=_UNKNOWN, fault=_FAULT)
+
+    async def close(self) -> None:
+        """End what is being answered; whoever waits hears of it with the end of the connection. Idempotent."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _add(self, method: int, serve: OnRequest) -> None:
+        self._check_new(method)
+        self._requests[method] = serve
+
+    def _check_new(self, method: int) -> None:
+        assert method not in {**self._requests, **self._streams}, f"method {method} is served twice"
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        if len(self._tasks) >= MAX_TASKS:
+            work.close()
+            raise RefusalError(
+                ErrorCode.OVERLOADED, f"{MAX_TASKS} requests are being answered", retry_after_ms=OVERLOADED_RETRY_MS
+            )
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _decoded(request_type: type[RequestT], message: bytes) -> RequestT:
+    try:
+        return request_type.FromString(message)
+    except DecodeError as error:
+        raise RefusalError(
+            ErrorCode.INVALID_REQUEST, f"the request is not a valid {request_type.DESCRIPTOR.full_name}"
+        ) from error

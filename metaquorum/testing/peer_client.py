@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that asks others over the carrier and answers nothing: what a test plays a peer or a broker with."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+from lograft.internal.v1 import quorum_pb2 as pb
+
+from metaquorum.net.carrier import Carrier
+from metaquorum.net.link import RefusedByPeerError
+from metaquorum.net.methods import Method
+from metaquorum.net.service import decode_refusal
+
+TIMEOUT_MS: Final = 30_000
+WINDOW_BYTES: Final = 1024 * 1024
+
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+class PeerClient:
+    """Asks servers of one cluster, as a node of it.
+
+        async with PeerClient("cluster") as client:
+            vote = await client.ask("127.0.0.1:9192", Method.VOTE, pb.VoteRequest(), pb.VoteResponse)
+
+    Args:
+        cluster_id: cluster that it says it is of.
+        node_id: node that it says it is.
+    """
+
+    def __init__(self, cluster_id: str, *, node_id: int = 900) -> None:
+        self._carrier = Carrier(cluster_id=cluster_id, node_id=node_id)
+
+    async def __aenter__(self) -> PeerClient:
+        await self._carrier.start(None)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._carrier.close()
+
+    async def ask(
+        self,
+        address: str,
+        method: int,
+        request: Message,
+        response_type: type[ResponseT],
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> ResponseT:
+        """Ask, and wait for the response.
+
+        Raises:
+            RefusalError: what the other side refuses with.
+            CallError: no answer.
+        """
+        try:
+            answer = await self._carrier.peers.ask(address, method, request.SerializeToString(), timeout_ms=timeout_ms)
+        except RefusedByPeerError as error:
+            raise decode_refusal(error.failure) from error
+        return response_type.FromString(answer)
+
+    async def fetch_snapshot(self, address: str, request: pb.FetchSnapshotRequest) -> list[pb.FetchSnapshotResponse]:
+        """Fetch a snapshot, and return all messages of the stream.
+
+        Raises:
+            CallError: the stream broke.
+        """
+        stream = await self._carrier.peers.open(
+            address,
+            Method.FETCH_SNAPSHOT,
+            request.SerializeToString(),
+            window_bytes=WINDOW_BYTES,
+            timeout_ms=TIMEOUT_MS,
+        )
+        messages: list[pb.FetchSnapshotResponse] = []
+        while (message := await stream.read()) is not None:
+            messages.append(pb.FetchSnapshotResponse.FromString(message))
+        stream.give_up()
+        return messages
+
+
+class QuorumCalls:
+    """The requests of peers to one quorum node.
+
+    Args:
+        client: who asks.
+        address: `host:port` of the node.
+    """
+
+    def __init__(self, client: PeerClient, address: str) -> None:
+        self._client = client
+        self._address = address
+
+    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeResponse:
+        """Ask who it is."""
+        return await self._client.ask(self._address, Method.PROBE, request, pb.ProbeResponse)
+
+    async def vote(self, request: pb.VoteRequest) -> pb.VoteResponse:
+        """Ask for its vote."""
+        return await self._client.ask(self._address, Method.VOTE, request, pb.VoteResponse)
+
+    async def begin(self, request: pb.BeginQuorumEpochRequest) -> pb.BeginQuorumEpochResponse:
+        """Say who leads."""
+        return await self._client.ask(self._address, Method.BEGIN_QUORUM_EPOCH, request, pb.BeginQuorumEpochResponse)
+
+    async def end(self, request: pb.EndQuorumEpochRequest) -> pb.EndQuorumEpochResponse:
+        """Say that nobody leads any more."""
+        return await self._client.ask(self._address, Method.END_QUORUM_EPOCH, request, pb.EndQuorumEpochResponse)
+
+    async def fetch(self, request: pb.FetchQuorumRequest) -> pb.FetchQuorumResponse:
+        """Fetch from its log."""
+        return await self._client.ask(self._address, Method.FETCH_QUORUM, request, pb.FetchQuorumResponse)
+
+    async def update(self, request: pb.UpdateVoterRequest) -> pb.UpdateVoterResponse:
+        """Tell the address of a voter."""
+        return await self._client.ask(self._address, Method.UPDATE_VOTER, request, pb.UpdateVoterResponse)
