@@ -94,13 +94,8 @@ KeptSnapshots = Annotated[
 ]
 
 QuorumFetchPort = Annotated[
-    int,
-    typer.Option(
-        envvar="LOGRAFT_QUORUM_FETCH_PORT",
-        min=0,
-        max=65535,
-        help="Port at the host of --quorum-listen for plain connections of followers (--combined); 0: any.",
-    ),
+    int | None,
+    typer.Option(envvar="LOGRAFT_QUORUM_FETCH_PORT", hidden=True, help="Not needed any more: --quorum-listen carries it all."),
 ]
 
 ClusterId = Annotated[
@@ -171,7 +166,7 @@ def run(
     quorum_listen: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM_LISTEN", help="host:port of the quorum listener (--combined).")
     ] = "127.0.0.1:9641",
-    quorum_fetch_port: QuorumFetchPort = 0,
+    quorum_fetch_port: QuorumFetchPort = None,
     quorum_advertise: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM_ADVERTISE", help="host:port at which voters reach this one.")
     ] = "",
@@ -195,6 +190,8 @@ def run(
     log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
 ) -> None:
     """Run a broker until SIGTERM."""
+    # Taken, so that start scripts of versions with a second port go on.
+    del quorum_fetch_port
     configure_logging(log_level)
     try:
         settings = BrokerSettings(
@@ -216,7 +213,6 @@ def run(
             insecure_plaintext=insecure_plaintext,
             combined=CombinedSettings(
                 quorum_listen=parse_address(quorum_listen),
-                quorum_fetch_port=quorum_fetch_port,
                 quorum_advertise=parse_address(quorum_advertise) if quorum_advertise else None,
                 voters=parse_voters(voters),
                 first_start=first_start,

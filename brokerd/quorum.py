@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from brokerd.settings import BrokerSettings, CombinedSettings
+from metaquorum.net.carrier import Carrier
+from metaquorum.net.peers import Peers
 from metaquorum.runtime.first_start import format_observer, is_formatted
 from metaquorum.runtime.image_store import ImageStore
 from metaquorum.runtime.listener import MetadataListener
@@ -37,7 +39,7 @@ class QuorumMember(Protocol):
 
     @property
     def bootstrap_addresses(self) -> Sequence[str]:
-        """Quorum listeners to start the search for the controller with."""
+        """Internal ports of voters to start the search for the controller with."""
         ...
 
     @property
@@ -48,6 +50,11 @@ class QuorumMember(Protocol):
     @property
     def quorum_node(self) -> QuorumNode:
         """The node itself."""
+        ...
+
+    @property
+    def peers(self) -> Peers:
+        """The connections of this process to other servers."""
         ...
 
     async def wait_stopped(self) -> None:
@@ -88,9 +95,15 @@ class _Observer:
     own_voter = None
 
     def __init__(
-        self, settings: BrokerSettings, data_directory: DataDirectory, listener: StoredListener, metadata: MetadataFiles
+        self,
+        settings: BrokerSettings,
+        data_directory: DataDirectory,
+        listener: StoredListener,
+        metadata: MetadataFiles,
+        carrier: Carrier,
     ) -> None:
         self._store = metadata.store
+        self._carrier = carrier
         self.data_directory = data_directory
         self.bootstrap_addresses = settings.quorum_addresses
         self._node = QuorumNode(
@@ -100,6 +113,7 @@ class _Observer:
                 bootstrap_addresses=settings.quorum_addresses,
             ),
             data_directory,
+            carrier.peers,
             listeners=(listener,),
             metadata=metadata,
         )
@@ -125,8 +139,15 @@ class _Observer:
                 if metadata.loaded.image.metadata_offset > 0:
                     listener.on_snapshot(metadata.loaded)
                 listener.store_in(metadata.store)
-                member = cls(settings, data_directory, listener, metadata)
-                await member._node.start()
+                carrier = Carrier(cluster_id=data_directory.cluster_id, node_id=settings.node_id)
+                # Other servers do not dial it yet: replication has a port of its own.
+                await carrier.start(None)
+                try:
+                    member = cls(settings, data_directory, listener, metadata, carrier)
+                    await member._node.start()
+                except BaseException:
+                    await carrier.close()
+                    raise
             except BaseException:
                 metadata.store.close()
                 raise
@@ -139,6 +160,10 @@ class _Observer:
     def quorum_node(self) -> QuorumNode:
         return self._node
 
+    @property
+    def peers(self) -> Peers:
+        return self._carrier.peers
+
     async def wait_stopped(self) -> None:
         await self._node.wait_stopped()
 
@@ -147,6 +172,7 @@ class _Observer:
 
     async def stop(self) -> None:
         await self._node.stop()
+        await self._carrier.close()
         self._store.close()
         self.data_directory.close()
 
@@ -175,7 +201,6 @@ class _Voter:
                 node_id=settings.node_id,
                 cluster_id=opened.cluster_id if opened is not None else settings.cluster_id or "",
                 listen=combined.quorum_listen,
-                fetch_port=combined.quorum_fetch_port,
                 advertise=combined.quorum_advertise,
                 voters=combined.voters,
                 first_start=combined.first_start,
@@ -197,6 +222,10 @@ class _Voter:
     @property
     def quorum_node(self) -> QuorumNode:
         return self._server.node
+
+    @property
+    def peers(self) -> Peers:
+        return self._server.peers
 
     async def wait_stopped(self) -> None:
         await self._server.wait_stopped()

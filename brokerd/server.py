@@ -182,7 +182,7 @@ class BrokerServer:
         more, space = settings.more_data_directories, SpaceLimits.from_soft(settings.min_free_bytes)
         self._directories = await asyncio.to_thread(open_log_directories, self._quorum.data_directory, more, space)
         calls = ControllerCalls(
-            self._observer, self._peers, self._quorum.bootstrap_addresses, own_voter=self._quorum.own_voter
+            self._observer, self._quorum.peers, self._quorum.bootstrap_addresses, own_voter=self._quorum.own_voter
         )
         identity = BrokerIdentity(
             cluster_id=cluster_id,

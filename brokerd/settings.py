@@ -37,14 +37,12 @@ def budget_bytes(memory_bytes: int, *, least_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombinedSettings:
-    """A voter in the same process: its quorum listener, what its peers call it, and the voters by node id.
+    """A voter in the same process: its internal port, what its peers call it, and the voters by node id.
 
-    `quorum_fetch_port` is at the host of the listener, for plain connections of followers; 0: one that the system chooses. `snapshots`
-    says when the voter makes snapshots of the metadata.
+    `snapshots` says when the voter makes snapshots of the metadata.
     """
 
     quorum_listen: Address
-    quorum_fetch_port: int = 0
     quorum_advertise: Address | None = None
     voters: Mapping[int, str] = field(default_factory=dict[int, str])
     first_start: bool = False

@@ -113,13 +113,18 @@ KeptSnapshots = Annotated[
 
 
 FetchPort = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--fetch-port",
-        envvar="LOGRAFT_FETCH_PORT",
-        min=0,
-        max=65535,
-        help="Port at the host of --listen for plain connections of followers; 0: any. Unreachable: they use --listen.",
+        "--fetch-port", envvar="LOGRAFT_FETCH_PORT", hidden=True, help="Not needed any more: --listen carries it all."
+    ),
+]
+
+AdminListen = Annotated[
+    str | None,
+    typer.Option(
+        "--admin-listen",
+        envvar="LOGRAFT_ADMIN_LISTEN",
+        help="host:port at which AdminService and health checks are served by gRPC; else at none.",
     ),
 ]
 
@@ -223,10 +228,14 @@ def run_command(
     node_id: NodeId,
     cluster_id: ClusterId,
     listen: Annotated[
-        str, typer.Option("--listen", envvar="LOGRAFT_LISTEN", help="host:port of the quorum listener.")
+        str,
+        typer.Option(
+            "--listen", envvar="LOGRAFT_LISTEN", help="host:port of the internal port, which other servers dial."
+        ),
     ] = "127.0.0.1:9641",
     *,
-    fetch_port: FetchPort = 0,
+    admin_listen: AdminListen = None,
+    fetch_port: FetchPort = None,
     metrics_listen: MetricsListen = None,
     advertise: Annotated[
         str | None,
@@ -262,13 +271,15 @@ def run_command(
     ] = False,
 ) -> None:
     """Run a voter until SIGTERM or SIGINT."""
+    # Taken, so that start scripts of versions with a second port go on.
+    del fetch_port
 
     def run() -> None:
         settings = QuorumServerSettings(
             node_id=node_id,
             cluster_id=cluster_id,
             listen=parse_address(listen),
-            fetch_port=fetch_port,
+            admin_listen=parse_address(admin_listen) if admin_listen else None,
             advertise=parse_address(advertise) if advertise else None,
             metrics_listen=parse_address(metrics_listen) if metrics_listen else None,
             voters=parse_voters(voters),

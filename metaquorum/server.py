@@ -19,15 +19,16 @@ from typing import Final
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from lograft.internal.v1 import controller_pb2, controller_pb2_grpc, quorum_pb2
-from lograft.v1 import admin_pb2, admin_pb2_grpc
 from lograft.wire.keepalive import server_options
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from metaquorum.controller.image import MetadataImage
+from metaquorum.net.carrier import Carrier
+from metaquorum.net.peers import Peers
 from metaquorum.raft.types import LevelRange
-from metaquorum.rpc.admin_service import AdminServicer
-from metaquorum.rpc.controller_service import ControllerServicer
+from metaquorum.rpc import admin_front
+from metaquorum.rpc.admin_service import AdminOperations, AdminService
+from metaquorum.rpc.controller_service import ControllerService
 from metaquorum.rpc.decoding import add_reflection, decoding
 from metaquorum.runtime.auto_join import AutoJoin
 from metaquorum.runtime.controller_host import ControllerHost
@@ -37,6 +38,7 @@ from metaquorum.runtime.listener import MetadataListener
 from metaquorum.runtime.metadata_export import MetadataExports
 from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
+from metaquorum.runtime.quorum_service import QuorumService
 from metaquorum.settings import Address, QuorumServerSettings
 from storage.data_directory import DataDirectory
 from storage.env_posix import PosixDisk
@@ -54,13 +56,6 @@ KEEPALIVE_TIMEOUT_MS: Final = 20_000
 
 STOP_GRACE_S: Final = 1.0
 """Seconds that calls under way get when the listener closes."""
-
-SERVICES: Final = (
-    quorum_pb2.DESCRIPTOR.services_by_name["QuorumService"].full_name,
-    controller_pb2.DESCRIPTOR.services_by_name["ControllerService"].full_name,
-    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
-)
-"""Full names of the services of the quorum listener."""
 
 
 class ServerError(Exception):
@@ -100,13 +95,28 @@ class QuorumServer:
         self._host: ControllerHost | None = None
         self._node: QuorumNode | None = None
         self._started = False
+        self._carrier = Carrier(cluster_id=settings.cluster_id, node_id=settings.node_id)
+        self._quorum = QuorumService(self._carrier.table)
+        self._controller = ControllerService(self._carrier.table, cluster_id=settings.cluster_id)
+        self._admin = AdminService(self._carrier.table)
+        self._admin_address: Address | None = None
         self._metrics_address: Address | None = None
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the real port; after `start`."""
+        """Its internal port, which other servers dial; after `start`."""
         assert self._address is not None, "the server was not started"
         return self._address
+
+    @property
+    def peers(self) -> Peers:
+        """The connections of this process to other servers; after `start`."""
+        return self._carrier.peers
+
+    @property
+    def admin_address(self) -> Address | None:
+        """Where `AdminService` is served by gRPC, with the real port; None: nowhere."""
+        return self._admin_address
 
     @property
     def metrics_address(self) -> Address | None:
@@ -153,10 +163,12 @@ class QuorumServer:
 
     async def _start(self) -> None:
         settings = self._settings
-        listen = settings.listen
+        is_open = False
         if isinstance(self._given_directory, Path):
             if settings.first_start and not is_formatted(self._given_directory):
-                listen = await self._first_start(self._given_directory)
+                await self._open_port()
+                is_open = True
+                await self._first_start(self._given_directory)
             self._directory = DataDirectory.open(
                 PosixDisk(),
                 str(self._given_directory.absolute()),
@@ -167,11 +179,10 @@ class QuorumServer:
         else:
             self._directory = self._given_directory
         metadata = self._open_metadata(self._directory)
+        if not is_open:
+            await self._open_port()
         self._host = host = ControllerHost(metadata.store, metadata.loaded, settings=settings.controller)
-
-        server = new_grpc_server()
-        self._address = bind(server, listen)
-        advertised = settings.advertise or self._address
+        advertised = settings.advertise or self.address
         self._node = node = QuorumNode(
             QuorumSettings(
                 node_id=settings.node_id,
@@ -183,37 +194,56 @@ class QuorumServer:
                 levels=LevelRange(min_level=1, max_level=settings.controller.max_feature_level),
             ),
             self._directory,
+            self.peers,
             listeners=(host, *self._listeners),
             metadata=metadata,
         )
         host.attach(node)
-        exports = MetadataExports(metadata, cluster_id=settings.cluster_id)
-        quorum = QuorumServicer()
-        quorum.add_to(server)
-        controller = ControllerServicer(host, cluster_id=settings.cluster_id)
-        controller_pb2_grpc.add_ControllerServiceServicer_to_server(controller, decoding(server))
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(host, node, exports), decoding(server))
-        checks = add_health_and_reflection(server)
-        await server.start()
-        self._stack.push_async_callback(server.stop, STOP_GRACE_S)
-        self._stack.push_async_callback(controller.stop)
-        if settings.fetch_port is not None:
-            quorum.fetch_port = await self._take_fetches(node, Address(host=listen.host, port=settings.fetch_port))
+        operations = AdminOperations(host, node, MetadataExports(metadata, cluster_id=settings.cluster_id))
+        checks: health.aio.HealthServicer | None = None
+        if settings.admin_listen is not None:
+            checks = await self._serve_admin(operations, settings.admin_listen)
         if settings.metrics_listen is not None:
             self._metrics_address = self._serve_metrics(node, settings.metrics_listen)
-        quorum.attach(node)
-        self._stack.callback(quorum.detach)
+        self._controller.attach(host)
+        self._stack.push_async_callback(self._controller.detach)
+        self._admin.attach(operations)
+        self._stack.callback(self._admin.detach)
+        self._quorum.attach(node)
+        self._stack.callback(self._quorum.detach)
         await node.start()
         self._stack.push_async_callback(node.stop)
         self._stack.callback(host.stop)
         if settings.auto_join:
-            self._stack.push_async_callback(_end, asyncio.create_task(AutoJoin(node).run()))
-        self._stack.push_async_callback(checks.enter_graceful_shutdown)
-        for name in ("", *SERVICES):
-            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+            self._stack.push_async_callback(_end, asyncio.create_task(AutoJoin(node, self.peers).run()))
+        if checks is not None:
+            self._stack.push_async_callback(checks.enter_graceful_shutdown)
+            for name in ("", admin_front.SERVICE):
+                await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         logger.info(
             "event=server_started node_id=%d address=%s advertised=%s", settings.node_id, self._address, advertised
         )
+
+    async def _open_port(self) -> None:
+        """Take the internal port: from here on other servers are answered, with refusals at first."""
+        settings = self._settings
+        listen = settings.listen
+        try:
+            port = self._carrier.bind(listen.host, listen.port)
+        except OSError as error:
+            raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another --listen") from error
+        self._address = Address(host=listen.host, port=port)
+        self._stack.push_async_callback(self._carrier.close)
+        await self._carrier.start(str(settings.advertise or self._address))
+
+    async def _serve_admin(self, operations: AdminOperations, listen: Address) -> health.aio.HealthServicer:
+        server = new_grpc_server()
+        decoding(server).add_generic_rpc_handlers((admin_front.admin_handler(operations),))
+        checks = add_health_and_reflection(server)
+        self._admin_address = bind(server, listen)
+        await server.start()
+        self._stack.push_async_callback(server.stop, STOP_GRACE_S)
+        return checks
 
     def _serve_metrics(self, node: QuorumNode, listen: Address) -> Address:
         # Loaded where it is used: a server without metrics need not know the library.
@@ -227,34 +257,18 @@ class QuorumServer:
         self._stack.push_async_callback(metrics.close)
         return address
 
-    async def _take_fetches(self, node: QuorumNode, listen: Address) -> int:
-        fetches = FetchListener(node)
-        try:
-            port = await fetches.open(listen.host, listen.port)
-        except OSError as error:
-            raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another --fetch-port") from error
-        self._stack.push_async_callback(fetches.close)
-        return port
-
-    async def _first_start(self, data_directory: Path) -> Address:
-        """Serve Probe alone until the voters agree and the directory is formatted; return the address for later."""
+    async def _first_start(self, data_directory: Path) -> None:
+        """Answer Probe alone until the voters agree and the directory is formatted."""
         settings = self._settings
-        server = new_grpc_server()
-        quorum = QuorumServicer()
-        quorum.add_to(server)
         first_start = FirstStart(
             data_directory, node_id=settings.node_id, cluster_id=settings.cluster_id, voters=settings.voters
         )
-        address = bind(server, settings.listen)
-        await server.start()
+        self._quorum.attach(first_start)
+        logger.info("event=first_start_asks voters=%s", settings.voters)
         try:
-            quorum.attach(first_start)
-            logger.info("event=first_start_asks voters=%s", settings.voters)
-            await first_start.run()
+            await first_start.run(self.peers)
         finally:
-            quorum.detach()
-            await server.stop(STOP_GRACE_S)
-        return address
+            self._quorum.detach()
 
     def _open_metadata(self, directory: DataDirectory) -> MetadataFiles:
         try:
@@ -325,12 +339,12 @@ def _require_free(listen: Address) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
     except OSError as error:
-        raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another --listen") from error
+        raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another port") from error
 
 
 def add_health_and_reflection(server: grpc.aio.Server) -> health.aio.HealthServicer:
     """Add the standard services; every service is reported as not serving until it is said to be."""
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, decoding(server))
-    add_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    add_reflection((admin_front.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return checks

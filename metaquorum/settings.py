@@ -149,9 +149,9 @@ class QuorumServerSettings:
     Attributes:
         node_id: id of this node.
         cluster_id: id of the cluster.
-        listen: address of the quorum listener.
-        fetch_port: port at the host of `listen` for plain connections of followers; 0: one that the system chooses; None:
-            nowhere, and followers fetch by gRPC alone.
+        listen: address of the internal port, which other servers dial.
+        admin_listen: address at which `AdminService` and health checks are served by gRPC; None: nowhere, as at a broker, which serves
+            them itself.
         metrics_listen: address at which metrics are served over HTTP; None: nowhere.
         advertise: address at which peers and brokers reach it; None: the one it listens on.
         voters: `host:port` of the quorum listeners by node id, this node's own included; may be empty for a quorum of
@@ -167,7 +167,7 @@ class QuorumServerSettings:
     node_id: int
     cluster_id: str
     listen: Address
-    fetch_port: int | None = 0
+    admin_listen: Address | None = None
     advertise: Address | None = None
     metrics_listen: Address | None = None
     voters: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -189,6 +189,11 @@ class QuorumServerSettings:
         if not self.listen.is_loopback and not self.insecure_plaintext:
             raise SettingsError(
                 f"{self.listen} can be reached by other machines and this listener speaks plaintext: "
+                "listen on 127.0.0.1, or accept that with --insecure-plaintext"
+            )
+        if self.admin_listen is not None and not self.admin_listen.is_loopback and not self.insecure_plaintext:
+            raise SettingsError(
+                f"--admin-listen {self.admin_listen} can be reached by other machines and this listener speaks plaintext: "
                 "listen on 127.0.0.1, or accept that with --insecure-plaintext"
             )
         check_metrics_listen(self.metrics_listen, insecure_plaintext=self.insecure_plaintext)

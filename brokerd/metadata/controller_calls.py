@@ -13,17 +13,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-import grpc
-import grpc.aio
+from lograft.v1.errors_pb2 import LeaderHint
 from lograft.wire.codes import ErrorCode
-from lograft.wire.status import LeaderHint, parse_rpc_error
 
-from brokerd.failure import Failure, RefusedError
+from brokerd.failure import Failure, LeaderPlace, RefusedError
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import PeerChannels, hinted_address, is_ready_within, unary_method
+from brokerd.metadata.peer_channels import hinted_address
+from metaquorum.net.connection import BusyError
+from metaquorum.net.link import CallError, Link, Outcome, RefusedByPeerError, Stream
+from metaquorum.net.methods import Method
+from metaquorum.net.peers import NotSentError, Peers
+from metaquorum.net.service import RefusalError, decode_refusal
 
 CONNECT_MS: Final = 1_000
 """Milliseconds that one attempt to connect may take."""
@@ -40,8 +43,13 @@ OLD_LEADER_GRACE_MS: Final = 1_000
 _NOT_DONE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.QUORUM_UNAVAILABLE)
 """Refusals of a node that is not the active controller, or not yet: nothing was done, and another one may do it."""
 
-_UNANSWERED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""What gRPC itself says of a call whose answer did not come."""
+
+class ControllerRefusedError(RefusedError):
+    """The active controller refuses; what it says is meant for the caller."""
+
+
+class _GivenUpError(CallError):
+    """Another node leads: nobody waits for the answer of the one before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,33 +57,35 @@ class _Asked:
     """A call under way."""
 
     address: str
-    channel: grpc.aio.Channel
-    call: grpc.aio.UnaryUnaryCall[bytes, bytes]
     is_read_only: bool
+    outcome: asyncio.Future[Outcome] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     give_up: asyncio.TimerHandle | None = None
-    is_given_up: bool = False
 
     def end(self) -> None:
         """Wait no longer for the answer."""
-        self.is_given_up = True
-        self.call.cancel()
+        self.tell(_GivenUpError("another node leads"))
+
+    def tell(self, outcome: Outcome) -> None:
+        """It is answered, or never will be."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
 
 
 class ControllerCalls:
-    """Unary calls to the active controller, and the address of it.
+    """Requests to the active controller, and the address of it.
 
     Args:
         observer: knows the quorum leader.
-        peers: channels.
-        bootstrap_addresses: quorum listeners, to start with.
-        own_voter: node id and quorum address of the voter in this process, if there is one. It is reached there even
+        peers: connections of this process to other servers.
+        bootstrap_addresses: internal ports of voters, to start with.
+        own_voter: node id and address of the voter in this process, if there is one. It is reached there even
             when the address in the voters' record is an older one.
     """
 
     def __init__(
         self,
         observer: MetadataObserver,
-        peers: PeerChannels,
+        peers: Peers,
         bootstrap_addresses: Sequence[str],
         *,
         own_voter: tuple[int, str] | None = None,
@@ -90,11 +100,6 @@ class ControllerCalls:
         self._asked: dict[_Asked, None] = {}
         self._pausing: dict[asyncio.Future[None], None] = {}
         observer.on_leader_change(self._take_leader)
-
-    @property
-    def peers(self) -> PeerChannels:
-        """The channels that the calls go over."""
-        return self._peers
 
     def address(self) -> str | None:
         """Return where to try now, or None when nothing is known."""
@@ -124,17 +129,6 @@ class ControllerCalls:
         self._hint = hinted_address(hint) if is_news else None
         self._failure_count += 1
 
-    def note_silence(self, address: str, channel: grpc.aio.Channel) -> None:
-        """Learn that an address did not answer in time over a channel: what is asked next gets a new connection.
-
-        Questions that wait for their answers on the old one are asked again; changes may still be answered there.
-        """
-        self._peers.give_up(address, channel)
-        self.note_failure(address, None)
-        for asked in self._asked:
-            if asked.channel is channel and asked.is_read_only:
-                asked.end()
-
     def note_success(self) -> None:
         """Learn that the address is that of the active controller."""
         self._failure_count = 0
@@ -161,21 +155,21 @@ class ControllerCalls:
             grace_s = 0.0 if asked.is_read_only else OLD_LEADER_GRACE_MS / 1000
             asked.give_up = asyncio.get_running_loop().call_later(grace_s, asked.end)
 
-    async def call(self, method: str, request: bytes, *, timeout_ms: int, is_read_only: bool = False) -> bytes:
-        """Call a unary method with a serialized request.
+    async def call(self, method: Method, request: bytes, *, timeout_ms: int, is_read_only: bool = False) -> bytes:
+        """Ask with a serialized request.
 
         Args:
-            method: full name, as in `/lograft.v1.AdminService/CreateTopic`.
+            method: which.
             request: serialized request.
             timeout_ms: milliseconds for all attempts together.
-            is_read_only: True: the call may be sent again whatever became of it.
+            is_read_only: True: it may be sent again whatever became of it.
 
         Returns:
             The serialized response.
 
         Raises:
+            ControllerRefusedError: the controller refused.
             RefusedError: QUORUM_UNAVAILABLE, no controller took the call in time; OUTCOME_UNKNOWN, the answer was lost.
-            grpc.aio.AioRpcError: the controller refused; its status is meant for the caller.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         pause_ms = RETRY_MS
@@ -183,7 +177,7 @@ class ControllerCalls:
             left_ms = int((deadline - time.monotonic()) * 1000)
             if left_ms <= 0:
                 raise _no_controller()
-            answer = await self._attempt(method, request, left_ms, is_read_only)
+            answer = await self.attempt(method, request, timeout_ms=left_ms, is_read_only=is_read_only)
             if answer is not None:
                 return answer
             is_news = await self._pause(min(pause_ms, left_ms))
@@ -202,48 +196,97 @@ class ControllerCalls:
             del self._pausing[pausing]
         return True
 
-    async def _attempt(self, method: str, request: bytes, left_ms: int, is_read_only: bool) -> bytes | None:
+    async def attempt(
+        self, method: Method, request: bytes, *, timeout_ms: int, is_read_only: bool = True
+    ) -> bytes | None:
+        """Ask once, where the controller seems to be; see `call`.
+
+        Returns:
+            The serialized response; None: there is none, and the call may be sent again.
+
+        Raises:
+            ControllerRefusedError: the controller refused.
+            RefusedError: OUTCOME_UNKNOWN, the answer was lost.
+        """
         address = self.address()
         if address is None:
             return None
-        async with self._peers.use(address) as channel:
-            if not await is_ready_within(channel, min(CONNECT_MS, left_ms)):
-                self.note_failure(address, None)
-                return None
-            call = unary_method(channel, method)(request, timeout=left_ms / 1000)
-            asked = _Asked(address, channel, call, is_read_only)
-            self._asked[asked] = None
-            try:
-                answer = await call
-                self.note_success()
-                return answer
-            except asyncio.CancelledError:
-                # Either the caller is cancelled, or only the call was, because another node leads.
-                task = asyncio.current_task()
-                if not asked.is_given_up or task is None or task.cancelling():
-                    raise
-                if is_read_only:
-                    return None
-                raise _lost_answer() from None
-            except grpc.aio.AioRpcError as error:
-                status = parse_rpc_error(error)
-                if status.code in _NOT_DONE or (is_read_only and status.code is ErrorCode.SHUTTING_DOWN):
-                    self.note_failure(address, status.leader)
-                    return None
-                if status.code is not None or error.code() not in _UNANSWERED:
-                    raise
-                # The connection broke under the call, or nobody answered in time.
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    self.note_silence(address, channel)
-                else:
-                    self.note_failure(address, None)
-                if is_read_only:
-                    return None
-                raise _lost_answer() from error
-            finally:
-                self._asked.pop(asked, None)
-                if asked.give_up is not None:
-                    asked.give_up.cancel()
+        started_s = time.monotonic()
+        link = await self._connected(address, timeout_ms)
+        if link is None:
+            return None
+        left_ms = timeout_ms - int((time.monotonic() - started_s) * 1000)
+        asked = _Asked(address, is_read_only)
+        self._asked[asked] = None
+        call_id: int | None = None
+        try:
+            call_id = link.request(method, request, timeout_ms=left_ms, on_outcome=asked.tell)
+            outcome = await asked.outcome
+        except BusyError:
+            self.note_failure(address, None)
+            return None
+        finally:
+            self._asked.pop(asked, None)
+            if asked.give_up is not None:
+                asked.give_up.cancel()
+            if call_id is not None:
+                # Nothing happens where it was answered.
+                link.give_up(call_id)
+        if isinstance(outcome, bytes):
+            self.note_success()
+            return outcome
+        return self._without_answer(asked, outcome)
+
+    def _without_answer(self, asked: _Asked, error: CallError) -> None:
+        if isinstance(error, RefusedByPeerError):
+            refusal = decode_refusal(error.failure)
+            if refusal.code in _NOT_DONE or (asked.is_read_only and refusal.code is ErrorCode.SHUTTING_DOWN):
+                self.note_failure(asked.address, refusal.leader)
+                return
+            raise _refused_by_controller(refusal) from error
+        if not isinstance(error, _GivenUpError):
+            self.note_failure(asked.address, None)
+        if not asked.is_read_only:
+            raise _lost_answer() from error
+
+    async def open(self, method: Method, request: bytes, *, window_bytes: int, timeout_ms: int) -> Stream | None:
+        """Open a stream, where the controller seems to be; None: nobody is there.
+
+        Args:
+            method: which.
+            request: serialized message that opens it.
+            window_bytes: bytes that the controller may send ahead.
+            timeout_ms: milliseconds for the connection, at most `CONNECT_MS`.
+        """
+        address = self.address()
+        link = None if address is None else await self._connected(address, timeout_ms)
+        return None if link is None else link.open(method, request, window_bytes=window_bytes)
+
+    def stream_refusal(self, error: CallError) -> ControllerRefusedError | None:
+        """Return what the controller said when it ended a stream; None: it is not there, or not the controller any more."""
+        if isinstance(error, RefusedByPeerError):
+            refusal = decode_refusal(error.failure)
+            if refusal.code not in _NOT_DONE:
+                return _refused_by_controller(refusal)
+        return None
+
+    async def _connected(self, address: str, timeout_ms: int) -> Link | None:
+        try:
+            return await self._peers.connected(address, timeout_ms=min(CONNECT_MS, timeout_ms))
+        except NotSentError as error:
+            if error.misfit is not None and error.misfit.code is ErrorCode.WRONG_CLUSTER:
+                raise ControllerRefusedError(Failure(code=ErrorCode.WRONG_CLUSTER, message=str(error))) from error
+            self.note_failure(address, None)
+            return None
+
+
+def _refused_by_controller(refusal: RefusalError) -> ControllerRefusedError:
+    hint = refusal.leader
+    leader = None
+    if hint is not None:
+        leader = LeaderPlace(leader_id=hint.leader_id, leader_epoch=hint.leader_epoch, host=hint.host, port=hint.port)
+    failure = Failure(code=refusal.code, message=refusal.message, retry_after_ms=refusal.retry_after_ms, leader=leader)
+    return ControllerRefusedError(failure)
 
 
 def _lost_answer() -> RefusedError:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of this broker in the cluster: registration, heartbeats, fencing, orderly shutdown.
 
-Owns the registration and the heartbeat stream. Must not start or stop anything else: it tells `on_state` and the
+Owns the registration and the heartbeats. Must not start or stop anything else: it tells `on_state` and the
 server acts.
 
 Theory of operation. Register with the active controller (a fresh incarnation id for each process) and get a broker
-epoch; then one heartbeat stream to the controller, one request an interval and at once when something is to be
-said. The controller unfences the broker when it has applied its own registration and no longer asks to stay fenced.
-When the stream breaks, dial again, at the new controller if the quorum has moved. A controller that does not know the
-epoch any more makes the broker register again, under the same incarnation.
+epoch; then a heartbeat an interval, and at once when something is to be said. The controller unfences the broker when
+it has applied its own registration and no longer asks to stay fenced. When a heartbeat gets no answer, ask again, at
+the new controller if the quorum has moved. A controller that does not know the epoch any more makes the broker register
+again, under the same incarnation.
 Source: architecture section 7; KIP-631.
 """
 
@@ -20,28 +20,22 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final
 
-import grpc
-import grpc.aio
 from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
-from lograft.wire.status import parse_rpc_error
 
 from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
 from brokerd.failure import RefusedError, refused
-from brokerd.metadata.controller_calls import CONNECT_MS, RETRY_MS, RETRY_MS_MAX, ControllerCalls
+from brokerd.metadata.controller_calls import RETRY_MS, RETRY_MS_MAX, ControllerCalls, ControllerRefusedError
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import is_ready_within
+from metaquorum.net.methods import Method
 from metaquorum.rpc.controller_service import is_gone
 
 logger = logging.getLogger(__name__)
 
-REGISTER_METHOD: Final = "/lograft.internal.v1.ControllerService/RegisterBroker"
-HEARTBEAT_METHOD: Final = "/lograft.internal.v1.ControllerService/Heartbeat"
-
-HeartbeatCall = grpc.aio.StreamStreamCall[bytes, bytes]
-"""A heartbeat stream; messages are serialized."""
+_STALE: Final = (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_FENCED, ErrorCode.DUPLICATE_BROKER)
+"""Refusals of a heartbeat whose registration the controller does not know any more."""
 
 REGISTER_ATTEMPT_MS: Final = 2_000
 """Milliseconds that one attempt to register may take."""
@@ -260,17 +254,17 @@ class BrokerLifecycle:
             try:
                 # Sent again without harm: the incarnation id makes it the same registration.
                 answer = await self._calls.call(
-                    REGISTER_METHOD, request, timeout_ms=REGISTER_ATTEMPT_MS, is_read_only=True
+                    Method.REGISTER_BROKER, request, timeout_ms=REGISTER_ATTEMPT_MS, is_read_only=True
                 )
-            except RefusedError as error:
-                logger.warning("not registered yet: %s", error)
-                continue
-            except grpc.aio.AioRpcError as error:
+            except ControllerRefusedError as error:
                 self._check_retriable(error, give_up_at)
                 if await self._fence_predecessor():
                     continue
                 await asyncio.sleep(pause_ms / 1000)
                 pause_ms = min(pause_ms * 2, RETRY_MS_MAX)
+                continue
+            except RefusedError as error:
+                logger.warning("not registered yet: %s", error)
                 continue
             response = controller_pb2.RegisterBrokerResponse.FromString(answer)
             self._heartbeat_interval_ms = max(response.heartbeat_interval_ms, 10)
@@ -281,19 +275,19 @@ class BrokerLifecycle:
             self._registered.set()
             return
 
-    def _check_retriable(self, error: grpc.aio.AioRpcError, give_up_at: float) -> None:
-        status = parse_rpc_error(error)
-        if status.code is ErrorCode.WRONG_CLUSTER:
-            raise ClusterMismatchError(status.message) from error
-        if status.code is ErrorCode.DUPLICATE_BROKER and time.monotonic() >= give_up_at:
+    def _check_retriable(self, error: ControllerRefusedError, give_up_at: float) -> None:
+        failure = error.failure
+        if failure.code is ErrorCode.WRONG_CLUSTER:
+            raise ClusterMismatchError(failure.message) from error
+        if failure.code is ErrorCode.DUPLICATE_BROKER and time.monotonic() >= give_up_at:
             raise RegistrationRefusedError(
-                f"another process is registered as broker {self._identity.broker_id} and lives: {status.message}"
+                f"another process is registered as broker {self._identity.broker_id} and lives: {failure.message}"
             ) from error
         # The leadership of the quorum may end under a registration: whether it was committed does not matter.
-        may_pass = status.code in (None, ErrorCode.INTERNAL, ErrorCode.OUTCOME_UNKNOWN)
-        if status.code is not None and not may_pass and not status.code.retriable:
-            raise RegistrationRefusedError(f"the controller refuses this broker: {status.message}") from error
-        logger.info("registration refused, trying again: %s", status.message)
+        may_pass = failure.code in (ErrorCode.INTERNAL, ErrorCode.OUTCOME_UNKNOWN)
+        if not may_pass and not failure.code.retriable:
+            raise RegistrationRefusedError(f"the controller refuses this broker: {failure.message}") from error
+        logger.info("registration refused, trying again: %s", failure.message)
 
     async def _fence_predecessor(self) -> bool:
         """Fence the registration of the process that had this log directory before, if it is surely gone.
@@ -312,64 +306,38 @@ class BrokerLifecycle:
             return False
         if (old.host, old.port) != (self._host, self._port) and not await is_gone(old.host, old.port):
             return False
-        address = self._calls.address()
-        if address is None:
-            return False
         logger.info("fencing the registration of the process before: broker_epoch=%d", old.broker_epoch)
-        async with self._calls.peers.use(address) as channel:
-            call = cast("HeartbeatCall", channel.stream_stream(HEARTBEAT_METHOD)())
-            try:
-                answer = await self._exchange(call, broker_epoch=old.broker_epoch, want_fence=True)
-            except grpc.aio.AioRpcError as error:
-                logger.info("not fenced: %s", error)
-                return False
-            except TimeoutError:
-                logger.info("not fenced: %s does not answer", address)
-                self._calls.note_silence(address, channel)
-                return False
-            finally:
-                call.cancel()
+        try:
+            answer = await self._exchange(broker_epoch=old.broker_epoch, want_fence=True)
+        except ControllerRefusedError as error:
+            logger.info("not fenced: %s", error)
+            return False
         return answer is not None and answer.fenced
 
     async def _beat(self) -> bool:
-        """Run one heartbeat stream until it breaks; True when the controller answered on it."""
-        address = self._calls.address()
-        if address is None:
-            return False
+        """Send heartbeats until one gets no answer; True when one was answered."""
         answered = False
-        async with self._calls.peers.use(address) as channel:
-            if not await is_ready_within(channel, CONNECT_MS):
-                self._calls.note_failure(address, None)
-                return False
-            call = cast("HeartbeatCall", channel.stream_stream(HEARTBEAT_METHOD)())
-            try:
-                while await self._beat_once(call):
-                    answered = True
-                    await self._wait_for_beat()
-            except grpc.aio.AioRpcError as error:
-                self._on_stream_broken(address, error)
-            except TimeoutError:
-                # It may be the connection that is dead: the next heartbeat must not go the same way, for the session would end.
-                logger.warning("the controller at %s does not answer heartbeats", address)
-                self._calls.note_silence(address, channel)
-            except asyncio.InvalidStateError:
-                pass  # the call ended between two beats; its status was seen by the read
-            finally:
-                call.cancel()
+        try:
+            while await self._beat_once():
+                answered = True
+                await self._wait_for_beat()
+        except ControllerRefusedError as error:
+            if error.failure.code in _STALE:
+                raise _StaleRegistrationError from error
+            logger.info("heartbeat refused: %s", error)
         return answered
 
-    async def _beat_once(self, call: HeartbeatCall) -> bool:
+    async def _beat_once(self) -> bool:
         epoch = self._state.broker_epoch
         assert epoch is not None, "heartbeat without a registration"
         self._nudged.clear()
         asked_s = time.monotonic()
-        response = await self._exchange(call, broker_epoch=epoch, want_fence=self._want_fence)
+        response = await self._exchange(broker_epoch=epoch, want_fence=self._want_fence)
         if response is None:
             return False
         state = BrokerState(broker_epoch=epoch, is_fenced=response.fenced, may_stop=response.should_shutdown)
         if state.is_fenced != self._state.is_fenced:
             logger.info("broker is %s by the controller", "fenced" if state.is_fenced else "unfenced")
-        self._calls.note_success()
         self._asked_s = asked_s
         self._set_state(state)
         if state.may_stop or (self._is_leaving and state.is_fenced):
@@ -377,10 +345,8 @@ class BrokerLifecycle:
             self._may_stop.set()
         return True
 
-    async def _exchange(
-        self, call: HeartbeatCall, *, broker_epoch: int, want_fence: bool
-    ) -> controller_pb2.HeartbeatResponse | None:
-        """Send one heartbeat and return its answer; None at the end of the stream."""
+    async def _exchange(self, *, broker_epoch: int, want_fence: bool) -> controller_pb2.HeartbeatResponse | None:
+        """Send one heartbeat and return its answer; None: there is none."""
         request = controller_pb2.HeartbeatRequest(
             cluster_id=self._identity.cluster_id,
             broker_id=self._identity.broker_id,
@@ -391,10 +357,10 @@ class BrokerLifecycle:
             offline_log_directory_ids=self._offline_directory_ids,
             lacks_room=self.lacks_room(),
         )
-        async with asyncio.timeout(self._session_timeout_ms / 2 / 1000):
-            await call.write(request.SerializeToString())
-            answer = await call.read()
-        return controller_pb2.HeartbeatResponse.FromString(answer) if isinstance(answer, bytes) else None
+        answer = await self._calls.attempt(
+            Method.HEARTBEAT, request.SerializeToString(), timeout_ms=self._session_timeout_ms // 2
+        )
+        return None if answer is None else controller_pb2.HeartbeatResponse.FromString(answer)
 
     async def _wait_for_beat(self) -> None:
         try:
@@ -403,13 +369,6 @@ class BrokerLifecycle:
                 await self._nudged.wait()
         except TimeoutError:
             pass  # an interval has passed, which is the usual reason for the next beat
-
-    def _on_stream_broken(self, address: str, error: grpc.aio.AioRpcError) -> None:
-        status = parse_rpc_error(error)
-        if status.code in (ErrorCode.STALE_BROKER_EPOCH, ErrorCode.BROKER_FENCED, ErrorCode.DUPLICATE_BROKER):
-            raise _StaleRegistrationError from error
-        self._calls.note_failure(address, status.leader)
-        logger.info("heartbeat stream ended: %s %s", (status.code or status.grpc_code).name, status.message)
 
     def _set_state(self, state: BrokerState) -> None:
         if state != self._state:

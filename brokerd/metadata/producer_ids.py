@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import grpc.aio
 from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError, refused
 from brokerd.limits import IDENTITY_WAIT_MS, PRODUCER_ID_LOW_WATER
-from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.controller_calls import ControllerCalls, ControllerRefusedError
 from brokerd.metadata.lifecycle import BrokerLifecycle
+from metaquorum.net.methods import Method
 
 logger = logging.getLogger(__name__)
-
-METHOD = "/lograft.internal.v1.ControllerService/AllocateProducerIds"
 
 
 class ProducerIds:
@@ -94,10 +92,13 @@ class ProducerIds:
             # Sent again without harm: a block whose answer was lost is never given to anybody.
             try:
                 answer = await self._calls.call(
-                    METHOD, request.SerializeToString(), timeout_ms=IDENTITY_WAIT_MS, is_read_only=True
+                    Method.ALLOCATE_PRODUCER_IDS,
+                    request.SerializeToString(),
+                    timeout_ms=IDENTITY_WAIT_MS,
+                    is_read_only=True,
                 )
-            except grpc.aio.AioRpcError as error:
-                message = f"the controller gave no producer ids: {error.details()}"
+            except ControllerRefusedError as error:
+                message = f"the controller gave no producer ids: {error.failure.message}"
                 raise refused(ErrorCode.BROKER_FENCED, message, retry_after_ms=500) from error
             response = controller_pb2.AllocateProducerIdsResponse.FromString(answer)
             first = response.first_producer_id

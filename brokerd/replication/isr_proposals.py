@@ -16,11 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-import grpc.aio
 from google.protobuf.message import DecodeError
 from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
-from lograft.wire.status import parse_rpc_error
 
 from brokerd.failure import RefusedError
 from brokerd.limits import ISR_CALL_MS, ISR_GATHER_MS
@@ -29,8 +27,7 @@ from brokerd.partition.effects import ProposeIsr
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused, ProposalUnanswered
 from brokerd.replication.replica_peers import ProposingReplica
 from metaquorum.controller.state import PartitionImage
-
-METHOD: Final = "/lograft.internal.v1.ControllerService/AlterPartition"
+from metaquorum.net.methods import Method
 
 MAX_CALL_PROPOSALS: Final = 2_000
 """Proposals of one call; more wait for the next."""
@@ -107,12 +104,9 @@ class IsrProposals:
             proposals=[_encode(each) for each in sent],
         )
         try:
-            answer = await self._calls.call(METHOD, request.SerializeToString(), timeout_ms=ISR_CALL_MS)
+            answer = await self._calls.call(Method.ALTER_PARTITION, request.SerializeToString(), timeout_ms=ISR_CALL_MS)
         except RefusedError as error:
             self._on_failure(sent, error.failure.code, error.failure.message)
-        except grpc.aio.AioRpcError as error:
-            status = parse_rpc_error(error)
-            self._on_failure(sent, status.code, status.message)
         else:
             self._on_answer(sent, answer)
 

@@ -13,19 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
 
-import grpc.aio
 from google.protobuf.message import DecodeError
 from lograft.internal.v1 import controller_pb2
-from lograft.wire.status import parse_rpc_error
 
 from brokerd.failure import RefusedError
 from brokerd.limits import GIVE_WAY_CALL_MS, ISR_GATHER_MS, MAX_CALL_RESIGNATIONS
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.replication.replica_peers import Resignation, ResignReason
-
-METHOD: Final = "/lograft.internal.v1.ControllerService/ResignLeadership"
+from metaquorum.net.methods import Method
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +93,11 @@ class Resignations:
             ],
         )
         try:
-            answer = await self._calls.call(METHOD, request.SerializeToString(), timeout_ms=GIVE_WAY_CALL_MS)
+            answer = await self._calls.call(
+                Method.RESIGN_LEADERSHIP, request.SerializeToString(), timeout_ms=GIVE_WAY_CALL_MS
+            )
             response = controller_pb2.ResignLeadershipResponse.FromString(answer)
-        except (RefusedError, grpc.aio.AioRpcError, DecodeError) as error:
+        except (RefusedError, DecodeError) as error:
             logger.warning("leaderships not given up: count=%d: %s", len(given_up), _text(error))
             return
         reasons = {(each.topic_id, each.partition): each.reason.value for each in given_up}
@@ -114,7 +112,4 @@ class Resignations:
 
 
 def _text(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        status = parse_rpc_error(error)
-        return f"{(status.code or status.grpc_code).name} {status.message}"
     return error.failure.message if isinstance(error, RefusedError) else str(error)

@@ -12,12 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
 
-import grpc.aio
 from google.protobuf.message import DecodeError
 from lograft.internal.v1 import controller_pb2
-from lograft.wire.status import parse_rpc_error
 
 from brokerd.clock import monotonic_ms
 from brokerd.failure import RefusedError
@@ -27,8 +24,7 @@ from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
 from metaquorum.controller.state import PartitionImage
-
-METHOD: Final = "/lograft.internal.v1.ControllerService/AlterPartition"
+from metaquorum.net.methods import Method
 
 logger = logging.getLogger(__name__)
 
@@ -142,9 +138,11 @@ class Withdrawals:
             ],
         )
         try:
-            answer = await self._calls.call(METHOD, request.SerializeToString(), timeout_ms=WITHDRAWAL_CALL_MS)
+            answer = await self._calls.call(
+                Method.ALTER_PARTITION, request.SerializeToString(), timeout_ms=WITHDRAWAL_CALL_MS
+            )
             response = controller_pb2.AlterPartitionResponse.FromString(answer)
-        except (RefusedError, grpc.aio.AioRpcError, DecodeError) as error:
+        except (RefusedError, DecodeError) as error:
             logger.warning("lost and found replicas not told: count=%d: %s", len(due), _text(error))
             return
         self._take(due, response)
@@ -175,7 +173,4 @@ class Withdrawals:
 
 
 def _text(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        status = parse_rpc_error(error)
-        return f"{(status.code or status.grpc_code).name} {status.message}"
     return error.failure.message if isinstance(error, RefusedError) else str(error)

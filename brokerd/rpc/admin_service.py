@@ -11,19 +11,20 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
+from lograft.internal.v1 import controller_pb2 as pb
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError, refused
 from brokerd.limits import FORWARD_WAIT_MS
-from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.metadata.controller_calls import ControllerCalls, ControllerRefusedError
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, raw_unary, unary, undecodable
 from brokerd.rpc.log_directory_calls import LogDirectoryCalls
-from brokerd.rpc.metadata_export import export_handler, same_status
+from brokerd.rpc.metadata_export import export_handler
 from metaquorum.controller.image import MetadataImage
+from metaquorum.net.methods import Method
 from metaquorum.rpc import topic_answers
 from metaquorum.runtime.commit_waiters import CommandError
 
@@ -103,23 +104,23 @@ class AdminService:
         async def forward(request: bytes, context: ServicerContext) -> bytes:
             try:
                 answer = await self._calls.call(
-                    f"/{SERVICE}/{name}",
-                    request,
+                    Method.ADMIN,
+                    pb.AdminCall(method=name, request=request).SerializeToString(),
                     timeout_ms=left_ms(context, at_most_ms=most_ms),
                     is_read_only=read_offset is None,
                 )
+            except ControllerRefusedError:
+                raise
             except RefusedError as error:
                 if not is_answered_alone or error.failure.code is not ErrorCode.QUORUM_UNAVAILABLE:
                     raise
                 return self._answer_alone(name, request, error)
-            except grpc.aio.AioRpcError as error:
-                await context.abort_with_status(same_status(error))
-                raise AssertionError("abort returned") from error
+            response = pb.AdminAnswer.FromString(answer).response
             if read_offset is not None:
                 # Not reached in time: the change is made all the same, and the answer says at which offset.
                 wait_ms = left_ms(context, at_most_ms=APPLY_WAIT_MS)
-                await self._observer.wait_for(read_offset(answer), timeout_ms=wait_ms)
-            return answer
+                await self._observer.wait_for(read_offset(response), timeout_ms=wait_ms)
+            return response
 
         return forward
 

@@ -79,6 +79,7 @@ class ServedCall:
     """A request of the other side: answer it once, with `respond` or `fail`; later, or at once.
 
     Attributes:
+        link: the connection that it came over.
         hello: what the other side said of itself.
         message: the request.
         timeout_ms: how long the other side waits.
@@ -86,10 +87,10 @@ class ServedCall:
         on_abandoned: told when that happens; may be set by whoever serves.
     """
 
-    __slots__ = ("_call_id", "_link", "hello", "is_abandoned", "message", "on_abandoned", "timeout_ms")
+    __slots__ = ("_call_id", "hello", "is_abandoned", "link", "message", "on_abandoned", "timeout_ms")
 
     def __init__(self, link: Link, call_id: int, message: bytes, timeout_ms: int) -> None:
-        self._link = link
+        self.link = link
         self._call_id = call_id
         self.hello = link.hello
         self.message = message
@@ -99,11 +100,11 @@ class ServedCall:
 
     def respond(self, message: bytes) -> None:
         """Answer; nothing happens when nobody waits any more."""
-        self._link.finish(self._call_id, message, is_failure=False)
+        self.link.finish(self._call_id, message, is_failure=False)
 
     def fail(self, failure: bytes) -> None:
         """Refuse; nothing happens when nobody waits any more."""
-        self._link.finish(self._call_id, failure, is_failure=True)
+        self.link.finish(self._call_id, failure, is_failure=True)
 
 
 class Stream:

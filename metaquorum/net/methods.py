@@ -30,3 +30,5 @@ class Method(IntEnum):
 
     ADMIN = 48
     """A request of the public `AdminService`, which names its method."""
+    EXPORT_METADATA = 49
+    """A stream: the lines of an export."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -25,6 +26,7 @@ from lograft.v1.errors_pb2 import LeaderHint
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.net.link import OnRequest, OnStream, ServedCall, Services, Stream
+from metaquorum.net.sparse_log import SparseLog
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,9 @@ OVERLOADED_RETRY_MS: Final = 100
 """Advice to whoever is refused with OVERLOADED, in milliseconds."""
 
 RequestT = TypeVar("RequestT", bound=Message)
+
+_lines = SparseLog()
+"""What peers may do as often as they like has a line a second at most. Belongs to the event loop thread."""
 
 
 class RefusalError(Exception):
@@ -217,6 +222,7 @@ def _decoded(request_type: type[RequestT], message: bytes) -> RequestT:
     try:
         return request_type.FromString(message)
     except DecodeError as error:
-        raise RefusalError(
-            ErrorCode.INVALID_REQUEST, f"the request is not a valid {request_type.DESCRIPTOR.full_name}"
-        ) from error
+        name = request_type.DESCRIPTOR.full_name
+        if count := _lines.note("undecodable_request", time.monotonic()):
+            logger.warning("event=undecodable_request message=%s count=%d", name, count)
+        raise RefusalError(ErrorCode.INVALID_REQUEST, f"the request is not a valid {name}") from error

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ControllerService`: what brokers ask of the active controller.
+"""What brokers ask of the active controller.
 
-Owns requests to commands, the heartbeat streams, and the look after a broker whose stream broke: when its port refuses,
-the process is gone and the broker is fenced at once, in milliseconds instead of a session timeout.
+Owns requests to commands, and the look after a broker whose connection broke: when its port refuses, the process is gone
+and the broker is fenced at once, in milliseconds instead of a session timeout.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from typing import Final
 
-from lograft.internal.v1 import controller_pb2, controller_pb2_grpc
-from lograft.wire.codes import ErrorCode
+from lograft.internal.v1 import controller_pb2 as pb
 
 from metaquorum.controller.commands import (
     AllocateProducerIds,
@@ -24,18 +22,18 @@ from metaquorum.controller.commands import (
     ProducerIdsAllocated,
     RegisterBroker,
 )
+from metaquorum.net.link import Link, ServedCall
+from metaquorum.net.methods import Method
+from metaquorum.net.service import ServiceTable
 from metaquorum.rpc import alter_partition_calls, resignation_calls
-from metaquorum.rpc.calls import Answering, ServicerContext, check_cluster, internal_error, timeout_ms, to_status
+from metaquorum.rpc.calls import check_cluster, not_started, refusal, refusing, wait_ms
 from metaquorum.runtime.commit_waiters import CommandError
 from metaquorum.runtime.controller_host import ControllerHost
 
 logger = logging.getLogger(__name__)
 
-MAX_HEARTBEAT_STREAMS: Final = 20_000
-"""Heartbeat streams open at once; more are refused with OVERLOADED."""
-
 REDIAL_TIMEOUT_MS: Final = 500
-"""Longest time of one connection to the port of a broker whose stream broke."""
+"""Longest time of one connection to the port of a broker whose connection broke."""
 
 REDIAL_ATTEMPTS: Final = 10
 """Connections to that port that may be accepted and closed at once before the look is given up."""
@@ -47,113 +45,101 @@ HEARTBEAT_WAIT_MS: Final = 3_000
 """Longest time that one heartbeat waits for its answer."""
 
 
-class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
+class ControllerService:
     """The service.
 
     Args:
-        host: controller of this node.
+        table: where it is added.
         cluster_id: cluster that requests must name.
     """
 
-    def __init__(self, host: ControllerHost, *, cluster_id: str) -> None:
-        self._host = host
+    def __init__(self, table: ServiceTable, *, cluster_id: str) -> None:
         self._cluster_id = cluster_id
-        self._streams = 0
+        self._attached: ControllerHost | None = None
+        # Whose heartbeats came over which connection: the last one, under its epoch.
+        self._beating: dict[Link, dict[int, int]] = {}
         self._redials: dict[int, asyncio.Task[None]] = {}
+        table.add_waiting(Method.REGISTER_BROKER, pb.RegisterBrokerRequest, refusing(self._register))
+        table.add_waiting(Method.HEARTBEAT, pb.HeartbeatRequest, self._heartbeat)
+        table.add_waiting(Method.ALLOCATE_PRODUCER_IDS, pb.AllocateProducerIdsRequest, refusing(self._allocate))
+        table.add_waiting(Method.ALTER_PARTITION, pb.AlterPartitionRequest, refusing(self._alter_partition))
+        table.add_waiting(Method.RESIGN_LEADERSHIP, pb.ResignLeadershipRequest, refusing(self._resign))
 
-    async def RegisterBroker(
-        self, request: controller_pb2.RegisterBrokerRequest, context: ServicerContext
-    ) -> controller_pb2.RegisterBrokerResponse:
-        """Register a broker process."""
-        async with Answering(context):
-            self._check(request.cluster_id)
-            level = request.feature_level
-            command = RegisterBroker(
-                broker_id=request.broker_id,
-                incarnation_id=request.incarnation_id,
-                host=request.host,
-                port=request.port,
-                rack=request.rack or None,
-                log_directory_ids=tuple(request.log_directory_ids),
-                min_feature_level=level.min_level,
-                max_feature_level=level.max_level,
-                replication_port=request.replication_port,
-                clean_stop_epoch=request.clean_stop_epoch if request.HasField("clean_stop_epoch") else None,
-            )
-            outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
-            response = outcome.response
-            assert isinstance(response, BrokerRegistered), f"unexpected {response}"
-            epoch = outcome.base_offset if response.broker_epoch is None else response.broker_epoch
-            assert epoch is not None, f"a new registration without a record: {outcome}"
-            return controller_pb2.RegisterBrokerResponse(
-                broker_epoch=epoch,
-                heartbeat_interval_ms=self._host.settings.heartbeat_interval_ms,
-                session_timeout_ms=self._host.settings.session_timeout_ms,
-            )
+    def attach(self, host: ControllerHost) -> None:
+        """From here on the controller of this node answers."""
+        self._attached = host
 
-    async def AllocateProducerIds(
-        self, request: controller_pb2.AllocateProducerIdsRequest, context: ServicerContext
-    ) -> controller_pb2.AllocateProducerIdsResponse:
-        """Give a block of producer ids to a broker."""
-        async with Answering(context):
-            self._check(request.cluster_id)
-            command = AllocateProducerIds(broker_id=request.broker_id, broker_epoch=request.broker_epoch)
-            outcome = await self._host.submit(command, timeout_ms=timeout_ms(context))
-            response = outcome.response
-            assert isinstance(response, ProducerIdsAllocated), f"unexpected {response}"
-            return controller_pb2.AllocateProducerIdsResponse(
-                first_producer_id=response.first_producer_id, count=response.count
-            )
+    async def detach(self) -> None:
+        """From here on every request is refused. Looks that are under way are given up."""
+        self._attached = None
+        tasks = list(self._redials.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def AlterPartition(
-        self, request: controller_pb2.AlterPartitionRequest, context: ServicerContext
-    ) -> controller_pb2.AlterPartitionResponse:
-        """Take in-sync replicas that a leader proposes."""
-        async with Answering(context):
-            self._check(request.cluster_id)
-            outcome = await self._host.submit(alter_partition_calls.command(request), timeout_ms=timeout_ms(context))
-            return alter_partition_calls.answer(request, outcome)
+    async def _register(self, request: pb.RegisterBrokerRequest, timeout_ms: int) -> pb.RegisterBrokerResponse:
+        host = self._checked(request.cluster_id)
+        level = request.feature_level
+        command = RegisterBroker(
+            broker_id=request.broker_id,
+            incarnation_id=request.incarnation_id,
+            host=request.host,
+            port=request.port,
+            rack=request.rack or None,
+            log_directory_ids=tuple(request.log_directory_ids),
+            min_feature_level=level.min_level,
+            max_feature_level=level.max_level,
+            replication_port=request.replication_port,
+            clean_stop_epoch=request.clean_stop_epoch if request.HasField("clean_stop_epoch") else None,
+        )
+        outcome = await host.submit(command, timeout_ms=timeout_ms)
+        response = outcome.response
+        assert isinstance(response, BrokerRegistered), f"unexpected {response}"
+        epoch = outcome.base_offset if response.broker_epoch is None else response.broker_epoch
+        assert epoch is not None, f"a new registration without a record: {outcome}"
+        return pb.RegisterBrokerResponse(
+            broker_epoch=epoch,
+            heartbeat_interval_ms=host.settings.heartbeat_interval_ms,
+            session_timeout_ms=host.settings.session_timeout_ms,
+        )
 
-    async def ResignLeadership(
-        self, request: controller_pb2.ResignLeadershipRequest, context: ServicerContext
-    ) -> controller_pb2.ResignLeadershipResponse:
-        """Give partitions that a leader gives up to other replicas that are in sync."""
-        async with Answering(context):
-            self._check(request.cluster_id)
-            outcome = await self._host.submit(resignation_calls.command(request), timeout_ms=timeout_ms(context))
-            return resignation_calls.answer(request, outcome)
+    async def _allocate(
+        self, request: pb.AllocateProducerIdsRequest, timeout_ms: int
+    ) -> pb.AllocateProducerIdsResponse:
+        host = self._checked(request.cluster_id)
+        command = AllocateProducerIds(broker_id=request.broker_id, broker_epoch=request.broker_epoch)
+        outcome = await host.submit(command, timeout_ms=timeout_ms)
+        response = outcome.response
+        assert isinstance(response, ProducerIdsAllocated), f"unexpected {response}"
+        return pb.AllocateProducerIdsResponse(first_producer_id=response.first_producer_id, count=response.count)
 
-    async def Heartbeat(
-        self, request_iterator: AsyncIterator[controller_pb2.HeartbeatRequest], context: ServicerContext
-    ) -> AsyncIterator[controller_pb2.HeartbeatResponse]:
-        """Answer each heartbeat of a stream; a refused one ends the stream."""
-        if self._streams >= MAX_HEARTBEAT_STREAMS:
-            error = CommandError(ErrorCode.OVERLOADED, f"{MAX_HEARTBEAT_STREAMS} heartbeat streams are open")
-            await context.abort_with_status(to_status(error))
-        self._streams += 1
-        last: controller_pb2.HeartbeatRequest | None = None
+    async def _alter_partition(self, request: pb.AlterPartitionRequest, timeout_ms: int) -> pb.AlterPartitionResponse:
+        host = self._checked(request.cluster_id)
+        outcome = await host.submit(alter_partition_calls.command(request), timeout_ms=timeout_ms)
+        return alter_partition_calls.answer(request, outcome)
+
+    async def _resign(self, request: pb.ResignLeadershipRequest, timeout_ms: int) -> pb.ResignLeadershipResponse:
+        host = self._checked(request.cluster_id)
+        outcome = await host.submit(resignation_calls.command(request), timeout_ms=timeout_ms)
+        return resignation_calls.answer(request, outcome)
+
+    async def _heartbeat(self, request: pb.HeartbeatRequest, call: ServedCall) -> pb.HeartbeatResponse:
+        beating = self._beating_over(call.link)
         try:
-            async for request in request_iterator:
-                response = await self._answer_heartbeat(request)
-                last = None if response.should_shutdown else request
-                yield response
+            response = await self._answer_heartbeat(request, min(wait_ms(call.timeout_ms), HEARTBEAT_WAIT_MS))
         except CommandError as error:
-            last = None
-            await context.abort_with_status(to_status(error))
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            last = None
-            logger.exception("event=call_failed call=Heartbeat")
-            await context.abort_with_status(internal_error())
-        finally:
-            self._streams -= 1
-            if last is not None:
-                self._look_after(last.broker_id, last.broker_epoch)
+            # It begins anew, or goes elsewhere.
+            beating.pop(request.broker_id, None)
+            raise refusal(error) from error
+        if response.should_shutdown:
+            beating.pop(request.broker_id, None)
+        else:
+            beating[request.broker_id] = request.broker_epoch
+        return response
 
-    async def _answer_heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
-        self._check(request.cluster_id)
-        self._host.check_applied(request.metadata_offset)
+    async def _answer_heartbeat(self, request: pb.HeartbeatRequest, timeout_ms: int) -> pb.HeartbeatResponse:
+        host = self._checked(request.cluster_id)
+        host.check_applied(request.metadata_offset)
         command = Heartbeat(
             broker_id=request.broker_id,
             broker_epoch=request.broker_epoch,
@@ -163,45 +149,53 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
             offline_log_directory_ids=tuple(request.offline_log_directory_ids),
             lacks_room=request.lacks_room,
         )
-        outcome = await self._host.submit(command, timeout_ms=HEARTBEAT_WAIT_MS)
+        outcome = await host.submit(command, timeout_ms=timeout_ms)
         answer = outcome.response
         assert isinstance(answer, HeartbeatAnswered), f"unexpected {answer}"
-        return controller_pb2.HeartbeatResponse(
+        return pb.HeartbeatResponse(
             fenced=answer.fenced, caught_up=answer.caught_up, should_shutdown=answer.should_shutdown
         )
 
+    def _beating_over(self, link: Link) -> dict[int, int]:
+        beating = self._beating.get(link)
+        if beating is None:
+            beating = self._beating[link] = {}
+            link.closed.add_done_callback(lambda _: self._on_closed(link))
+        return beating
+
+    def _on_closed(self, link: Link) -> None:
+        """A connection ended: whoever sent heartbeats over it may be gone."""
+        for broker_id, broker_epoch in self._beating.pop(link, {}).items():
+            self._look_after(broker_id, broker_epoch)
+
     def _look_after(self, broker_id: int, broker_epoch: int) -> None:
-        """Find out in the background whether a broker whose stream ended is gone; one look per broker at a time."""
-        if not self._host.is_active or broker_id in self._redials:
+        """Find out in the background whether a broker whose connection ended is gone; one look per broker at a time."""
+        host = self._attached
+        if host is None or not host.is_active or broker_id in self._redials:
             return
-        task = asyncio.get_running_loop().create_task(self._fence_if_gone(broker_id, broker_epoch))
+        task = asyncio.get_running_loop().create_task(_fence_if_gone(host, broker_id, broker_epoch))
         self._redials[broker_id] = task
         task.add_done_callback(lambda _: self._redials.pop(broker_id, None))
 
-    async def _fence_if_gone(self, broker_id: int, broker_epoch: int) -> None:
-        broker = self._host.image.broker(broker_id)
-        if broker is None or broker.broker_epoch != broker_epoch or broker.fenced:
-            return
-        if not await is_gone(broker.host, broker.port):
-            return
-        logger.warning("event=broker_gone broker_id=%d port=refused action=fence", broker_id)
-        try:
-            await self._host.submit(
-                FenceBroker(broker_id=broker_id, broker_epoch=broker_epoch), timeout_ms=HEARTBEAT_WAIT_MS
-            )
-        except CommandError as error:
-            logger.info("event=fencing_given_up broker_id=%d reason=%s", broker_id, error.code.name)
-
-    async def stop(self) -> None:
-        """Give up the looks that are under way."""
-        tasks = list(self._redials.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _check(self, cluster_id: str) -> None:
+    def _checked(self, cluster_id: str) -> ControllerHost:
         check_cluster(cluster_id, self._cluster_id, required=True)
-        self._host.require_active()
+        if self._attached is None:
+            raise not_started()
+        self._attached.require_active()
+        return self._attached
+
+
+async def _fence_if_gone(host: ControllerHost, broker_id: int, broker_epoch: int) -> None:
+    broker = host.image.broker(broker_id)
+    if broker is None or broker.broker_epoch != broker_epoch or broker.fenced:
+        return
+    if not await is_gone(broker.host, broker.port):
+        return
+    logger.warning("event=broker_gone broker_id=%d port=refused action=fence", broker_id)
+    try:
+        await host.submit(FenceBroker(broker_id=broker_id, broker_epoch=broker_epoch), timeout_ms=HEARTBEAT_WAIT_MS)
+    except CommandError as error:
+        logger.info("event=fencing_given_up broker_id=%d reason=%s", broker_id, error.code.name)
 
 
 async def is_gone(host: str, port: int) -> bool:

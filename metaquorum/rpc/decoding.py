@@ -22,8 +22,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RichStatus, abort_status
 
+from metaquorum.net.sparse_log import SparseLog
 from metaquorum.runtime.commit_waiters import CommandError
-from metaquorum.runtime.sparse_log import SparseLog
 
 TEXT: Final = "the request is not a valid protobuf message of this method"
 

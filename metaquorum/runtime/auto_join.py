@@ -11,26 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import grpc.aio
+from google.protobuf.message import Message
+from lograft.internal.v1 import controller_pb2 as pb
 from lograft.v1 import admin_pb2
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
+from metaquorum.net.link import CallError, RefusedByPeerError
+from metaquorum.net.methods import Method
+from metaquorum.net.peers import Peers
+from metaquorum.net.service import decode_refusal
 from metaquorum.runtime.quorum_node import QuorumNode
-from metaquorum.runtime.transport import CHANNEL_OPTIONS
-
-if TYPE_CHECKING:
-    # A name of the type stubs alone: at run time one class serves both kinds of channel.
-    from lograft.v1.admin_pb2_grpc import AdminServiceAsyncStub
 
 logger = logging.getLogger(__name__)
 
 PAUSE_MS: Final = 500
 """Time between two looks."""
 
-CALL_TIMEOUT_S: Final = 5.0
-"""Seconds that one call may take."""
+CALL_TIMEOUT_MS: Final = 5_000
+"""Milliseconds that one call may take."""
 
 STALE_VOTER_MS: Final = 5_000
 """A voter of this node id that has not fetched for so long is taken for a lost disk, not for a second process."""
@@ -44,10 +43,12 @@ class AutoJoin:
 
     Args:
         node: the running quorum node.
+        peers: connections of this process to other servers.
     """
 
-    def __init__(self, node: QuorumNode) -> None:
+    def __init__(self, node: QuorumNode, peers: Peers) -> None:
         self._node = node
+        self._peers = peers
         self._last_reason = ""
 
     async def run(self) -> None:
@@ -65,16 +66,20 @@ class AutoJoin:
         if address is None:
             return self._wait("no leader is known")
         try:
-            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-                return await self._ask(AdminServiceStub(channel))
-        except grpc.aio.AioRpcError as error:
-            return self._wait(f"{address}: {error.code().name} {error.details()}")
+            return await self._ask(address)
+        except CallError as error:
+            reason = decode_refusal(error.failure) if isinstance(error, RefusedByPeerError) else error
+            return self._wait(f"{address}: {reason}")
 
-    async def _ask(self, leader: AdminServiceAsyncStub) -> bool:
+    async def _call(self, address: str, method: str, request: Message) -> bytes:
+        call = pb.AdminCall(method=method, request=request.SerializeToString()).SerializeToString()
+        answer = await self._peers.ask(address, Method.ADMIN, call, timeout_ms=CALL_TIMEOUT_MS)
+        return pb.AdminAnswer.FromString(answer).response
+
+    async def _ask(self, address: str) -> bool:
         cluster_id, node_id, own_id = self._node.cluster_id, self._node.node_id, self._node.directory_id
-        quorum = await leader.DescribeQuorum(
-            admin_pb2.DescribeQuorumRequest(cluster_id=cluster_id), timeout=CALL_TIMEOUT_S
-        )
+        describe = admin_pb2.DescribeQuorumRequest(cluster_id=cluster_id)
+        quorum = admin_pb2.DescribeQuorumResponse.FromString(await self._call(address, "DescribeQuorum", describe))
         own = next((each for each in quorum.observers if each.directory_id == own_id), None)
         has_all = own is not None and own.HasField("last_caught_up_age_ms")
         if own is None or not has_all or own.last_caught_up_age_ms > CAUGHT_UP_MS_MAX:
@@ -90,10 +95,10 @@ class AutoJoin:
                 directory_id=voter.directory_id,
                 replacement_directory_id=own_id,
             )
-            await leader.RemoveVoter(request, timeout=CALL_TIMEOUT_S)
+            await self._call(address, "RemoveVoter", request)
             logger.warning("event=auto_join_removed_old node=%d directory_id=%s", node_id, voter.directory_id.hex())
         request = admin_pb2.AddVoterRequest(cluster_id=cluster_id, node_id=node_id, directory_id=own_id)
-        await leader.AddVoter(request, timeout=CALL_TIMEOUT_S)
+        await self._call(address, "AddVoter", request)
         return True
 
     def _wait(self, reason: str) -> bool:

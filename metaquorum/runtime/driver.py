@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from metaquorum.net.sparse_log import SparseLog
 from metaquorum.raft.effects import (
     Activate,
     AdvanceCommit,
@@ -72,7 +73,6 @@ from metaquorum.runtime.peer_requests import PeerRequests
 from metaquorum.runtime.quorum_meter import QuorumMeter
 from metaquorum.runtime.quorum_transport import QuorumTransport
 from metaquorum.runtime.snapshot_shell import SnapshotShell
-from metaquorum.runtime.sparse_log import SparseLog
 
 logger = logging.getLogger(__name__)
 

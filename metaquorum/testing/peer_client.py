@@ -7,10 +7,11 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from google.protobuf.message import Message
+from lograft.internal.v1 import controller_pb2
 from lograft.internal.v1 import quorum_pb2 as pb
 
 from metaquorum.net.carrier import Carrier
-from metaquorum.net.link import RefusedByPeerError
+from metaquorum.net.link import RefusedByPeerError, Stream
 from metaquorum.net.methods import Method
 from metaquorum.net.service import decode_refusal
 
@@ -34,14 +35,26 @@ class PeerClient:
     def __init__(self, cluster_id: str, *, node_id: int = 900) -> None:
         self._carrier = Carrier(cluster_id=cluster_id, node_id=node_id)
 
+        self._is_open = False
+
+    async def open(self) -> None:
+        """Begin; nothing happens when that is done."""
+        if not self._is_open:
+            self._is_open = True
+            await self._carrier.start(None)
+
+    async def close(self) -> None:
+        """End all connections. Idempotent."""
+        await self._carrier.close()
+
     async def __aenter__(self) -> PeerClient:
-        await self._carrier.start(None)
+        await self.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._carrier.close()
+        await self.close()
 
     async def ask(
         self,
@@ -64,24 +77,74 @@ class PeerClient:
             raise decode_refusal(error.failure) from error
         return response_type.FromString(answer)
 
-    async def fetch_snapshot(self, address: str, request: pb.FetchSnapshotRequest) -> list[pb.FetchSnapshotResponse]:
-        """Fetch a snapshot, and return all messages of the stream.
+    async def open_snapshot(self, address: str, request: pb.FetchSnapshotRequest) -> Stream:
+        """Begin to fetch a snapshot.
 
         Raises:
-            CallError: the stream broke.
+            CallError: there is no connection.
         """
-        stream = await self._carrier.peers.open(
+        return await self._carrier.peers.open(
             address,
             Method.FETCH_SNAPSHOT,
             request.SerializeToString(),
             window_bytes=WINDOW_BYTES,
             timeout_ms=TIMEOUT_MS,
         )
+
+    async def fetch_snapshot(self, address: str, request: pb.FetchSnapshotRequest) -> list[pb.FetchSnapshotResponse]:
+        """Fetch a snapshot, and return all messages of the stream.
+
+        Raises:
+            CallError: the stream broke.
+        """
+        stream = await self.open_snapshot(address, request)
         messages: list[pb.FetchSnapshotResponse] = []
         while (message := await stream.read()) is not None:
             messages.append(pb.FetchSnapshotResponse.FromString(message))
         stream.give_up()
         return messages
+
+
+class ControllerCalls:
+    """The requests of brokers to one node of the quorum; each raises `RefusalError` for what it refuses.
+
+    Args:
+        client: who asks.
+        address: `host:port` of the node.
+    """
+
+    def __init__(self, client: PeerClient, address: str) -> None:
+        self._client = client
+        self._address = address
+
+    async def register(self, request: controller_pb2.RegisterBrokerRequest) -> controller_pb2.RegisterBrokerResponse:
+        """Register a broker process."""
+        return await self._ask(Method.REGISTER_BROKER, request, controller_pb2.RegisterBrokerResponse)
+
+    async def heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
+        """Send a heartbeat."""
+        return await self._ask(Method.HEARTBEAT, request, controller_pb2.HeartbeatResponse)
+
+    async def allocate_producer_ids(
+        self, request: controller_pb2.AllocateProducerIdsRequest
+    ) -> controller_pb2.AllocateProducerIdsResponse:
+        """Ask for a block of producer ids."""
+        return await self._ask(Method.ALLOCATE_PRODUCER_IDS, request, controller_pb2.AllocateProducerIdsResponse)
+
+    async def alter_partition(
+        self, request: controller_pb2.AlterPartitionRequest
+    ) -> controller_pb2.AlterPartitionResponse:
+        """Propose in-sync replicas."""
+        return await self._ask(Method.ALTER_PARTITION, request, controller_pb2.AlterPartitionResponse)
+
+    async def resign_leadership(
+        self, request: controller_pb2.ResignLeadershipRequest
+    ) -> controller_pb2.ResignLeadershipResponse:
+        """Give partitions up."""
+        return await self._ask(Method.RESIGN_LEADERSHIP, request, controller_pb2.ResignLeadershipResponse)
+
+    async def _ask(self, method: Method, request: Message, response_type: type[ResponseT]) -> ResponseT:
+        return await self._client.ask(self._address, method, request, response_type)
 
 
 class QuorumCalls:

@@ -10,19 +10,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import grpc.aio
-from lograft.internal.v1 import controller_pb2, controller_pb2_grpc
+from lograft.internal.v1 import controller_pb2
 from lograft.v1 import admin_pb2_grpc
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.net.service import RefusalError
 from metaquorum.runtime.first_start import InitialVoter, format_with_voters
 from metaquorum.runtime.quorum_node import SnapshotSettings
 from metaquorum.server import QuorumServer
 from metaquorum.settings import Address, QuorumServerSettings
+from metaquorum.testing.peer_client import ControllerCalls, PeerClient, QuorumCalls
 
 HOST = "127.0.0.1"
 CLUSTER = "test-cluster"
@@ -30,9 +32,6 @@ DEADLINE_S = 20.0
 POLL_S = 0.01
 
 T = TypeVar("T")
-HeartbeatCall: TypeAlias = (
-    "grpc.aio.StreamStreamCall[controller_pb2.HeartbeatRequest, controller_pb2.HeartbeatResponse]"
-)
 
 
 def free_ports(count: int) -> list[int]:
@@ -72,6 +71,7 @@ def settings_for(
         node_id=node_id,
         cluster_id=CLUSTER,
         listen=Address(host=HOST, port=port),
+        admin_listen=Address(host=HOST, port=0),
         voters=voters,
         controller=controller or ControllerSettings(),
         snapshots=snapshots or SnapshotSettings(),
@@ -104,6 +104,8 @@ class QuorumCluster:
         self.voters = {node_id: f"{HOST}:{port}" for node_id, port in self.ports.items()}
         self.servers: dict[int, QuorumServer] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self.client = PeerClient(CLUSTER)
+        self.clients: list[PeerClient] = []
         self._initial = [
             InitialVoter(node_id=node_id, address=address, directory_id=node_id.to_bytes(16, "big"))
             for node_id, address in self.voters.items()
@@ -122,6 +124,7 @@ class QuorumCluster:
 
     async def start(self, node_id: int) -> QuorumServer:
         """Start a voter."""
+        await self.client.open()
         server = QuorumServer(
             settings_for(
                 node_id, self.ports[node_id], self.voters, controller=self.controller, snapshots=self.snapshots
@@ -151,16 +154,22 @@ class QuorumCluster:
 
     def admin(self, node_id: int) -> admin_pb2_grpc.AdminServiceAsyncStub:
         """Return a client of a voter's AdminService."""
-        return admin_pb2_grpc.AdminServiceStub(self.channel(self.voters[node_id]))
+        return admin_pb2_grpc.AdminServiceStub(self.channel(str(self.servers[node_id].admin_address)))
 
-    def controllers(self, node_id: int) -> controller_pb2_grpc.ControllerServiceAsyncStub:
-        """Return a client of a voter's ControllerService."""
-        return controller_pb2_grpc.ControllerServiceStub(self.channel(self.voters[node_id]))
+    def controllers(self, node_id: int) -> ControllerCalls:
+        """Return what a broker asks of a voter."""
+        return ControllerCalls(self.client, self.voters[node_id])
+
+    def quorum(self, node_id: int) -> QuorumCalls:
+        """Return what a peer asks of a voter."""
+        return QuorumCalls(self.client, self.voters[node_id])
 
     async def close(self) -> None:
         """Stop everything."""
         for channel in self._channels.values():
             await channel.close()
+        for client in (self.client, *self.clients):
+            await client.close()
         results = await asyncio.gather(*(self.stop(node_id) for node_id in list(self.servers)), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -181,16 +190,20 @@ async def quorum_cluster(
         await cluster.close()
 
 
-async def refused(call: Awaitable[object], code: ErrorCode) -> RemoteStatus:
+async def refused(call: Awaitable[object], code: ErrorCode) -> RemoteStatus | RefusalError:
     """Await a call that must fail with a code; return what it said."""
+    said: RemoteStatus | RefusalError
     try:
         answer = await call
+    except RefusalError as error:
+        said = error
     except grpc.aio.AioRpcError as error:
-        status = parse_rpc_error(error)
-        assert status.code is code, f"{status} instead of {code.name}"
-        assert status.message
-        return status
-    raise AssertionError(f"{answer} instead of {code.name}")
+        said = parse_rpc_error(error)
+    else:
+        raise AssertionError(f"{answer} instead of {code.name}")
+    assert said.code is code, f"{said} instead of {code.name}"
+    assert said.message
+    return said
 
 
 def registration(broker_id: int, *, process: int | None = None, port: int = 9) -> controller_pb2.RegisterBrokerRequest:
@@ -209,7 +222,7 @@ def registration(broker_id: int, *, process: int | None = None, port: int = 9) -
 class BrokerStub:
     """What a broker process does towards the controller: registers, and beats when told to.
 
-    The real broker lives in another package; this is its protocol over real gRPC, under the test's control.
+    The real broker lives in another package; this is its protocol over real connections, under the test's control.
     """
 
     def __init__(self, cluster: QuorumCluster, broker_id: int, *, port: int = 9) -> None:
@@ -217,26 +230,28 @@ class BrokerStub:
         self.broker_id = broker_id
         self.port = port
         self.broker_epoch = 0
-        self._call: HeartbeatCall | None = None
+        self._client: PeerClient | None = None
 
     async def register(self, node_id: int, *, process: int | None = None) -> controller_pb2.RegisterBrokerResponse:
         """Register at a voter."""
         request = registration(self.broker_id, process=process, port=self.port)
-        response = await self._cluster.controllers(node_id).RegisterBroker(request)
+        response = await self._cluster.controllers(node_id).register(request)
         self.broker_epoch = response.broker_epoch
         return response
 
     async def beat(
         self, node_id: int, *, metadata_offset: int | None = None, want_shutdown: bool = False
     ) -> controller_pb2.HeartbeatResponse:
-        """Send one heartbeat on the stream, opened when there is none, and return its answer.
+        """Send one heartbeat over a connection of its own, and return its answer.
 
         With no metadata offset the broker has applied what the voter has.
         """
         if metadata_offset is None:
             metadata_offset = self._cluster.servers[node_id].host.applied_offset
-        if self._call is None:
-            self._call = self._cluster.controllers(node_id).Heartbeat()
+        if self._client is None:
+            self._client = PeerClient(CLUSTER, node_id=self.broker_id)
+            await self._client.open()
+            self._cluster.clients.append(self._client)
         request = controller_pb2.HeartbeatRequest(
             cluster_id=CLUSTER,
             broker_id=self.broker_id,
@@ -244,36 +259,13 @@ class BrokerStub:
             metadata_offset=metadata_offset,
             want_shutdown=want_shutdown,
         )
-        call = self._call
-        try:
-            await call.write(request)
-            response = await call.read()
-        except grpc.aio.AioRpcError:
-            self._call = None
-            raise
-        except asyncio.InvalidStateError:
-            # The stream had ended already; its status says why.
-            self._call = None
-            raise await self._error_of(call) from None
-        if isinstance(response, controller_pb2.HeartbeatResponse):
-            return response
-        self._call = None
-        raise await self._error_of(call)
+        return await ControllerCalls(self._client, self._cluster.voters[node_id]).heartbeat(request)
 
-    @staticmethod
-    async def _error_of(call: HeartbeatCall) -> grpc.aio.AioRpcError:
-        return grpc.aio.AioRpcError(
-            await call.code(),
-            await call.initial_metadata(),
-            await call.trailing_metadata(),
-            details=await call.details(),
-        )
-
-    def break_stream(self) -> None:
-        """Let the heartbeat stream end as when the process dies."""
-        assert self._call is not None
-        self._call.cancel()
-        self._call = None
+    async def break_connection(self) -> None:
+        """Let its connection end as when the process dies."""
+        assert self._client is not None
+        client, self._client = self._client, None
+        await client.close()
 
     async def join(self, node_id: int) -> int:
         """Register and get unfenced; return the epoch."""

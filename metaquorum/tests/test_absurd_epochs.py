@@ -6,17 +6,16 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import grpc.aio
 import pytest
-from lograft.internal.v1 import quorum_pb2, quorum_pb2_grpc
+from lograft.internal.v1 import quorum_pb2
 from lograft.v1 import admin_pb2
 from typer.testing import CliRunner
 
 from metaquorum.__main__ import app
+from metaquorum.net import sparse_log
 from metaquorum.raft.effects import ReportViolation
 from metaquorum.raft.messages import Refusal, Request, UpdateVoterRequest, VoteResponse
 from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NodeId, QuorumEpoch, ReplicaKey
-from metaquorum.runtime import sparse_log
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.runtime.epoch_reset import read_epochs, reset_epoch
 from metaquorum.settings import SettingsError
@@ -118,8 +117,7 @@ async def forge(cluster: QuorumCluster, node_id: int, *, pre_vote: bool) -> quor
         log_end_offset=10**9,
         pre_vote=pre_vote,
     )
-    async with grpc.aio.insecure_channel(cluster.voters[node_id]) as channel:
-        return await quorum_pb2_grpc.QuorumServiceStub(channel).Vote(request)
+    return await cluster.quorum(node_id).vote(request)
 
 
 async def test_forged_votes_stop_no_voter(tmp_path: Path) -> None:

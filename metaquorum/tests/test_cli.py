@@ -85,16 +85,17 @@ def wait_for_controller(address: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_run_serves_until_a_signal_and_ends_with_status_zero(tmp_path: Path, number: signal.Signals) -> None:
     """Format, run, ask, signal: an orderly stop ends with 0, and the directory can be used again."""
-    (port,) = free_ports(1)
+    port, admin_port = free_ports(2)
     formatted(tmp_path / "d", port)
-    address = f"127.0.0.1:{port}"
+    address, admin_address = f"127.0.0.1:{port}", f"127.0.0.1:{admin_port}"
     arguments = ["run", *identity(tmp_path / "d"), "--listen", address, "--voters", f"1@{address}"]
+    arguments += ["--admin-listen", admin_address]
     for _ in range(2):
         process = subprocess.Popen(
             [sys.executable, "-m", "metaquorum", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True
         )
         try:
-            wait_for_controller(address)
+            wait_for_controller(admin_address)
             process.send_signal(number)
             _, log = process.communicate(timeout=STOP_S)
         finally:
@@ -107,10 +108,11 @@ def test_run_serves_until_a_signal_and_ends_with_status_zero(tmp_path: Path, num
 @pytest.mark.process
 def test_run_makes_and_keeps_snapshots_as_it_is_told(tmp_path: Path) -> None:
     """With a short interval and one to keep, the log soon begins at the newest snapshot, and DescribeQuorum says so."""
-    (port,) = free_ports(1)
+    port, admin_port = free_ports(2)
     formatted(tmp_path / "d", port)
-    address = f"127.0.0.1:{port}"
+    address, admin_address = f"127.0.0.1:{port}", f"127.0.0.1:{admin_port}"
     arguments = ["run", *identity(tmp_path / "d"), "--listen", address, "--voters", f"1@{address}"]
+    arguments += ["--admin-listen", admin_address]
     arguments += ["--snapshot-log-bytes", "1", "--kept-snapshots", "1"]
     environment = {**os.environ, "LOGRAFT_SNAPSHOT_INTERVAL_MS": "600000"}
     process = subprocess.Popen(
@@ -121,8 +123,8 @@ def test_run_makes_and_keeps_snapshots_as_it_is_told(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        wait_for_controller(address)
-        with grpc.insecure_channel(address) as channel:
+        wait_for_controller(admin_address)
+        with grpc.insecure_channel(admin_address) as channel:
             stub = admin_pb2_grpc.AdminServiceStub(channel)
             deadline = time.monotonic() + START_S
             described = stub.DescribeQuorum(admin_pb2.DescribeQuorumRequest())
@@ -175,17 +177,27 @@ def test_run_takes_every_option_from_the_environment_and_waits_for_its_peers(tmp
 @pytest.mark.process
 def test_run_on_a_port_in_use_fails_with_one_line(tmp_path: Path) -> None:
     """Port in use: status 1 and the address."""
-    (port,) = free_ports(1)
-    address = f"127.0.0.1:{port}"
+    port, admin_port = free_ports(2)
+    address, admin_address = f"127.0.0.1:{port}", f"127.0.0.1:{admin_port}"
     formatted(tmp_path / "a", port)
     formatted(tmp_path / "b", port)
     process = subprocess.Popen(
-        [sys.executable, "-m", "metaquorum", "run", *identity(tmp_path / "a"), "--listen", address],
+        [
+            sys.executable,
+            "-m",
+            "metaquorum",
+            "run",
+            *identity(tmp_path / "a"),
+            "--listen",
+            address,
+            "--admin-listen",
+            admin_address,
+        ],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for_controller(address)
+        wait_for_controller(admin_address)
         one_line(
             command("run", *identity(tmp_path / "b"), "--listen", address),
             1,

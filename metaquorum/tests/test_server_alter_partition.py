@@ -74,7 +74,7 @@ async def test_growth_is_committed_and_completes_the_reassignment(cluster: Quoru
     epoch = cluster.servers[1].image.brokers[8].broker_epoch
     before = partition_of(cluster)
     assert before.adding == (8,)
-    answer = await cluster.controllers(1).AlterPartition(
+    answer = await cluster.controllers(1).alter_partition(
         request(
             cluster,
             proposal(cluster, 0, member(8, epoch), member(7)),
@@ -111,7 +111,7 @@ async def test_each_partition_is_refused_alone_with_its_reason(cluster: QuorumCl
         (proposal(cluster, 0, member(7), member(8, 1)), ErrorCode.STALE_BROKER_EPOCH),
     ):
         before = partition_of(cluster)
-        answer = await cluster.controllers(1).AlterPartition(request(cluster, bad, proposal(cluster, 1, member(7))))
+        answer = await cluster.controllers(1).alter_partition(request(cluster, bad, proposal(cluster, 1, member(7))))
         failed, accepted = answer.results
         assert (failed.topic_id, failed.partition) == (bad.topic_id, bad.partition)
         assert failed.error.code == code.value, failed
@@ -124,7 +124,7 @@ async def test_fenced_replica_is_no_member(cluster: QuorumCluster) -> None:
     """A replica whose process is gone may not be taken in, however far it had come."""
     epoch = cluster.servers[1].image.brokers[8].broker_epoch
     await cluster.servers[1].host.submit(FenceBroker(broker_id=8, broker_epoch=epoch), timeout_ms=WAIT_MS)
-    answer = await cluster.controllers(1).AlterPartition(request(cluster, proposal(cluster, 0, member(7), member(8))))
+    answer = await cluster.controllers(1).alter_partition(request(cluster, proposal(cluster, 0, member(7), member(8))))
     assert answer.results[0].error.code == ErrorCode.BROKER_FENCED.value
 
 
@@ -145,7 +145,7 @@ async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster:
         for name, value in changes.items():
             bad.ClearField(name)
             bad.MergeFrom(controller_pb2.AlterPartitionRequest(**{name: value}))
-        await refused(cluster.controllers(1).AlterPartition(bad), code)
+        await refused(cluster.controllers(1).alter_partition(bad), code)
     assert partition_of(cluster).isr == (7,)
 
 
@@ -155,6 +155,6 @@ async def test_voter_that_is_not_the_controller_names_it(tmp_path: Path) -> None
         active = await cluster.active()
         other = next(node_id for node_id in cluster.voters if node_id != active)
         bad = controller_pb2.AlterPartitionRequest(cluster_id=CLUSTER, broker_id=7)
-        status = await refused(cluster.controllers(other).AlterPartition(bad), ErrorCode.NOT_CONTROLLER)
+        status = await refused(cluster.controllers(other).alter_partition(bad), ErrorCode.NOT_CONTROLLER)
         assert status.leader is not None
         assert status.leader.leader_id == active

@@ -41,7 +41,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
             partition_epoch=partition.partition_epoch,
             isr=[controller_pb2.IsrMember(node_id=node_id) for node_id in (7, 8)],
         )
-        await running.controllers(1).AlterPartition(
+        await running.controllers(1).alter_partition(
             controller_pb2.AlterPartitionRequest(
                 cluster_id=CLUSTER, broker_id=7, broker_epoch=first.broker_epoch, proposals=[proposal]
             )

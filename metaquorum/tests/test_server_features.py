@@ -18,7 +18,7 @@ async def test_level_is_raised_kept_over_a_restart_and_not_lowered(tmp_path: Pat
     async with quorum_cluster(tmp_path, 1, controller=ControllerSettings(max_feature_level=3)) as cluster:
         request = registration(7)
         request.feature_level.CopyFrom(controller_pb2.FeatureRange(min_level=1, max_level=2))
-        await cluster.controllers(1).RegisterBroker(request)
+        await cluster.controllers(1).register(request)
         admin = cluster.admin(1)
         checked = await admin.UpdateFeatureLevel(admin_pb2.UpdateFeatureLevelRequest(level=2, validate_only=True))
         assert checked.metadata_offset == 0

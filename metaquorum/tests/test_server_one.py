@@ -13,15 +13,17 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from lograft.internal.v1 import controller_pb2
+from lograft.internal.v1 import controller_pb2, quorum_pb2
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
 from metaquorum.controller.records import ConfigResource
 from metaquorum.controller.topic_configs import TOPIC_CONFIGS
+from metaquorum.net.peers import NotSentError
+from metaquorum.rpc.admin_front import SERVICE
 from metaquorum.runtime.first_start import format_standalone
-from metaquorum.server import SERVICES, PortInUseError, QuorumServer
+from metaquorum.server import PortInUseError, QuorumServer
 from metaquorum.settings import SettingsError
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import (
@@ -193,17 +195,19 @@ async def test_quorum_is_described(cluster: QuorumCluster) -> None:
 
 
 async def test_log_directories_are_a_matter_of_brokers(cluster: QuorumCluster) -> None:
-    """A voter has none, and says whom to ask."""
+    """A node of the quorum alone has none, and does not offer the methods."""
     admin = cluster.admin(1)
     for call in (
         admin.DescribeLogDirectories(admin_pb2.DescribeLogDirectoriesRequest()),
         admin.MoveReplica(admin_pb2.MoveReplicaRequest()),
     ):
-        await refused(call, ErrorCode.INVALID_REQUEST)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_broker_registers_beats_and_gets_producer_ids(cluster: QuorumCluster) -> None:
-    """A broker's whole conversation with the controller over real gRPC."""
+    """A broker's whole conversation with the controller over a real connection."""
     broker = BrokerStub(cluster, 7)
     registered = await broker.register(1)
     assert (registered.heartbeat_interval_ms, registered.session_timeout_ms) == (500, 3_000)
@@ -214,7 +218,7 @@ async def test_broker_registers_beats_and_gets_producer_ids(cluster: QuorumClust
     request = controller_pb2.AllocateProducerIdsRequest(
         cluster_id=CLUSTER, broker_id=7, broker_epoch=registered.broker_epoch
     )
-    blocks = [await cluster.controllers(1).AllocateProducerIds(request) for _ in range(2)]
+    blocks = [await cluster.controllers(1).allocate_producer_ids(request) for _ in range(2)]
     assert [(block.first_producer_id, block.count) for block in blocks] == [(1, 1000), (1001, 1000)]
     again = await broker.register(1)
     assert again.broker_epoch == registered.broker_epoch
@@ -230,16 +234,16 @@ async def test_bad_requests_of_brokers_are_refused_with_their_codes(cluster: Quo
     for cluster_id in ("", "other"):
         request = registration(8)
         request.cluster_id = cluster_id
-        await refused(controllers.RegisterBroker(request), ErrorCode.WRONG_CLUSTER)
+        await refused(controllers.register(request), ErrorCode.WRONG_CLUSTER)
     request = registration(8)
     request.incarnation_id = b"short"
-    await refused(controllers.RegisterBroker(request), ErrorCode.INVALID_REQUEST)
+    await refused(controllers.register(request), ErrorCode.INVALID_REQUEST)
     request = registration(8)
     request.ClearField("feature_level")
-    await refused(controllers.RegisterBroker(request), ErrorCode.INVALID_REQUEST)
-    await refused(controllers.RegisterBroker(registration(7, process=99)), ErrorCode.DUPLICATE_BROKER)
+    await refused(controllers.register(request), ErrorCode.INVALID_REQUEST)
+    await refused(controllers.register(registration(7, process=99)), ErrorCode.DUPLICATE_BROKER)
     stale = controller_pb2.AllocateProducerIdsRequest(cluster_id=CLUSTER, broker_id=7, broker_epoch=epoch + 1)
-    await refused(controllers.AllocateProducerIds(stale), ErrorCode.STALE_BROKER_EPOCH)
+    await refused(controllers.allocate_producer_ids(stale), ErrorCode.STALE_BROKER_EPOCH)
     await refused(broker.beat(1, metadata_offset=-1), ErrorCode.INVALID_REQUEST)
     broker.broker_epoch = epoch + 1
     await refused(broker.beat(1), ErrorCode.STALE_BROKER_EPOCH)
@@ -251,7 +255,7 @@ async def test_bad_requests_of_brokers_are_refused_with_their_codes(cluster: Quo
 async def test_fault_of_the_server_is_internal_and_does_not_leak(
     cluster: QuorumCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What nobody foresaw becomes INTERNAL without details, unary or on a stream, and the log has the rest."""
+    """What nobody foresaw becomes INTERNAL without details, by gRPC or from a broker, and the log has the rest."""
 
     async def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a secret detail")
@@ -268,15 +272,15 @@ async def test_fault_of_the_server_is_internal_and_does_not_leak(
 
 async def test_health_and_reflection_are_served(cluster: QuorumCluster) -> None:
     """Standard tools find the services and their state."""
-    channel = cluster.channel(cluster.voters[1])
+    channel = cluster.channel(str(cluster.servers[1].admin_address))
     checks = health_pb2_grpc.HealthStub(channel)
-    for name in ("", *SERVICES):
+    for name in ("", SERVICE):
         answer = await checks.Check(health_pb2.HealthCheckRequest(service=name))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = {service.name async for answer in call for service in answer.list_services_response.service}
-    assert names >= {*SERVICES, "grpc.health.v1.Health"}
+    assert names >= {SERVICE, "grpc.health.v1.Health"}
 
 
 async def test_restart_serves_everything_from_the_image_and_replays_only_the_gap(
@@ -317,11 +321,14 @@ async def test_lost_image_is_rebuilt_from_the_log(tmp_path: Path, caplog: pytest
 
 async def test_stopping_server_refuses_and_closes_its_port(cluster: QuorumCluster) -> None:
     """After a stop nobody listens, and stopping twice is harmless."""
-    server = cluster.servers[1]
+    server, admin = cluster.servers[1], cluster.admin(1)
     await cluster.stop(1)
     await server.stop()
+    with pytest.raises(NotSentError) as not_sent:
+        await cluster.quorum(1).probe(quorum_pb2.ProbeRequest())
+    assert not_sent.value.is_refused
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await cluster.admin(1).ListTopics(admin_pb2.ListTopicsRequest(), timeout=5)
+        await admin.ListTopics(admin_pb2.ListTopicsRequest(), timeout=5)
     assert parse_rpc_error(caught.value).grpc_code is grpc.StatusCode.UNAVAILABLE
 
 

@@ -91,7 +91,7 @@ async def test_reassignment_is_listed_until_the_leader_has_the_new_replicas(
         partition_epoch=partition.partition_epoch,
         isr=[controller_pb2.IsrMember(node_id=node_id) for node_id in (7, 8, 9)],
     )
-    completed = await cluster.controllers(1).AlterPartition(
+    completed = await cluster.controllers(1).alter_partition(
         controller_pb2.AlterPartitionRequest(
             cluster_id=CLUSTER,
             broker_id=7,

@@ -81,7 +81,7 @@ async def test_other_replica_leads_and_the_broker_stays_in_sync(cluster: QuorumC
     """One request for two partitions: both are given up, visible where the answer says."""
     before = partition_of(cluster)
     assert (before.leader_id, before.isr) == (7, (7, 8))
-    answer = await cluster.controllers(1).ResignLeadership(request(cluster, led(cluster, 1), led(cluster)))
+    answer = await cluster.controllers(1).resign_leadership(request(cluster, led(cluster, 1), led(cluster)))
     assert [result.partition for result in answer.results] == [1, 0]
     state = answer.results[1].state
     assert (state.leader_id, list(state.isr), list(state.replicas)) == (8, [7, 8], [7, 8])
@@ -111,7 +111,7 @@ async def test_each_partition_is_refused_alone_with_its_reason(cluster: QuorumCl
         # The second partition goes to and fro; 7, which leads the third, has the last turn.
         broker_id, heir = (8, 7) if turn % 2 else (7, 8)
         good = led(cluster, 1)
-        answer = await cluster.controllers(1).ResignLeadership(request(cluster, bad, good, broker_id=broker_id))
+        answer = await cluster.controllers(1).resign_leadership(request(cluster, bad, good, broker_id=broker_id))
         failed, given_up = answer.results
         assert (failed.topic_id, failed.partition) == (bad.topic_id, bad.partition)
         assert failed.error.code == code.value, failed
@@ -122,7 +122,7 @@ async def test_each_partition_is_refused_alone_with_its_reason(cluster: QuorumCl
 
 async def test_broker_that_does_not_lead_is_refused(cluster: QuorumCluster) -> None:
     """A follower may give up nothing."""
-    answer = await cluster.controllers(1).ResignLeadership(request(cluster, led(cluster), broker_id=8))
+    answer = await cluster.controllers(1).resign_leadership(request(cluster, led(cluster), broker_id=8))
     assert answer.results[0].error.code == ErrorCode.INVALID_REQUEST.value
     assert partition_of(cluster).leader_id == 7
 
@@ -144,7 +144,7 @@ async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster:
         for name, value in changes.items():
             bad.ClearField(name)
             bad.MergeFrom(controller_pb2.ResignLeadershipRequest(**{name: value}))
-        await refused(cluster.controllers(1).ResignLeadership(bad), code)
+        await refused(cluster.controllers(1).resign_leadership(bad), code)
     assert partition_of(cluster).leader_id == 7
 
 
@@ -154,6 +154,6 @@ async def test_voter_that_is_not_the_controller_names_it(tmp_path: Path) -> None
         active = await cluster.active()
         other = next(node_id for node_id in cluster.voters if node_id != active)
         bad = controller_pb2.ResignLeadershipRequest(cluster_id=CLUSTER, broker_id=7)
-        status = await refused(cluster.controllers(other).ResignLeadership(bad), ErrorCode.NOT_CONTROLLER)
+        status = await refused(cluster.controllers(other).resign_leadership(bad), ErrorCode.NOT_CONTROLLER)
         assert status.leader is not None
         assert status.leader.leader_id == active

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FetchSnapshot over real gRPC: what it sends, what it refuses, and downloads that go wrong on the way."""
+"""FetchSnapshot over real connections: what it sends, what it refuses, and downloads that go wrong on the way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 from lograft.internal.v1 import quorum_pb2 as pb
-from lograft.internal.v1.quorum_pb2_grpc import QuorumServiceStub
 
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.raft.types import SnapshotId
@@ -66,8 +65,7 @@ def request_for(cluster: QuorumCluster, **changes: object) -> pb.FetchSnapshotRe
 
 async def fetched(cluster: QuorumCluster, request: pb.FetchSnapshotRequest) -> list[pb.FetchSnapshotResponse]:
     """All messages of a stream."""
-    stub = QuorumServiceStub(cluster.channel(cluster.voters[1]))
-    return [message async for message in stub.FetchSnapshot(request)]
+    return await cluster.client.fetch_snapshot(cluster.voters[1], request)
 
 
 async def test_a_stream_is_header_rows_and_end(voter: QuorumCluster) -> None:
@@ -120,9 +118,9 @@ async def test_a_reader_that_goes_away_gives_its_place_back(
 ) -> None:
     """A broken stream neither holds the limit nor the snapshot's files."""
     monkeypatch.setattr(snapshot_server, "MAX_STREAMS", 1)
-    call = QuorumServiceStub(voter.channel(voter.voters[1])).FetchSnapshot(request_for(voter, max_bytes=1))
-    assert isinstance(await call.read(), pb.FetchSnapshotResponse)
-    call.cancel()
+    stream = await voter.client.open_snapshot(voter.voters[1], request_for(voter, max_bytes=1))
+    assert await stream.read() is not None
+    stream.give_up()
 
     async def served() -> bool:
         return (await fetched(voter, request_for(voter)))[0].WhichOneof("part") == "header"

@@ -20,10 +20,10 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
+from metaquorum.net import sparse_log
+from metaquorum.net.sparse_log import SparseLog
 from metaquorum.rpc import decoding
-from metaquorum.runtime import sparse_log
-from metaquorum.runtime.sparse_log import SparseLog
-from metaquorum.server import SERVICES
+from metaquorum.rpc.admin_front import SERVICE
 from metaquorum.tests.quorum_cluster import QuorumCluster, quorum_cluster
 
 NONSENSE = b"\xff\xff\xff\xff"
@@ -31,8 +31,8 @@ FILES = (admin_pb2, controller_pb2, quorum_pb2, health_pb2, reflection_pb2)
 
 
 def methods() -> Iterator[MethodDescriptor]:
-    """Every method of the services that a voter serves."""
-    for name in (*SERVICES, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"):
+    """Every method of the services that a voter serves by gRPC."""
+    for name in (SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"):
         yield from Default().FindServiceByName(name).methods
 
 
@@ -59,7 +59,7 @@ async def test_every_method_refuses_bytes_that_are_no_message(tmp_path: Path, ca
     """INVALID_ARGUMENT with a typed reason, where grpc says UNKNOWN and logs a traceback; the voter serves on."""
     count = 0
     async with quorum_cluster(tmp_path, 1) as cluster:
-        channel = cluster.channel(cluster.voters[1])
+        channel = cluster.channel(str(cluster.servers[1].admin_address))
         for method in methods():
             error = await call(channel, method)
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, f"{method.full_name}: {error.details()}"
@@ -81,9 +81,9 @@ async def test_log_has_a_line_a_second_at_most(
     monkeypatch.setattr(decoding, "_lines", lines)
 
     async def send(cluster: QuorumCluster) -> None:
-        vote = Default().FindServiceByName(SERVICES[0]).methods[0]
+        vote = Default().FindServiceByName(SERVICE).methods[0]
         for _ in range(20):
-            await call(cluster.channel(cluster.voters[1]), vote)
+            await call(cluster.channel(str(cluster.servers[1].admin_address)), vote)
 
     async with quorum_cluster(tmp_path, 1) as cluster:
         await send(cluster)
