@@ -95,7 +95,9 @@ KeptSnapshots = Annotated[
 
 QuorumFetchPort = Annotated[
     int | None,
-    typer.Option(envvar="LOGRAFT_QUORUM_FETCH_PORT", hidden=True, help="Not needed any more: --quorum-listen carries it all."),
+    typer.Option(
+        envvar="LOGRAFT_QUORUM_FETCH_PORT", hidden=True, help="Not needed any more: --quorum-listen carries it all."
+    ),
 ]
 
 ClusterId = Annotated[

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lograft import aio
 from lograft.errors import LograftError, RetriableError
-from lograft.internal.v1 import controller_pb2, controller_pb2_grpc
+from lograft.internal.v1 import controller_pb2
 from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
@@ -33,6 +33,7 @@ from metaquorum.controller.limits import ControllerSettings
 from metaquorum.runtime.commit_waiters import CommandError, Outcome
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.settings import Address
+from metaquorum.testing.peer_client import ControllerCalls, PeerClient
 from storage.errors import DiskFailedError
 
 
@@ -132,16 +133,14 @@ async def test_replaced_registration_is_noticed_and_renewed(tmp_path: Path) -> N
         running_broker(tmp_path / "1") as first,
         second_broker(first, tmp_path / "2") as second,
         connected(first) as client,
-        grpc.aio.insecure_channel(first.quorum_address or "") as channel,
+        PeerClient(first.cluster_id) as stranger_process,
     ):
-        controller = controller_pb2_grpc.ControllerServiceStub(channel)
+        controller = ControllerCalls(stranger_process, first.quorum_address or "")
         old = await watch_until(client, lambda broker: not broker.fenced, 2)
         beat = controller_pb2.HeartbeatRequest(
             cluster_id=first.cluster_id, broker_id=2, broker_epoch=old.broker_epoch, want_fence=True
         )
-        call = controller.Heartbeat()
-        await call.write(beat)
-        assert (await call.read()).fenced
+        assert (await controller.heartbeat(beat)).fenced
         stranger = controller_pb2.RegisterBrokerRequest(
             cluster_id=first.cluster_id,
             broker_id=2,
@@ -150,8 +149,7 @@ async def test_replaced_registration_is_noticed_and_renewed(tmp_path: Path) -> N
             port=1,
             feature_level=controller_pb2.FeatureRange(min_level=1, max_level=1),
         )
-        taken = await controller.RegisterBroker(stranger)
-        call.cancel()
+        taken = await controller.register(stranger)
         back = await watch_until(
             client, lambda broker: broker.broker_epoch > taken.broker_epoch and not broker.fenced, 2
         )
