@@ -18,12 +18,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import grpc.aio
 from lograft.aio import Admin
 from lograft.errors import LograftError
-from lograft.internal.v1 import controller_pb2, controller_pb2_grpc, quorum_pb2
+from lograft.internal.v1 import controller_pb2, quorum_pb2
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.types import BrokerStatus
 
@@ -37,20 +36,27 @@ from integration_tests.simulation.servers import (
     BrokerMachine,
     VoterMachine,
 )
+from metaquorum.net.link import CallError
+from metaquorum.net.service import RefusalError
+from metaquorum.raft.messages import Response
 from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NO_EPOCH
 from metaquorum.runtime.frames import BadFrameError
-from metaquorum.runtime.transport import GrpcTransport, PeerFailureError
+from metaquorum.runtime.quorum_transport import PeerFailureError, QuorumTransport
 from metaquorum.settings import Address
 from metaquorum.testing.forgeries import absurd_epoch, forge
 from metaquorum.testing.invariants import require
+from metaquorum.testing.peer_client import ControllerCalls, PeerClient
 
 if TYPE_CHECKING:
     from integration_tests.simulation.world import World
+
+AnswerT = TypeVar("AnswerT")
 
 LARGE_EPOCHS: Final = (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1)
 """Broker epochs that no registration has."""
 ANSWER_S: Final = 2.0
 """Longest wait for an answer; a server may be down, paused or cut off."""
+ANSWER_MS: Final = int(ANSWER_S * 1000)
 AT_ONCE: Final = 4
 """Requests that are under way together: some wait long."""
 REACHED_EPOCH_MAX: Final = MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP
@@ -61,7 +67,6 @@ ANSWERS: Final = (
     quorum_pb2.BeginQuorumEpochResponse,
     quorum_pb2.EndQuorumEpochResponse,
     quorum_pb2.FetchQuorumResponse,
-    quorum_pb2.FollowQuorumResponse,
     quorum_pb2.UpdateVoterResponse,
 )
 """Answers that name the epoch of the quorum."""
@@ -92,7 +97,7 @@ class AnswerForger:
             return answer
         self._due_ms = self._next_ms()
         changed: Any = deepcopy(answer)
-        part: Any = changed.answer if isinstance(changed, quorum_pb2.FollowQuorumResponse) else changed
+        part = changed
         part.quorum_epoch = absurd_epoch(self._rng, NO_EPOCH)
         if self._rng.random() < 0.5:
             part.leader_id = self._rng.choice(world.voters).key.node_id
@@ -148,13 +153,14 @@ class Forger:
         others = [voter.key for voter in self._world.voters if voter is not target] or [target.key]
         request = forge(rng, target.key, others, cluster_id=CLUSTER_ID, epoch=absurd_epoch(rng, NO_EPOCH))
         self._count("a request of the quorum")
-        transport = GrpcTransport()
-        try:
-            answer = await transport.call(self._voter_address(target), request, timeout_ms=int(ANSWER_S * 1000))
-        except PeerFailureError:
+        outcome: asyncio.Future[Response | PeerFailureError] = asyncio.get_running_loop().create_future()
+        async with PeerClient(CLUSTER_ID) as client:
+            QuorumTransport(client.peers).send(
+                self._voter_address(target), request, timeout_ms=ANSWER_MS, on_answer=outcome.set_result
+            )
+            answer = await outcome
+        if isinstance(answer, PeerFailureError):
             return
-        finally:
-            await transport.close()
         require(answer.refusal is not None, "a request of an absurd epoch is refused", (request, answer))
         require(answer.quorum_epoch <= REACHED_EPOCH_MAX, "nobody learns an absurd epoch", (request, answer))
 
@@ -171,15 +177,8 @@ class Forger:
         await self._beat_once(request)
 
     async def _beat_once(self, request: controller_pb2.HeartbeatRequest) -> None:
-        async def beat(stub: Any) -> Any:
-            call = stub.Heartbeat(timeout=ANSWER_S)
-            await call.write(request)
-            return await call.read()
-
-        answer = await self._asked(beat)
-        require(
-            answer in (None, grpc.aio.EOF), "a heartbeat of an absurd epoch or offset is refused", (request, answer)
-        )
+        answer = await self._asked(lambda controller: controller.heartbeat(request, timeout_ms=ANSWER_MS))
+        require(answer is None, "a heartbeat of an absurd epoch or offset is refused", (request, answer))
 
     async def _claim(self) -> None:
         """As a broker that has its registration right, and has applied what nobody has appended."""
@@ -217,17 +216,16 @@ class Forger:
             proposals=[proposal],
         )
         self._count("a proposal")
-        answer = await self._asked(lambda stub: stub.AlterPartition(request, timeout=ANSWER_S))
+        answer = await self._asked(lambda controller: controller.alter_partition(request, timeout_ms=ANSWER_MS))
         is_taken = answer is not None and any(result.HasField("state") for result in answer.results)
         require(not is_taken, "a proposal of an absurd epoch is refused", (request, answer))
 
-    async def _asked(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _asked(self, ask: Callable[[ControllerCalls], Awaitable[AnswerT]]) -> AnswerT | None:
         """Ask any voter as a controller; None: refused, or no answer."""
-        async with grpc.aio.insecure_channel(self._voter_address(self._rng.choice(self._world.voters))) as channel:
+        async with PeerClient(CLUSTER_ID) as client:
             try:
-                return await ask(controller_pb2_grpc.ControllerServiceStub(channel))
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                # The latter: the stream had ended before the request was written.
+                return await ask(ControllerCalls(client, self._voter_address(self._rng.choice(self._world.voters))))
+            except (CallError, RefusalError):
                 return None
 
     @staticmethod

@@ -45,11 +45,11 @@ from integration_tests.simulation.options import (
 )
 from integration_tests.simulation.virtual_network import Connection
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
+from metaquorum.net.connection import Connection as ServerConnection
 from metaquorum.raft import peers
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.snapshot_maker import SnapshotMaker
 from metaquorum.runtime.snapshot_shell import SnapshotShell
-from metaquorum.runtime.transport import GrpcTransport
 from metaquorum.testing.mutants import Change, Mutant
 from storage import recovery
 from storage.damage import DamagedRanges
@@ -309,11 +309,11 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=half_open_storm,
     ),
     WorldMutant(
-        name="a node of the quorum keeps a channel that only swallows requests",
-        owner=GrpcTransport,
-        function="_note_timeout",
-        old="if peer.timeout_count >= MAX_TIMEOUTS_IN_A_ROW and",
-        new="if False and",
+        name="a connection between servers over which nothing comes any more is kept",
+        owner=ServerConnection,
+        function="tick",
+        old="if silent_ms >= self._limits.liveness_ms or (self._suspected_ms is not None and now_ms >= self._suspected_ms):",
+        new="if False:",
         storm=half_open_storm,
     ),
     WorldMutant(

@@ -269,8 +269,6 @@ class VoterMachine(Machine):
             node_id=self.key.node_id,
             cluster_id=CLUSTER_ID,
             listen=Address(host=self.name, port=VOTER_PORT),
-            # Fetches of the quorum go over gRPC here.
-            fetch_port=None,
             voters=self._addresses,
             insecure_plaintext=True,
             snapshots=self.world.snapshots,

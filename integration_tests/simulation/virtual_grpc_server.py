@@ -174,8 +174,6 @@ class VirtualContext:
     async def write(self, response: Any) -> None:
         """Send a response; waits while too much is on the way."""
         self._require_open()
-        if self._network.change_answer is not None:
-            response = self._network.change_answer(response, self._connection.client.machine)
         serialize = self._handler.response_serializer
         data = bytes(response if serialize is None else serialize(response))
         if self._is_lost or not await self._window.take(len(data)):

@@ -25,6 +25,7 @@ from unittest import mock
 
 import grpc.aio
 import lograft._probe
+from lograft.internal.v1 import quorum_pb2
 
 import brokerd.metadata.lifecycle
 import brokerd.quorum
@@ -33,6 +34,7 @@ import brokerd.replication.replica_host
 import brokerd.replication.scrubbing
 import brokerd.rpc.replicate_listener
 import brokerd.server
+import metaquorum.net.carrier
 import metaquorum.rpc.controller_service
 import metaquorum.runtime.driver
 import metaquorum.server
@@ -45,6 +47,7 @@ from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, VirtualLoop, 
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_rocksdb import Databases, in_place
 from integration_tests.simulation.virtual_tcp import VirtualSocket, VirtualTcp
+from metaquorum.runtime import quorum_transport
 from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_settings import QuorumSettings, SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
@@ -58,6 +61,15 @@ EPOCH_S: Final = 1_700_000_000
 
 NO_SNAPSHOTS: Final = SnapshotSettings(interval_ms=SNAPSHOT_NEVER_MS)
 """No snapshots within any run."""
+
+QUORUM_ANSWERS: Final = {
+    "_fetched": quorum_pb2.FetchQuorumResponse,
+    "_voted": quorum_pb2.VoteResponse,
+    "_begun": quorum_pb2.BeginQuorumEpochResponse,
+    "_ended": quorum_pb2.EndQuorumEpochResponse,
+    "_updated": quorum_pb2.UpdateVoterResponse,
+}
+"""Where a quorum node takes the answers of others, and what they are."""
 
 DATA_PATH: Final = "/data"
 """Data directory of every server on its disk."""
@@ -263,6 +275,17 @@ def platform(
         address = f"{host}:{port}"
         return not network.is_cut_off(process.machine, host) and not network.is_listening(address)
 
+    def changing(decode: Callable[[bytes], Any], answer_type: Any) -> Callable[[bytes], Any]:
+        """Return what takes an answer of a voter, after the network has changed it now and then."""
+
+        def take(answer: bytes) -> Any:
+            if network.change_answer is not None:
+                changed = network.change_answer(answer_type.FromString(answer), current_process().machine)
+                answer = changed.SerializeToString()
+            return decode(answer)
+
+        return take
+
     def open_machine_metadata(_directory: Path) -> MetadataFiles:
         return open_metadata(kept.directory(current_process().machine))
 
@@ -282,7 +305,8 @@ def platform(
 
         tcp = VirtualTcp(network)
 
-        async def create_server(_loop: VirtualLoop, factory: Any, *, sock: VirtualSocket) -> Any:
+        async def create_server(_loop: VirtualLoop, factory: Any, *, sock: VirtualSocket, backlog: int = 0) -> Any:
+            del backlog
             return await tcp.create_server(factory, sock=sock)
 
         async def create_connection(_loop: VirtualLoop, factory: Any, host: str, port: int) -> Any:
@@ -291,6 +315,9 @@ def platform(
         put(VirtualLoop, "create_server", create_server)
         put(VirtualLoop, "create_connection", create_connection)
         put(brokerd.rpc.replicate_listener, "listening_socket", VirtualSocket)
+        put(metaquorum.net.carrier, "listening_socket", VirtualSocket)
+        for name, answer_type in QUORUM_ANSWERS.items():
+            put(quorum_transport, name, changing(getattr(quorum_transport, name), answer_type))
         put(grpc.aio, "insecure_channel", insecure_channel)
         put(grpc.aio, "server", new_server)
         put(lograft._probe, "resolve", _resolve)

@@ -13,6 +13,7 @@ from lograft.internal.v1 import quorum_pb2 as pb
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.link import RefusedByPeerError, Stream
 from metaquorum.net.methods import Method
+from metaquorum.net.peers import Peers
 from metaquorum.net.service import decode_refusal
 
 TIMEOUT_MS: Final = 30_000
@@ -36,6 +37,11 @@ class PeerClient:
         self._carrier = Carrier(cluster_id=cluster_id, node_id=node_id)
 
         self._is_open = False
+
+    @property
+    def peers(self) -> Peers:
+        """Its connections."""
+        return self._carrier.peers
 
     async def open(self) -> None:
         """Begin; nothing happens when that is done."""
@@ -117,34 +123,42 @@ class ControllerCalls:
         self._client = client
         self._address = address
 
-    async def register(self, request: controller_pb2.RegisterBrokerRequest) -> controller_pb2.RegisterBrokerResponse:
+    async def register(
+        self, request: controller_pb2.RegisterBrokerRequest, *, timeout_ms: int = TIMEOUT_MS
+    ) -> controller_pb2.RegisterBrokerResponse:
         """Register a broker process."""
-        return await self._ask(Method.REGISTER_BROKER, request, controller_pb2.RegisterBrokerResponse)
+        return await self._ask(Method.REGISTER_BROKER, request, controller_pb2.RegisterBrokerResponse, timeout_ms)
 
-    async def heartbeat(self, request: controller_pb2.HeartbeatRequest) -> controller_pb2.HeartbeatResponse:
+    async def heartbeat(
+        self, request: controller_pb2.HeartbeatRequest, *, timeout_ms: int = TIMEOUT_MS
+    ) -> controller_pb2.HeartbeatResponse:
         """Send a heartbeat."""
-        return await self._ask(Method.HEARTBEAT, request, controller_pb2.HeartbeatResponse)
+        return await self._ask(Method.HEARTBEAT, request, controller_pb2.HeartbeatResponse, timeout_ms)
 
     async def allocate_producer_ids(
-        self, request: controller_pb2.AllocateProducerIdsRequest
+        self, request: controller_pb2.AllocateProducerIdsRequest, *, timeout_ms: int = TIMEOUT_MS
     ) -> controller_pb2.AllocateProducerIdsResponse:
         """Ask for a block of producer ids."""
-        return await self._ask(Method.ALLOCATE_PRODUCER_IDS, request, controller_pb2.AllocateProducerIdsResponse)
+        return await self._ask(
+            Method.ALLOCATE_PRODUCER_IDS, request, controller_pb2.AllocateProducerIdsResponse, timeout_ms
+        )
 
     async def alter_partition(
-        self, request: controller_pb2.AlterPartitionRequest
+        self, request: controller_pb2.AlterPartitionRequest, *, timeout_ms: int = TIMEOUT_MS
     ) -> controller_pb2.AlterPartitionResponse:
         """Propose in-sync replicas."""
-        return await self._ask(Method.ALTER_PARTITION, request, controller_pb2.AlterPartitionResponse)
+        return await self._ask(Method.ALTER_PARTITION, request, controller_pb2.AlterPartitionResponse, timeout_ms)
 
     async def resign_leadership(
-        self, request: controller_pb2.ResignLeadershipRequest
+        self, request: controller_pb2.ResignLeadershipRequest, *, timeout_ms: int = TIMEOUT_MS
     ) -> controller_pb2.ResignLeadershipResponse:
         """Give partitions up."""
-        return await self._ask(Method.RESIGN_LEADERSHIP, request, controller_pb2.ResignLeadershipResponse)
+        return await self._ask(Method.RESIGN_LEADERSHIP, request, controller_pb2.ResignLeadershipResponse, timeout_ms)
 
-    async def _ask(self, method: Method, request: Message, response_type: type[ResponseT]) -> ResponseT:
-        return await self._client.ask(self._address, method, request, response_type)
+    async def _ask(
+        self, method: Method, request: Message, response_type: type[ResponseT], timeout_ms: int
+    ) -> ResponseT:
+        return await self._client.ask(self._address, method, request, response_type, timeout_ms=timeout_ms)
 
 
 class QuorumCalls:
