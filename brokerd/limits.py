@@ -255,17 +255,11 @@ REPLICATE_RETRY_MAX_MS: Final = 800
 REPLICATE_NEWS_MS: Final = 50
 """Milliseconds between two openings of a stream at least, and at most once a partition wants to follow that leader anew."""
 
+REPLICATE_WINDOW_BYTES: Final = 4 * 1024 * 1024
+"""Bytes that a leader may send ahead of what its follower has taken from the connection, over what the session allows it."""
+
 REPLICATE_CONNECT_MS: Final = 800
 """Milliseconds that a connection to a leader may take; one whose packets are lost is given up, and made anew."""
-
-PLAIN_READ_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of messages that came over a plain connection and wait for their reader; above it nothing is read until half are left."""
-
-PLAIN_WRITE_BYTES: Final = 1024 * 1024
-"""Bytes that wait to be sent over a plain connection; above it the writer waits."""
-
-PLAIN_CLOSE_S: Final = 2.0
-"""Seconds that the last messages of a plain connection have to be sent."""
 
 REPLICATE_RETRY_RESET_MS: Final = 10_000
 """Milliseconds of life after which the next break of a stream begins at the shortest wait again."""

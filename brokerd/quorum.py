@@ -8,20 +8,22 @@ Law: a directory that holds anything is never formatted; an empty one only when 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from brokerd.errors import AddressInUseError
 from brokerd.settings import BrokerSettings, CombinedSettings
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.peers import Peers
+from metaquorum.net.service import ServiceTable
 from metaquorum.runtime.first_start import format_observer, is_formatted
 from metaquorum.runtime.image_store import ImageStore
 from metaquorum.runtime.listener import MetadataListener
 from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
 from metaquorum.server import QuorumServer
-from metaquorum.settings import QuorumServerSettings, SettingsError
+from metaquorum.settings import Address, QuorumServerSettings, SettingsError
 from storage.data_directory import DataDirectory
 from storage.env_posix import PosixDisk
 from storage.errors import UnformattedDirectoryError
@@ -57,6 +59,11 @@ class QuorumMember(Protocol):
         """The connections of this process to other servers."""
         ...
 
+    @property
+    def internal_port(self) -> int:
+        """Port that other servers dial."""
+        ...
+
     async def wait_stopped(self) -> None:
         """Wait until the node has stopped; raises what stopped it when that was a failure."""
         ...
@@ -78,15 +85,22 @@ class StoredListener(MetadataListener, Protocol):
         ...
 
 
-async def open_quorum_member(settings: BrokerSettings, listener: StoredListener) -> QuorumMember:
-    """Open the data directory and start the quorum node of this process.
+async def open_quorum_member(
+    settings: BrokerSettings, listener: StoredListener, add_services: Callable[[ServiceTable], None]
+) -> QuorumMember:
+    """Open the data directory and the internal port, and start the quorum node of this process.
+
+    Args:
+        settings: of the broker.
+        listener: takes the committed metadata.
+        add_services: adds what the broker answers to other servers.
 
     Raises:
         SettingsError, StorageError, QuorumError, ServerError: why not.
     """
     if settings.combined is None:
-        return await _Observer.open(settings, listener)
-    return await _Voter.open(settings, settings.combined, listener)
+        return await _Observer.open(settings, listener, add_services)
+    return await _Voter.open(settings, settings.combined, listener, add_services)
 
 
 class _Observer:
@@ -101,7 +115,9 @@ class _Observer:
         listener: StoredListener,
         metadata: MetadataFiles,
         carrier: Carrier,
+        port: int,
     ) -> None:
+        self.internal_port = port
         self._store = metadata.store
         self._carrier = carrier
         self.data_directory = data_directory
@@ -119,7 +135,9 @@ class _Observer:
         )
 
     @classmethod
-    async def open(cls, settings: BrokerSettings, listener: StoredListener) -> _Observer:
+    async def open(
+        cls, settings: BrokerSettings, listener: StoredListener, add_services: Callable[[ServiceTable], None]
+    ) -> _Observer:
         path = settings.data_directory
         if not is_formatted(path):
             if settings.cluster_id is None:
@@ -140,10 +158,12 @@ class _Observer:
                     listener.on_snapshot(metadata.loaded)
                 listener.store_in(metadata.store)
                 carrier = Carrier(cluster_id=data_directory.cluster_id, node_id=settings.node_id)
-                # Other servers do not dial it yet: replication has a port of its own.
-                await carrier.start(None)
+                add_services(carrier.table)
                 try:
-                    member = cls(settings, data_directory, listener, metadata, carrier)
+                    port = _bind(carrier, settings)
+                    host = (settings.advertise or settings.listen).host
+                    await carrier.start(str(Address(host=host, port=port)))
+                    member = cls(settings, data_directory, listener, metadata, carrier, port)
                     await member._node.start()
                 except BaseException:
                     await carrier.close()
@@ -190,7 +210,13 @@ class _Voter:
         self.bootstrap_addresses = tuple(combined.voters.values()) or (str(server.address),)
 
     @classmethod
-    async def open(cls, settings: BrokerSettings, combined: CombinedSettings, listener: MetadataListener) -> _Voter:
+    async def open(
+        cls,
+        settings: BrokerSettings,
+        combined: CombinedSettings,
+        listener: MetadataListener,
+        add_services: Callable[[ServiceTable], None],
+    ) -> _Voter:
         opened: DataDirectory | None = None
         if not combined.first_start or is_formatted(settings.data_directory):
             opened = _open_directory(settings)
@@ -210,6 +236,7 @@ class _Voter:
             ),
             settings.data_directory if opened is None else opened,
             listeners=(listener,),
+            add_services=add_services,
         )
         try:
             await server.start()
@@ -227,6 +254,10 @@ class _Voter:
     def peers(self) -> Peers:
         return self._server.peers
 
+    @property
+    def internal_port(self) -> int:
+        return self._server.address.port
+
     async def wait_stopped(self) -> None:
         await self._server.wait_stopped()
 
@@ -238,6 +269,16 @@ class _Voter:
         await self._server.stop()
         if self._opened is not None:
             self._opened.close()
+
+
+def _bind(carrier: Carrier, settings: BrokerSettings) -> int:
+    host, port = settings.listen.host, settings.replication_port
+    try:
+        return carrier.bind(host, port)
+    except OSError as error:
+        address = Address(host=host, port=port)
+        reason = f"cannot listen on {address}: {error.strerror}; choose another --replication-port"
+        raise AddressInUseError(reason) from error
 
 
 def _open_directory(settings: BrokerSettings) -> DataDirectory:

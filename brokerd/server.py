@@ -60,9 +60,10 @@ from brokerd.rpc.log_service import LogService
 from brokerd.rpc.metadata_service import MetadataService
 from brokerd.rpc.parts import GOING_AWAY, BrokerParts, StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
-from brokerd.rpc.replicate_listener import ReplicateListener
+from brokerd.rpc.replicate_service import ReplicateService
 from brokerd.settings import BrokerSettings
 from brokerd.short_turns import ShortTurns
+from metaquorum.net.service import ServiceTable
 from metaquorum.settings import Address
 from storage.clean_stop import last_clean_stop, mark_clean_stop
 from storage.directories import LogDirectory
@@ -112,7 +113,7 @@ class BrokerServer:
         self._lifecycle: BrokerLifecycle | None = None
         self._producer_ids: ProducerIds | None = None
         self._server: grpc.aio.Server | None = None
-        self._followers: ReplicateListener | None = None
+        self._followers: ReplicateService | None = None
         self._address: Address | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._fatal: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
@@ -171,7 +172,7 @@ class BrokerServer:
 
     async def _start(self) -> None:
         settings = self._settings
-        self._quorum = await open_quorum_member(settings, self._observer)
+        self._quorum = await open_quorum_member(settings, self._observer, self._add_services)
         budgets = {"fetch_buffer": self._fetch_buffer.budget, "inflate": self._batch_threads.budget}
         logger.info("memory: %s", " ".join(f"{name}_max_bytes={each.limit_bytes}" for name, each in budgets.items()))
         if settings.metrics_listen is not None:
@@ -194,6 +195,7 @@ class BrokerServer:
         self._replication = Replication(
             calls,
             self._observer,
+            self._quorum.peers,
             cluster_id=cluster_id,
             node_id=node_id,
             incarnation_id=identity.incarnation_id,
@@ -224,7 +226,8 @@ class BrokerServer:
             touch=self._touch,
         )
         log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
-        self._followers = ReplicateListener(self._leader(node_id, cluster_id, self._host))
+        assert self._followers is not None, "the quorum member adds the services"
+        self._followers.attach(self._leader(node_id, cluster_id, self._host))
         handlers = (
             LogService(parts).handler(),
             MetadataService(parts).handler(),
@@ -233,14 +236,13 @@ class BrokerServer:
         self._server, bound = await make_server(handlers, self._health, settings.listen)
         self._address = settings.advertise or bound
         await self._server.start()
-        await self._followers.open(settings.listen.host, settings.replication_port)
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, node_id, cluster_id)
         self._host.failed.add_done_callback(self._on_host_failed)
         self._host.on_offline = self._lifecycle.note_offline_directories
         self._lifecycle.lacks_room = self._host.lacks_room
         self._watch(
             self._lifecycle.start(
-                host=self._address.host, port=self._address.port, replication_port=self._followers.port
+                host=self._address.host, port=self._address.port, replication_port=self._quorum.internal_port
             )
         )
         self._run(self._come_up(self._lifecycle, self._host), "start of the logs")
@@ -250,6 +252,9 @@ class BrokerServer:
         self._run(DamageRepairs(self._host.replicas, self._replication.repairs).run(), "repair of damaged ranges")
         self._run(self._watch_quorum(self._quorum), "quorum node")
         self._run(self._watch_touch(self._lifecycle), "watch over the controller's answers")
+
+    def _add_services(self, table: ServiceTable) -> None:
+        self._followers = ReplicateService(table)
 
     async def wait_serving(self, *, timeout_ms: int) -> None:
         """Wait until clients are served.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from metaquorum.controller.image import MetadataImage
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.peers import Peers
+from metaquorum.net.service import ServiceTable
 from metaquorum.raft.types import LevelRange
 from metaquorum.rpc import admin_front
 from metaquorum.rpc.admin_service import AdminOperations, AdminService
@@ -73,6 +74,7 @@ class QuorumServer:
         settings: what it is told.
         data_directory: path of its data directory; or the opened directory, which then stays the caller's.
         listeners: further users of the committed metadata (the broker in combined mode).
+        add_services: adds what a broker in the same process answers to other servers.
 
     Raises:
         SettingsError: the settings cannot work.
@@ -84,6 +86,7 @@ class QuorumServer:
         data_directory: Path | DataDirectory,
         *,
         listeners: Sequence[MetadataListener] = (),
+        add_services: Callable[[ServiceTable], None] | None = None,
     ) -> None:
         settings.check()
         self._settings = settings
@@ -99,6 +102,8 @@ class QuorumServer:
         self._quorum = QuorumService(self._carrier.table)
         self._controller = ControllerService(self._carrier.table, cluster_id=settings.cluster_id)
         self._admin = AdminService(self._carrier.table)
+        if add_services is not None:
+            add_services(self._carrier.table)
         self._admin_address: Address | None = None
         self._metrics_address: Address | None = None
 

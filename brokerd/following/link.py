@@ -19,11 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from lograft.internal.v1 import replication_pb2 as pb
+from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
 from brokerd.following import codec
 from brokerd.following.after_failure import AfterFailure, after_failure
 from brokerd.following.connecting import (
+    LeaderStream,
     StreamError,
     StreamRefusedError,
     decode,
@@ -31,7 +33,6 @@ from brokerd.following.connecting import (
 )
 from brokerd.following.session import FollowerSession
 from brokerd.following.stream_retry import StreamRetry
-from brokerd.frame_stream import FrameStream
 from brokerd.limits import (
     REPLICA_SLICE,
     REPLICATE_IDLE_MS,
@@ -41,7 +42,7 @@ from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.replication.batches_frame import BatchesFrame
 from brokerd.replication.leader_link import FollowingReplica
 from brokerd.wake import Wake
-from metaquorum.runtime.frames import BadFrameError
+from metaquorum.net.peers import Peers
 from metaquorum.settings import Address
 
 logger = logging.getLogger(__name__)
@@ -52,13 +53,15 @@ class LinkIdentity:
     """Who opens the streams, and what it knows of others.
 
     Attributes:
+        peers: connections of this process to other servers.
         cluster_id: the cluster.
         node_id: this broker.
         incarnation_id: of this process.
         broker_epoch: gives the epoch of its registration; None while there is none.
-        address_of: gives the replication port of a broker; None for one that is not known.
+        address_of: gives the internal port of a broker; None for one that is not known.
     """
 
+    peers: Peers
     cluster_id: str
     node_id: int
     incarnation_id: bytes
@@ -134,7 +137,7 @@ class LeaderLink:
                 reason: object = "nothing to follow"
             except StreamRefusedError as error:
                 reason, after = error, after_failure(error.code)
-            except (StreamError, BadFrameError, OSError) as error:
+            except (StreamError, TimeoutError) as error:
                 reason = repr(error)
             await self._lose_all()
             is_hopeless = after is AfterFailure.STOP
@@ -162,16 +165,16 @@ class LeaderLink:
             incarnation_id=identity.incarnation_id,
             leader_id=self._leader_id,
         )
-        async with opened_stream(address, message) as (stream, opened):
+        async with opened_stream(identity.peers, address, message, leader_id=self._leader_id) as stream:
             logger.info(
                 "replication stream open: leader_id=%d leader_broker_epoch=%d own_broker_epoch=%d",
                 self._leader_id,
-                opened.broker_epoch,
+                stream.opened.broker_epoch,
                 broker_epoch,
             )
             await self._exchange(stream, broker_epoch)
 
-    async def _exchange(self, stream: FrameStream, broker_epoch: int) -> None:
+    async def _exchange(self, stream: LeaderStream, broker_epoch: int) -> None:
         self._session = session = FollowerSession[FollowingReplica](monotonic_ms())
         for replica, request in self._waiting.items():
             session.subscribe(replica, request)
@@ -191,7 +194,7 @@ class LeaderLink:
 
     async def _write(
         self,
-        stream: FrameStream,
+        stream: LeaderStream,
         session: FollowerSession[FollowingReplica],
         reader: asyncio.Task[None],
         broker_epoch: int,
@@ -218,7 +221,7 @@ class LeaderLink:
             self._schedule(session)
             await self._wake.wait()
 
-    async def _read(self, stream: FrameStream, session: FollowerSession[FollowingReplica]) -> None:
+    async def _read(self, stream: LeaderStream, session: FollowerSession[FollowingReplica]) -> None:
         while True:
             data = await stream.read()
             if data is None:
@@ -245,7 +248,7 @@ class LeaderLink:
             )
         session.use_credit(len(frame.body), is_in_sync=frame.is_in_sync)
 
-    async def _watch_silence(self, stream: FrameStream, session: FollowerSession[FollowingReplica]) -> None:
+    async def _watch_silence(self, stream: LeaderStream, session: FollowerSession[FollowingReplica]) -> None:
         """Break a stream whose leader says nothing any more; a task of its own, as the writer may wait for that leader."""
         left_ms = session.silence_left_ms(monotonic_ms())
         while left_ms > 0:
@@ -312,7 +315,7 @@ def _on_message(session: FollowerSession[FollowingReplica], message: pb.Replicat
                 logger.info("subscription ended: partition=%s error=%s message=%s", found[0], error.name, ended.message)
                 found[0].on_subscription_ended(found[1], error, log_start_offset=ended.log_start_offset)
         case "refused":
-            raise StreamRefusedError(message.refused)
+            raise StreamRefusedError(ErrorCode.from_number(message.refused.code), message.refused.message)
         case "opened":
             raise StreamError("`opened` came twice")
         case _:

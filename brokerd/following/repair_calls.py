@@ -17,7 +17,7 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import replication_address
 from brokerd.replication.damage_news import DamageNews
 from brokerd.replication.repair_peers import RepairCallError
-from metaquorum.runtime.frames import BadFrameError
+from metaquorum.net.peers import Peers
 
 
 class RepairCalls:
@@ -25,6 +25,7 @@ class RepairCalls:
 
     Args:
         observer: the metadata.
+        peers: connections of this process to other servers.
         cluster_id: the cluster.
         node_id: this broker.
         incarnation_id: of this process.
@@ -37,6 +38,7 @@ class RepairCalls:
     def __init__(
         self,
         observer: MetadataObserver,
+        peers: Peers,
         *,
         cluster_id: str,
         node_id: int,
@@ -44,6 +46,7 @@ class RepairCalls:
         broker_epoch: Callable[[], int | None],
     ) -> None:
         self._observer = observer
+        self._peers = peers
         self._cluster_id = cluster_id
         self._node_id = node_id
         self._incarnation_id = incarnation_id
@@ -84,8 +87,8 @@ class RepairCalls:
         )
         try:
             async with asyncio.timeout(REPAIR_CALL_MS / 1000):
-                return (await fetch_range(address, request)).batches
+                return (await fetch_range(self._peers, address, request)).batches
         except StreamRefusedError as error:
             raise RepairCallError(f"broker {broker_id}: {error.code.name} {error}") from error
-        except (StreamError, BadFrameError, OSError) as error:
+        except (StreamError, TimeoutError) as error:
             raise RepairCallError(f"broker {broker_id}: {error!r}") from error

@@ -15,6 +15,7 @@ from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.replication.replica_peers import ReplicaPeers
 from brokerd.replication.resignations import Resignations
 from brokerd.replication.withdrawals import Withdrawals
+from metaquorum.net.peers import Peers
 from metaquorum.settings import Address
 
 
@@ -24,6 +25,7 @@ class Replication:
     Args:
         calls: the way to the controller.
         observer: the metadata.
+        peers: connections of this process to other servers.
         cluster_id: the cluster.
         node_id: this broker.
         incarnation_id: of this process.
@@ -38,6 +40,7 @@ class Replication:
         self,
         calls: ControllerCalls,
         observer: MetadataObserver,
+        peers: Peers,
         *,
         cluster_id: str,
         node_id: int,
@@ -47,6 +50,7 @@ class Replication:
         self._observer = observer
         self._links = Links(
             LinkIdentity(
+                peers=peers,
                 cluster_id=cluster_id,
                 node_id=node_id,
                 incarnation_id=incarnation_id,
@@ -57,6 +61,7 @@ class Replication:
         self._proposals = IsrProposals(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
         self.repairs = RepairCalls(
             observer,
+            peers,
             cluster_id=cluster_id,
             node_id=node_id,
             incarnation_id=incarnation_id,

@@ -6,11 +6,9 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from lograft.internal.v1 import replication_pb2 as pb
-from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
-from lograft.wire.status import cut_message
 
-from brokerd.failure import Failure, refused
+from brokerd.failure import refused
 from brokerd.limits import REPLICA_LAG_MAX_MS, REPLICATE_IDLE_MS, REPLICATE_SILENCE_MS
 from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.pushing.events import (
@@ -82,15 +80,6 @@ def read_request(request: pb.ReplicateRequest) -> PushEvent:
         case _:
             message = "a message to a leader must be open, subscriptions, unsubscriptions, acks, credit or heartbeat"
             raise refused(ErrorCode.INVALID_REQUEST, message)
-
-
-def encode_refusal(failure: Failure) -> bytes:
-    """Return the message that ends a stream over a plain connection."""
-    code = errors_pb2.ErrorCode.ValueType(int(failure.code))
-    refused = pb.ReplicateRefused(
-        code=code, message=cut_message(failure.message), retry_after_ms=failure.retry_after_ms
-    )
-    return pb.ReplicateResponse(refused=refused).SerializeToString()
 
 
 def encode_push_answer(answer: PushAnswer, *, broker_epoch: int) -> bytes:

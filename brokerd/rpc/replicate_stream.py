@@ -22,7 +22,6 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
 from brokerd.failure import Failure, RefusedError
-from brokerd.frame_stream import FrameStream
 from brokerd.limits import REPLICA_SLICE
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.pushing.events import (
@@ -54,6 +53,7 @@ from brokerd.rpc.calls import undecodable
 from brokerd.rpc.replicate_codec import encode_push_answer, read_open, read_request
 from brokerd.rpc.replicate_handshake import Leader
 from brokerd.wake import Wake
+from metaquorum.net.link import Stream
 
 SESSIONS_PER_STREAM: Final = 2**63
 """Session numbers that the field of a subscription can hold."""
@@ -117,11 +117,12 @@ class ReplicateStream:
         follower_epoch: epoch of its registration.
     """
 
-    def __init__(self, leader: Leader, context: FrameStream) -> None:
+    def __init__(self, leader: Leader, context: Stream, opening: pb.ReplicateRequest) -> None:
         self.follower_id = 0
         self.follower_epoch = 0
         self._leader = leader
         self._context = context
+        self._opening = opening
         self._loop = asyncio.get_running_loop()
         self._session = PushSession(leader.rates, monotonic_ms())
         self._broker_epoch: int | None = None
@@ -242,20 +243,18 @@ class ReplicateStream:
 
     async def _read(self) -> None:
         session, context = self._session, self._context
+        request: pb.ReplicateRequest | None = self._opening
         while True:
             while session.must_pause:
                 await self._resume.wait()
-            data = await context.read()
-            if data is None or self._is_over:
-                return
-            try:
-                request = pb.ReplicateRequest.FromString(data)
-            except DecodeError:
-                raise undecodable() from None
-            if self._broker_epoch is None and request.HasField("fetch_range"):
-                answer = self._leader.ranges.fetch_range(request.fetch_range)
-                await context.write(pb.ReplicateResponse(range=answer).SerializeToString())
-                return
+            if request is None:
+                data = await context.read()
+                if data is None or self._is_over:
+                    return
+                try:
+                    request = pb.ReplicateRequest.FromString(data)
+                except DecodeError:
+                    raise undecodable() from None
             is_open = request.HasField("open")
             event = self._on_open(request.open) if is_open else read_request(request)
             effects = iter(session.step(event, monotonic_ms()))
@@ -268,6 +267,7 @@ class ReplicateStream:
                 self._arm_timer()  # from now on the times of an open stream count
             if session.has_work:  # most acknowledgements and credits ask for nothing
                 self._wake.set()
+            request = None
 
     def _on_open(self, request: pb.ReplicateOpen) -> PushEvent:
         if self._broker_epoch is None:
