@@ -26,7 +26,7 @@ from lograft.internal.v1 import controller_pb2, quorum_pb2
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.types import BrokerStatus
 
-from brokerd.following.connecting import StreamError, StreamRefusedError, decode, fetch_range, opened_stream
+from brokerd.following.connecting import StreamError, StreamRefusedError, decode, fetch_range
 from integration_tests.simulation.clients import until_topic
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.servers import (
@@ -37,10 +37,10 @@ from integration_tests.simulation.servers import (
     VoterMachine,
 )
 from metaquorum.net.link import CallError
+from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
 from metaquorum.raft.messages import Response
 from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NO_EPOCH
-from metaquorum.runtime.frames import BadFrameError
 from metaquorum.runtime.quorum_transport import PeerFailureError, QuorumTransport
 from metaquorum.settings import Address
 from metaquorum.testing.forgeries import absurd_epoch, forge
@@ -56,6 +56,7 @@ LARGE_EPOCHS: Final = (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1)
 """Broker epochs that no registration has."""
 ANSWER_S: Final = 2.0
 """Longest wait for an answer; a server may be down, paused or cut off."""
+WINDOW_BYTES: Final = 1024 * 1024
 ANSWER_MS: Final = int(ANSWER_S * 1000)
 AT_ONCE: Final = 4
 """Requests that are under way together: some wait long."""
@@ -308,10 +309,11 @@ class Forger:
             incarnation_id=self._rng.randbytes(16),
         )
         self._count("a request for a range")
-        try:
-            answer = await fetch_range(Address(host=source.name, port=REPLICATION_PORT), request)
-        except (StreamError, StreamRefusedError, TimeoutError, OSError, BadFrameError):
-            return
+        async with PeerClient(CLUSTER_ID) as client:
+            try:
+                answer = await fetch_range(client.peers, Address(host=source.name, port=REPLICATION_PORT), request)
+            except (StreamError, StreamRefusedError):
+                return
         require(False, "a replica of an absurd broker epoch gets no range", (request, answer))
 
     async def _registered(self) -> BrokerStatus | None:
@@ -338,21 +340,23 @@ class Forger:
         self, leader: BrokerMachine, opening: bytes, rest: Iterable[pb.ReplicateRequest]
     ) -> AsyncIterator[Any]:
         """Open a stream, say the rest, and give what is answered for `ANSWER_S`; nothing if it was not opened."""
-        try:
-            async with opened_stream(Address(host=leader.name, port=REPLICATION_PORT), opening) as (stream, opened):
-                for message in rest:
-                    await stream.write(message.SerializeToString())
-                stream.end_writing()
-                if not rest:
-                    yield opened
+        address = f"{leader.name}:{REPLICATION_PORT}"
+        async with PeerClient(CLUSTER_ID) as client:
+            try:
+                stream = await client.peers.open(
+                    address, Method.REPLICATE, opening, window_bytes=WINDOW_BYTES, timeout_ms=ANSWER_MS
+                )
                 async with asyncio.timeout(ANSWER_S):
+                    for message in rest:
+                        await stream.write(message.SerializeToString())
+                    stream.end()
                     while (data := await stream.read()) is not None:
                         answer = decode(data)
-                        if isinstance(answer, pb.ReplicateResponse) and answer.HasField("refused"):
-                            return
+                        if rest and isinstance(answer, pb.ReplicateResponse) and answer.HasField("opened"):
+                            continue
                         yield answer
-        except (StreamError, StreamRefusedError, TimeoutError, OSError, BadFrameError):
-            return
+            except (CallError, TimeoutError):
+                return
 
 
 def _subscriptions(wanted: list[pb.ReplicaSubscription]) -> pb.ReplicateRequest:

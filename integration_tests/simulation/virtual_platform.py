@@ -32,7 +32,6 @@ import brokerd.quorum
 import brokerd.replication.cleaning
 import brokerd.replication.replica_host
 import brokerd.replication.scrubbing
-import brokerd.rpc.replicate_listener
 import brokerd.server
 import metaquorum.net.carrier
 import metaquorum.rpc.controller_service
@@ -314,7 +313,6 @@ def platform(
 
         put(VirtualLoop, "create_server", create_server)
         put(VirtualLoop, "create_connection", create_connection)
-        put(brokerd.rpc.replicate_listener, "listening_socket", VirtualSocket)
         put(metaquorum.net.carrier, "listening_socket", VirtualSocket)
         for name, answer_type in QUORUM_ANSWERS.items():
             put(quorum_transport, name, changing(getattr(quorum_transport, name), answer_type))
