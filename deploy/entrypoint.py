@@ -19,8 +19,7 @@ Environment (a variable named as a flag of `brokerd run` replaces what would be 
     LOGRAFT_HOSTS             hosts by ordinal, with commas, in place of the pods' DNS names (to run by hand)
     LOGRAFT_BIND_HOST         address to listen on; default `0.0.0.0`
     LOGRAFT_BROKER_PORT       default 9640
-    LOGRAFT_QUORUM_PORT       default 9641
-    LOGRAFT_QUORUM_FETCH_PORT  plain connections of the quorum's followers; default: the one after LOGRAFT_QUORUM_PORT; 0: any
+    LOGRAFT_QUORUM_PORT       internal port, which other servers dial; default 9641
     LOGRAFT_REPLICATION_PORT  plain connections of partitions' followers; default: the second one after it; 0: any
     LOGRAFT_DATA_DIR          default `/var/lib/lograft`; several are joined by `:`
     LOGRAFT_FIRST_START       `true` or `false`; default `true`
@@ -72,12 +71,10 @@ def command_line(environment: Mapping[str, str]) -> list[str]:
         "--cluster-id": _required(environment, "LOGRAFT_CLUSTER_ID"),
         "--listen": f"{bind_host}:{broker_port}",
         "--advertise": f"{host}:{broker_port}",
-        "--replication-port": _port_or_any(quorum_port + 2),
     }
     if ordinal < voter_count:
         computed |= {
             "--quorum-listen": f"{bind_host}:{quorum_port}",
-            "--quorum-fetch-port": _port_or_any(quorum_port + 1),
             "--quorum-advertise": f"{host}:{quorum_port}",
             "--voters": ",".join(f"{node_id}@{address}" for node_id, address in voters),
         }
@@ -85,6 +82,8 @@ def command_line(environment: Mapping[str, str]) -> list[str]:
         if _switch(environment, "LOGRAFT_FIRST_START", default=True):
             switches.append("--first-start")
     else:
+        # One internal port in every pod, whether it votes or not.
+        computed["--replication-port"] = str(quorum_port)
         computed["--quorum"] = ",".join(address for _, address in voters)
         switches = []
     if _switch(environment, "LOGRAFT_INSECURE_PLAINTEXT", default=False):
@@ -96,11 +95,6 @@ def command_line(environment: Mapping[str, str]) -> list[str]:
         for part in (flag, one)
     ]
     return ["brokerd", "run", *switches, *flags]
-
-
-def _port_or_any(port: int) -> str:
-    """Return a port that follows another one; 0, any, where there is none."""
-    return str(port if port < PORT_END else 0)
 
 
 def _values(flag: str, text: str) -> list[str]:

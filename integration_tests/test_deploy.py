@@ -130,8 +130,6 @@ def test_ports_agree(objects: list[Tree]) -> None:
     assert ports == {
         "broker": entrypoint.DEFAULT_BROKER_PORT,
         "quorum": entrypoint.DEFAULT_QUORUM_PORT,
-        "quorum-fetch": entrypoint.DEFAULT_QUORUM_PORT + 1,
-        "replication": entrypoint.DEFAULT_QUORUM_PORT + 2,
     }
     for service in of_kind(objects, "Service"):
         for each in service["spec"]["ports"]:
@@ -156,8 +154,7 @@ def test_quorum_port_is_open_to_the_servers_alone(objects: list[Tree]) -> None:
     """Only the pods themselves may reach the quorum port, and a client Service does not name it."""
     labels = the_set(objects)["template"]["metadata"]["labels"]
     (policy,) = of_kind(objects, "NetworkPolicy")
-    quorum = {"quorum", "quorum-fetch", "replication"}
-    openings = [rule for rule in policy["spec"]["ingress"] if any(port["port"] in quorum for port in rule["ports"])]
+    openings = [rule for rule in policy["spec"]["ingress"] if any(port["port"] == "quorum" for port in rule["ports"])]
     assert [rule["from"] for rule in openings] == [[{"podSelector": {"matchLabels": labels}}]]
     clients = [each for each in of_kind(objects, "Service") if each["spec"].get("clusterIP") != "None"]
     assert [[port["name"] for port in each["spec"]["ports"]] for each in clients] == [["broker"]]
@@ -256,15 +253,7 @@ def test_entry_point_computes_the_command_of_a_voter() -> None:
         *("brokerd", "run", "--combined", "--first-start"),
         *("--data-dir", "/var/lib/lograft", "--node-id", "3", "--cluster-id", "c"),
         *("--listen", "0.0.0.0:9640", "--advertise", f"lograft-2.{domain}:9640"),
-        *("--replication-port", "9643"),
-        *(
-            "--quorum-listen",
-            "0.0.0.0:9641",
-            "--quorum-fetch-port",
-            "9642",
-            "--quorum-advertise",
-            f"lograft-2.{domain}:9641",
-        ),
+        *("--quorum-listen", "0.0.0.0:9641", "--quorum-advertise", f"lograft-2.{domain}:9641"),
         *("--voters", voters),
     ]
 
@@ -274,7 +263,7 @@ def test_entry_point_makes_pods_beyond_the_voters_plain_brokers() -> None:
     command = entrypoint.command_line({**POD, "POD_NAME": "lograft-3", "LOGRAFT_HOSTS": "a,b,c,d"})
     assert command == [
         *("brokerd", "run", "--data-dir", "/var/lib/lograft", "--node-id", "4", "--cluster-id", "c"),
-        *("--listen", "0.0.0.0:9640", "--advertise", "d:9640", "--replication-port", "9643"),
+        *("--listen", "0.0.0.0:9640", "--advertise", "d:9640", "--replication-port", "9641"),
         *("--quorum", "a:9641,b:9641,c:9641"),
     ]
 
