@@ -253,7 +253,7 @@ def heartbeats(way: Way) -> float:
     with (
         tempfile.TemporaryDirectory() as directory,
         stage(Path(directory)) as (cluster, _, back),
-        Admin(cluster.voter_addresses[1]) as admin,
+        Admin(cluster.admin_addresses[1]) as admin,
     ):
         admin.describe_brokers()
         back.forget(way)

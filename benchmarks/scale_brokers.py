@@ -2,7 +2,7 @@
 """Brokers of the scale benchmark that host nothing: they register, send heartbeats, and follow the active controller.
 
 Each speaks the controller's calls as a broker does. They share one gRPC listener, so that a redial finds life; the first broker,
-the *victim*, names a port on which nobody listens: when its stream breaks it is found gone, as a killed process is.
+the *victim*, names a port on which nobody listens: when its connection breaks it is found gone, as a killed process is.
 Everything runs on one event loop.
 """
 
@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Mapping
 
-import grpc
 import grpc.aio
 from lograft.internal.v1 import controller_pb2
 
 from integration_tests.cluster.cluster import CLUSTER_ID, HOST
 from integration_tests.cluster.ports import free_port
+from metaquorum.net.link import CallError
+from metaquorum.net.service import RefusalError
+from metaquorum.testing.peer_client import ControllerCalls, PeerClient
 
 HEARTBEAT_S = 0.5
 """Seconds between two heartbeats."""
@@ -25,11 +27,9 @@ HEARTBEAT_S = 0.5
 RETRY_S = 0.1
 """Seconds before the next voter is tried."""
 
-CALL_TIMEOUT_S = 3.0
+CALL_TIMEOUT_MS = 3_000
 CAUGHT_UP_OFFSET = 2**62
 """Metadata offset that the brokers claim to have applied: they hold no metadata."""
-
-_SERVICE = "/lograft.internal.v1.ControllerService/"
 
 
 class HollowBroker:
@@ -37,11 +37,11 @@ class HollowBroker:
 
     Args:
         broker_id: node id.
-        addresses: quorum listeners of the voters.
+        addresses: internal ports of the voters, by node id.
         port: port that it names as its own.
     """
 
-    def __init__(self, broker_id: int, addresses: Sequence[str], port: int) -> None:
+    def __init__(self, broker_id: int, addresses: Mapping[int, str], port: int) -> None:
         self.broker_id = broker_id
         self.broker_epoch = 0
         self.unfenced = asyncio.Event()
@@ -52,18 +52,15 @@ class HollowBroker:
     async def run(self) -> None:
         """Register and send heartbeats, with the next voter whenever one refuses."""
         while True:
-            for address in self._addresses:
+            for address in self._addresses.values():
                 try:
-                    async with grpc.aio.insecure_channel(address) as channel:
-                        await self._serve(channel)
-                except grpc.aio.AioRpcError:
+                    async with PeerClient(CLUSTER_ID, node_id=self.broker_id) as client:
+                        await self._serve(ControllerCalls(client, address))
+                except (CallError, RefusalError):
                     self.unfenced.clear()
                     await asyncio.sleep(RETRY_S)
 
-    async def _serve(self, channel: grpc.aio.Channel) -> None:
-        register = channel.unary_unary(
-            _SERVICE + "RegisterBroker", response_deserializer=controller_pb2.RegisterBrokerResponse.FromString
-        )
+    async def _serve(self, controller: ControllerCalls) -> None:
         request = controller_pb2.RegisterBrokerRequest(
             cluster_id=CLUSTER_ID,
             broker_id=self.broker_id,
@@ -73,26 +70,20 @@ class HollowBroker:
             log_directory_ids=[self._incarnation_id],
             feature_level=controller_pb2.FeatureRange(min_level=1, max_level=1),
         )
-        answer = await register(request.SerializeToString(), timeout=CALL_TIMEOUT_S)
+        answer = await controller.register(request, timeout_ms=CALL_TIMEOUT_MS)
         self.broker_epoch = answer.broker_epoch
-        beats = channel.stream_stream(
-            _SERVICE + "Heartbeat", response_deserializer=controller_pb2.HeartbeatResponse.FromString
+        beat = controller_pb2.HeartbeatRequest(
+            cluster_id=CLUSTER_ID,
+            broker_id=self.broker_id,
+            broker_epoch=answer.broker_epoch,
+            metadata_offset=CAUGHT_UP_OFFSET,
         )
-        async for response in beats(self._requests(answer.broker_epoch)):
+        while True:
+            response = await controller.heartbeat(beat, timeout_ms=CALL_TIMEOUT_MS)
             if response.fenced:
                 self.unfenced.clear()
             else:
                 self.unfenced.set()
-
-    async def _requests(self, broker_epoch: int) -> AsyncIterator[bytes]:
-        beat = controller_pb2.HeartbeatRequest(
-            cluster_id=CLUSTER_ID,
-            broker_id=self.broker_id,
-            broker_epoch=broker_epoch,
-            metadata_offset=CAUGHT_UP_OFFSET,
-        ).SerializeToString()
-        while True:
-            yield beat
             await asyncio.sleep(HEARTBEAT_S)
 
 
@@ -102,13 +93,13 @@ class HollowBrokers:
     Args:
         first_id: node id of the victim.
         count: how many.
-        addresses: quorum listeners of the voters.
+        addresses: internal ports of the voters, by node id.
     """
 
-    def __init__(self, first_id: int, count: int, addresses: Sequence[str]) -> None:
+    def __init__(self, first_id: int, count: int, addresses: Mapping[int, str]) -> None:
         self._first_id = first_id
         self._count = count
-        self._addresses = addresses
+        self.addresses = addresses
         self._server = grpc.aio.server()
         self._brokers: dict[int, HollowBroker] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -137,7 +128,7 @@ class HollowBrokers:
         await self.wait_unfenced()
 
     def _start(self, broker_id: int, port: int) -> None:
-        broker = HollowBroker(broker_id, self._addresses, port)
+        broker = HollowBroker(broker_id, self.addresses, port)
         self._brokers[broker_id] = broker
         self._tasks[broker_id] = asyncio.create_task(broker.run())
 
@@ -147,7 +138,7 @@ class HollowBrokers:
             await broker.unfenced.wait()
 
     async def lose(self) -> None:
-        """Break the victim's stream, as its death does."""
+        """Break the victim's connection, as its death does."""
         await self._end(self.victim_id)
 
     async def restore(self) -> None:

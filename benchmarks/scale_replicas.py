@@ -18,6 +18,7 @@ from lograft.v1 import admin_pb2
 from benchmarks.scale_brokers import HollowBrokers
 from benchmarks.scale_calls import CALL_TIMEOUT_S, Voters, described, topic_name
 from integration_tests.cluster.cluster import CLUSTER_ID
+from metaquorum.testing.peer_client import ControllerCalls, PeerClient
 
 BATCH_PARTITIONS = 500
 """Partitions of one request; the most that a reassignment takes."""
@@ -49,11 +50,17 @@ class ReplicaAdder:
         self._voters = voters
         self._brokers = brokers
         self._count = count
+        self._controller: ControllerCalls | None = None
 
     async def add(self, topics: int) -> int:
         """Add replicas in so many topics; returns in how many partitions."""
         leader_id = (await self._voters.quorum()).leader_id
-        async with grpc.aio.insecure_channel(self._voters.addresses[leader_id]) as channel:
+        address = self._brokers.addresses[leader_id]
+        async with (
+            grpc.aio.insecure_channel(self._voters.addresses[leader_id]) as channel,
+            PeerClient(CLUSTER_ID, node_id=self._brokers.victim_id) as client,
+        ):
+            self._controller = ControllerCalls(client, address)
             names = map(topic_name, range(topics))
             return sum(await asyncio.gather(*(self._work(channel, names) for _ in range(BATCHES_IN_FLIGHT))))
 
@@ -78,7 +85,7 @@ class ReplicaAdder:
     async def _grow(self, channel: grpc.aio.Channel, batch: Sequence[LedPartition]) -> int:
         if batch:
             await self._reassign(channel, batch)
-            await self._report(channel, batch)
+            await self._report(batch)
         return len(batch)
 
     def _replicas(self, partition: int) -> list[int]:
@@ -100,7 +107,7 @@ class ReplicaAdder:
         refused = [result for result in answer.results if result.HasField("error")]
         assert not refused, f"{len(refused)} reassignments refused: {refused[0]}"
 
-    async def _report(self, channel: grpc.aio.Channel, batch: Sequence[LedPartition]) -> None:
+    async def _report(self, batch: Sequence[LedPartition]) -> None:
         request = controller_pb2.AlterPartitionRequest(
             cluster_id=CLUSTER_ID, broker_id=self._brokers.victim_id, broker_epoch=self._brokers.victim_epoch
         )
@@ -114,10 +121,7 @@ class ReplicaAdder:
             )
             for node_id in self._replicas(each.partition):
                 proposal.isr.add(node_id=node_id)
-        call = channel.unary_unary(
-            "/lograft.internal.v1.ControllerService/AlterPartition",
-            response_deserializer=controller_pb2.AlterPartitionResponse.FromString,
-        )
-        answer = await call(request.SerializeToString(), timeout=CALL_TIMEOUT_S)
+        assert self._controller is not None, "only while replicas are added"
+        answer = await self._controller.alter_partition(request, timeout_ms=int(CALL_TIMEOUT_S * 1000))
         refused = [result for result in answer.results if result.WhichOneof("outcome") == "error"]
         assert not refused, f"{len(refused)} proposals refused: {refused[0]}"

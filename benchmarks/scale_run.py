@@ -92,8 +92,8 @@ class Run:
         self.cluster = Cluster(directory, voter_count=3, broker_count=1)
         for process in self.cluster.voters.values():
             process.arguments.append("--auto-join")
-        self.voters = Voters({node_id: _listen(process) for node_id, process in self.cluster.voters.items()})
-        self.brokers = HollowBrokers(FIRST_BROKER_ID, BROKERS, tuple(self.voters.addresses.values()))
+        self.voters = Voters(self.cluster.admin_addresses)
+        self.brokers = HollowBrokers(FIRST_BROKER_ID, BROKERS, self.cluster.voter_addresses)
         self.row = Row(partitions=partitions)
         self._started = time.monotonic()
 
@@ -277,10 +277,6 @@ class Run:
 
 def _resident(process: Process) -> int:
     return psutil.Process(process.pid).memory_info().rss
-
-
-def _listen(process: Process) -> str:
-    return process.arguments[process.arguments.index("--listen") + 1]
 
 
 COLUMNS = (

@@ -314,7 +314,7 @@ def test_idle_connections_are_not_forgotten_for_their_silence(stage: Stage) -> N
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_heartbeats_go_over_a_new_connection(stage: Stage, way: Way) -> None:
     """One that gets no answer costs the connection: the broker is heard of again long before pings would have found it dead."""
-    with Admin(stage.cluster.voter_addresses[1]) as admin:
+    with Admin(stage.cluster.admin_addresses[1]) as admin:
         accepted_count = stage.back.accepted_count
         stage.back.forget(way)
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import pytest
-
 from brokerd.frame_stream import FrameStream
+
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.virtual_network import WINDOW_BYTES, Network
 from integration_tests.simulation.virtual_platform import platform

@@ -29,6 +29,10 @@ class Place(Protocol):
         """`host:port` for the process of this name to listen on."""
         ...
 
+    def admin_address(self, name: str) -> str:
+        """`host:port` for the voter of this name to serve AdminService at."""
+        ...
+
     def prefix(self, name: str) -> Sequence[str]:
         """Command that runs the process of this name where it belongs."""
         ...
@@ -45,6 +49,10 @@ class Loopback:
     arguments: Sequence[str] = ()
 
     def address(self, name: str) -> str:
+        """Any free port."""
+        return f"{HOST}:{free_port()}"
+
+    def admin_address(self, name: str) -> str:
         """Any free port."""
         return f"{HOST}:{free_port()}"
 
@@ -67,6 +75,8 @@ class Cluster:
         fronts: by broker id, the address of a proxy before it, which it advertises, and where clients look for it.
 
     Attributes:
+        voter_addresses: internal ports of the voters.
+        admin_addresses: where each voter serves AdminService.
         listening: where each broker listens.
         broker_addresses: where others find it: its front, if it has one.
     """
@@ -89,10 +99,14 @@ class Cluster:
         voters = ",".join(f"{voter_id}@{address}" for voter_id, address in addresses.items())
         self.directory = directory
         self.voter_addresses = addresses
+        self.admin_addresses = {voter_id: place.admin_address(f"voter-{voter_id}") for voter_id in addresses}
         self.voters = {
             voter_id: self._process(
                 f"voter-{voter_id}",
-                ["metaquorum", "run", "--first-start", "--voters", voters, *voter_arguments],
+                [
+                    *("metaquorum", "run", "--first-start", "--voters", voters),
+                    *("--admin-listen", self.admin_addresses[voter_id], *voter_arguments),
+                ],
                 node_id=voter_id,
                 listen=address,
             )

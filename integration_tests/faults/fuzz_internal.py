@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from brokerd.frame_stream import REPLICATE_GREETING
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
@@ -29,7 +30,6 @@ from lograft.internal.v1 import controller_pb2, controller_pb2_grpc, quorum_pb2,
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
-from brokerd.frame_stream import REPLICATE_GREETING
 from integration_tests.cluster.wait import wait_for
 from integration_tests.faults.internal_requests import (
     ID_BYTES,

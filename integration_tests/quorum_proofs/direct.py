@@ -44,7 +44,7 @@ class Voter:
     """A connection to the AdminService of one voter.
 
     Args:
-        address: `host:port` of its quorum listener.
+        address: `host:port` at which it serves AdminService.
     """
 
     def __init__(self, address: str) -> None:

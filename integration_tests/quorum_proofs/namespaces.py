@@ -26,6 +26,7 @@ NETWORK = "10.77.0"
 OUTSIDE = 254
 """Last byte of the address of the bridge: of the clients, which nothing cuts off."""
 PORT = 9641
+ADMIN_PORT = 9640
 NOBODY = "02:00:00:00:ff:ff"
 COMMAND_TIMEOUT_S = 20.0
 RULE_PREFERENCE = "100"
@@ -131,6 +132,10 @@ class Namespaces:
     def address(self, name: str) -> str:
         """Address to listen on."""
         return f"{NETWORK}.{self._numbers[name]}:{PORT}"
+
+    def admin_address(self, name: str) -> str:
+        """Address of a voter's AdminService."""
+        return f"{NETWORK}.{self._numbers[name]}:{ADMIN_PORT}"
 
     def prefix(self, name: str) -> Sequence[str]:
         """Command that runs another one in the namespace."""

@@ -126,7 +126,7 @@ def run_case(scene: Scene, network: Namespaces, probes: Probes, case: Case) -> C
     others = [process.name for process in scene.cluster.voters.values() if process.name not in minority]
     others += [process.name for process in scene.cluster.brokers.values()]
     registers = probes.create(scene, 2 * PROBES)
-    voters = [Voter(scene.cluster.voter_addresses[voter_id]) for voter_id in minority_ids]
+    voters = [Voter(scene.cluster.admin_addresses[voter_id]) for voter_id in minority_ids]
     try:
         for voter in voters:
             voter.connect()

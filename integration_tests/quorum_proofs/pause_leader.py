@@ -35,7 +35,7 @@ def run_round(scene: Scene, probes: Probes) -> tuple[float, bool]:
     leader_id, epoch = scene.leader()
     readers, writers = probes.create(scene, PROBES), probes.create(scene, PROBES)
     process = scene.cluster.voters[leader_id]
-    with Voter(scene.cluster.voter_addresses[leader_id]) as old:
+    with Voter(scene.cluster.admin_addresses[leader_id]) as old:
         old.connect()
         paused_s = time.monotonic()
         process.pause()

@@ -129,7 +129,7 @@ class Scene:
         return {voter_id: self._image_digest(voter_id) for voter_id in self.cluster.voters}
 
     def _image_digest(self, voter_id: int) -> str:
-        with Voter(self.cluster.voter_addresses[voter_id]) as voter:
+        with Voter(self.cluster.admin_addresses[voter_id]) as voter:
 
             def digest_as_leader() -> str:
                 # Elected is not yet active, and a leadership may end while it is read: then once more.
