@@ -77,6 +77,9 @@ def decode_refusal(body: bytes) -> RefusalError:
         failure = pb.Failure.FromString(body)
         code = ErrorCode(failure.code)
     except (DecodeError, ValueError):
+        failure, code = pb.Failure(), ErrorCode.UNSPECIFIED
+    if code is ErrorCode.UNSPECIFIED:
+        # Of a later version, or no refusal at all: nobody can say what was done.
         return RefusalError(ErrorCode.INTERNAL, "the other server refused with a reason that is not understood")
     leader = failure.leader if failure.HasField("leader") else None
     return RefusalError(code, failure.message, retry_after_ms=failure.retry_after_ms, leader=leader)
