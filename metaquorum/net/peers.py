@@ -116,7 +116,8 @@ class Peers:
             try:
                 link.request(method, message, timeout_ms=left_ms, on_outcome=on_outcome)
             except BusyError as error:
-                on_outcome(NotSentError(f"{address}: {error}"))
+                # Later, as everything else: whoever asks may be in the middle of something.
+                self._loop.call_soon(on_outcome, NotSentError(f"{address}: {error}"))
 
         self._with_link(address, node_id, timeout_ms, tell)
 
