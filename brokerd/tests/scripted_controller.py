@@ -6,18 +6,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final, cast
+from typing import Final
 
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.connection import Limits
-from metaquorum.net.frames import GREETING, Kind, header
 from metaquorum.net.hello import Identity
 from metaquorum.net.link import ServedCall, Services, Stream
 from metaquorum.net.methods import Method
 from metaquorum.net.peers import Peers
 from metaquorum.net.service import RefusalError
+from metaquorum.testing.void_server import Swallowing, greeting
 
 CLUSTER: Final = "c"
 WINDOW_BYTES: Final = 64 * 1024
@@ -85,12 +85,6 @@ class ScriptedController:
         assert self._identity.address is not None
         return self._identity.address
 
-    @property
-    def hello(self) -> bytes:
-        """What it says of itself."""
-        assert self._identity is not None
-        return self._identity.encode()
-
     async def start(self) -> None:
         """Listen, on a port of its own."""
         self._server = await asyncio.get_running_loop().create_server(self._accept, "127.0.0.1", 0)
@@ -115,7 +109,8 @@ class ScriptedController:
         self.connection_count += 1
         if self.swallow_count > 0:
             self.swallow_count -= 1
-            return _Swallowing(self)
+            assert self._identity is not None
+            return Swallowing(greeting(self._identity), self.swallowed)
         assert self._peers is not None
         return self._peers.accept()
 
@@ -152,22 +147,6 @@ class ScriptedController:
             stream.fail(error.encode())
         else:
             stream.end()
-
-
-class _Swallowing(asyncio.Protocol):
-    """Greets, and takes whatever comes."""
-
-    def __init__(self, controller: ScriptedController) -> None:
-        self._controller = controller
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say hello, as a sound server does."""
-        hello = self._controller.hello
-        cast("asyncio.Transport", transport).write(GREETING + header(Kind.HELLO, 0, len(hello)) + hello)
-
-    def data_received(self, data: bytes) -> None:
-        """Keep it."""
-        self._controller.swallowed += data
 
 
 @asynccontextmanager
