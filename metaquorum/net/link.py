@@ -404,6 +404,10 @@ class Link(asyncio.Protocol):
         """Greet."""
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
+        if self._core.deadline_ms() is None:
+            # It was closed between its acceptance and now.
+            self._transport.abort()
+            return
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         self._flush()
         self._arm()
@@ -420,7 +424,9 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side is gone, or this one has closed."""
-        self.closed.set_result(None)
+        if not self.closed.done():
+            # Whoever waited for it may have been cancelled, and it with them.
+            self.closed.set_result(None)
         self._tell(self._core.lose(f"the connection broke: {exc!r}" if exc else "the other side ended the connection"))
 
     def pause_writing(self) -> None:
