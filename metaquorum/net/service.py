@@ -124,13 +124,12 @@ class ServiceTable:
         async def serve_in_task(request: RequestT, call: ServedCall) -> None:
             try:
                 response = await answer(request, call)
+                call.respond(response.SerializeToString())
             except RefusalError as error:
                 call.fail(error.encode())
             except Exception:
                 logger.exception("event=call_failed method=%d", method)
                 call.fail(_FAULT)
-            else:
-                call.respond(response.SerializeToString())
 
         def serve(call: ServedCall) -> None:
             try:

@@ -16,7 +16,7 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.net import service
 from metaquorum.net.carrier import Carrier
-from metaquorum.net.connection import Loss
+from metaquorum.net.connection import Limits, Loss
 from metaquorum.net.link import CallError, Link, RefusedByPeerError, ServedCall, Stream, UnansweredError
 from metaquorum.net.service import RefusalError, ServiceTable, decode_refusal
 from metaquorum.tests.quorum_cluster import until
@@ -41,7 +41,7 @@ class Served:
 
     def _plain(self, request: pb.ProbeRequest, call: ServedCall) -> None:
         self._act(request)
-        call.respond(pb.ProbeResponse(node_id=request.node_id).SerializeToString())
+        call.respond(answer_to(request).SerializeToString())
 
     async def _waiting(self, request: pb.ProbeRequest, _call: ServedCall) -> pb.ProbeResponse:
         self.running += 1
@@ -54,7 +54,7 @@ class Served:
             raise
         finally:
             self.running -= 1
-        return pb.ProbeResponse(node_id=request.node_id)
+        return answer_to(request)
 
     async def _stream(self, request: pb.ProbeRequest, stream: Stream) -> None:
         self.running += 1
@@ -63,6 +63,8 @@ class Served:
             self._act(request)
             if request.node_id == WAITS:
                 await asyncio.Event().wait()
+            if request.node_id == SAYS_TOO_MUCH:
+                await stream.write(answer_to(request).SerializeToString())
             while (message := await stream.read()) is not None:
                 self.taken.append(message)
                 await stream.write(message)
@@ -84,7 +86,13 @@ class Served:
             raise RuntimeError("a secret detail")
 
 
-ANSWERS, REFUSES, RAISES, WAITS = range(1, 5)
+ANSWERS, REFUSES, RAISES, WAITS, SAYS_TOO_MUCH = range(1, 6)
+
+
+def answer_to(request: pb.ProbeRequest) -> pb.ProbeResponse:
+    """What is asked for."""
+    cluster_id = "x" * (Limits().message_bytes + 100) if request.node_id == SAYS_TOO_MUCH else ""
+    return pb.ProbeResponse(node_id=request.node_id, cluster_id=cluster_id)
 
 
 @asynccontextmanager
@@ -181,6 +189,17 @@ async def test_fault_of_a_handler_is_internal_and_does_not_leak(caplog: pytest.L
         await until(lambda: link.open_count == 0, what="the end of all calls")
     failed = [record for record in caplog.records if record.exc_info]
     assert [record.levelno for record in failed] == [logging.ERROR] * 3
+
+
+async def test_answer_that_is_too_long_for_a_connection_is_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits in vain for it: the asker is told at once, and the connection carries on."""
+    async with served() as (_, link):
+        refusals = [await refusal_of(link, method, doing(SAYS_TOO_MUCH)) for method in (PLAIN, WAITING)]
+        refusals.append(await stream_refusal(link.open(STREAM, doing(SAYS_TOO_MUCH), window_bytes=100)))
+        assert [refusal.code for refusal in refusals] == [ErrorCode.INTERNAL] * 3
+        assert await link.ask(PLAIN, doing(ANSWERS), timeout_ms=WAIT_MS)
+        await until(lambda: link.open_count == 0, what="the end of all calls")
+    assert len([record for record in caplog.records if record.exc_info]) == 3
 
 
 @pytest.mark.parametrize(
