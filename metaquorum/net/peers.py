@@ -237,7 +237,11 @@ class Peers:
         for entry in self._waiting.pop(address, ()):
             if entry.timer is not None:
                 entry.timer.cancel()
-            entry.tell(found)
+            try:
+                entry.tell(found)
+            except Exception:
+                # The fault of one who asked: others are told theirs all the same.
+                logger.exception("event=outcome_failed peer=%s", address)
 
     async def _dial(self, address: str, node_id: int | None) -> None:
         # host:port, or [address]:port for IPv6.

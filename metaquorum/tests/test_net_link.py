@@ -132,6 +132,32 @@ async def test_deadline_and_cancelled_caller_end_the_work_of_the_other_side() ->
         await until(lambda: link.open_count == 0)
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["answered", "lost"])
+async def test_fault_of_whoever_asked_does_not_cost_the_others_their_outcomes(
+    caplog: pytest.LogCaptureFixture, *, ends: bool
+) -> None:
+    """Each is told; the connection goes on, and its end is told too."""
+    told: list[object] = []
+
+    def faulty(outcome: object) -> None:
+        told.append(outcome)
+        raise RuntimeError("a fault of the asker")
+
+    async with connected() as (link, dialler, listener):
+        await link.greeted
+        for on_outcome in (faulty, told.append):
+            link.request(SILENT if ends else ECHO, b"x", timeout_ms=60_000, on_outcome=on_outcome)
+        if ends:
+            await until(lambda: listener.links[0].open_count == 2)
+            listener.links[0].close(b"stopping")
+            await until(lambda: dialler.over)
+        await until(lambda: len(told) == 2)
+        if not ends:
+            assert told == [b"x of dialler"] * 2
+            assert await link.ask(ECHO, b"y", timeout_ms=5_000) == b"y of dialler"
+    assert len([record for record in caplog.records if "event=outcome_failed" in record.message]) == 1
+
+
 async def test_stream_runs_both_ways_within_its_windows() -> None:
     """A writer waits for its reader, and ends reach the other side in order."""
     async with connected() as (link, _, listener):

@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,48 @@ async def test_server_that_comes_back_is_dialled_anew_and_what_was_under_way_is_
                         answer = await one.peers.ask(two.address, ECHO, b"", timeout_ms=WAIT_MS)
                     await asyncio.sleep(0.02)
             assert answer == b"2 says "
+
+
+async def test_fault_of_whoever_asked_does_not_cost_the_others_their_outcomes() -> None:
+    """Of those who wait for one connection, which cannot be had."""
+    one, told = Node(1), list[Outcome]()
+
+    def faulty(outcome: Outcome) -> None:
+        told.append(outcome)
+        raise RuntimeError("a fault of the asker")
+
+    async with started(one), asyncio.timeout(WAIT_MS / 1000):
+        address = free_address()
+        for on_outcome in (faulty, told.append):
+            one.peers.request(address, ECHO, b"", timeout_ms=WAIT_MS, on_outcome=on_outcome)
+        while len(told) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert [type(outcome) for outcome in told] == [NotSentError] * 2
+
+
+async def test_name_is_looked_up_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that comes back under another address (a pod does) is found there at once; nothing remembers the old one."""
+    asked: list[str] = []
+    look_up = socket.getaddrinfo
+
+    def look_up_here(host: str, *arguments: Any, **options: Any) -> Any:
+        # No name server of a test can be reached by the system's resolver.
+        if host != "peer.test":
+            return look_up(host, *arguments, **options)
+        asked.append(host)
+        return look_up("127.0.0.2" if len(asked) == 1 else "127.0.0.1", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
+    one, two = Node(1), Node(2)
+    async with started(one, two), asyncio.timeout(WAIT_MS / 1000):
+        address = f"peer.test:{two.address.rpartition(':')[2]}"
+        answer = None
+        while answer is None:
+            with suppress(NotSentError):
+                answer = await one.peers.ask(address, ECHO, b"", timeout_ms=WAIT_MS)
+            await asyncio.sleep(0.02)
+    assert answer == b"2 says "
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(("cluster_id", "node_id"), [("other", 2), ("c", 3)])
