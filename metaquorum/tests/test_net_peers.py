@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from metaquorum.net import peers
 from metaquorum.net.connection import Limits, Loss
 from metaquorum.net.hello import Identity, MisfitError, checked
 from metaquorum.net.link import CallError, Outcome, ServedCall, Services, Stream, UnansweredError
@@ -141,6 +142,26 @@ async def test_fault_of_whoever_asked_does_not_cost_the_others_their_outcomes() 
         while len(told) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert [type(outcome) for outcome in told] == [NotSentError] * 2
+
+
+async def test_connections_that_others_dial_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than allowed is ended, whether it greets or not; those that are there go on, and an ended one makes room."""
+    monkeypatch.setattr(peers, "MAX_ACCEPTED", 2)
+    one, two, busy = Node(1), Node(2), Node(3)
+    async with started(one, two, busy), asyncio.timeout(WAIT_MS / 1000):
+        mute_reader, mute = await asyncio.open_connection("127.0.0.1", int(busy.address.rpartition(":")[2]))
+        await mute_reader.readexactly(14)
+        assert await one.peers.ask(busy.address, ECHO, b"", timeout_ms=WAIT_MS) == b"3 says "
+        with pytest.raises((NotSentError, UnansweredError)):
+            await two.peers.ask(busy.address, SILENT, b"", timeout_ms=WAIT_MS)
+        assert await one.peers.ask(busy.address, ECHO, b"", timeout_ms=WAIT_MS) == b"3 says "
+        mute.close()
+        answer = None
+        while answer is None:
+            with suppress(CallError):
+                answer = await two.peers.ask(busy.address, ECHO, b"", timeout_ms=WAIT_MS)
+            await asyncio.sleep(0.02)
+        assert answer == b"3 says "
 
 
 async def test_name_is_looked_up_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
