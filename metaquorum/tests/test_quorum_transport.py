@@ -24,6 +24,7 @@ from metaquorum.net.peers import Peers
 from metaquorum.net.service import RefusalError
 from metaquorum.raft.events import Failure
 from metaquorum.raft.messages import FetchResponse, Request, Response
+from metaquorum.runtime import quorum_codec as codec
 from metaquorum.runtime.quorum_transport import PeerFailureError, QuorumTransport
 from metaquorum.testing.scripted_node import ScriptedNode
 from metaquorum.testing.void_server import VoidServer
@@ -334,6 +335,21 @@ async def test_answer_that_is_none_counts_as_lost(transport: QuorumTransport, pe
     peer.answer = lambda call: call.respond(fetched(7))
     assert await offset_in(fetch(transport, peer.address, 2)) == 7
     assert peer.connection_count == 1
+
+
+async def test_fault_in_the_reading_of_an_answer_is_told_as_a_lost_one(
+    transport: QuorumTransport, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replica that never heard what became of its fetch would never fetch again."""
+
+    def faulty(_: object) -> FetchResponse:
+        raise RuntimeError("a fault of this process")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(codec, "decode_fetch_response", faulty)
+        assert (await failure_in(fetch(transport, peer.address, 1))).failure is Failure.TIMED_OUT
+    assert [record for record in caplog.records if record.exc_info]
+    assert await offset_in(fetch(transport, peer.address, 2)) == 2
 
 
 async def test_probe_answered_with_nonsense_counts_as_lost(transport: QuorumTransport, peer: Peer) -> None:
