@@ -253,7 +253,7 @@ class Peers:
             async with asyncio.timeout(DIAL_MS / 1000):
                 await self._loop.create_connection(lambda: link, host, int(port))
                 await link.greeted
-        except (OSError, TimeoutError, ValueError, BadFrameError) as error:
+        except (OSError, TimeoutError, ValueError, OverflowError, BadFrameError) as error:
             link.close(b"")
             reason = f"{address}: {misfits[0]}" if misfits else f"{address} cannot be reached: {error!r}"
             is_refused = isinstance(error, ConnectionRefusedError)
