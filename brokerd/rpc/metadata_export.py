@@ -15,7 +15,7 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError, refused
 from brokerd.metadata.controller_calls import ControllerCalls, ControllerRefusedError
-from brokerd.rpc.calls import ServicerContext, abort, left_ms
+from brokerd.rpc.calls import ServicerContext, abort, abort_internal, left_ms
 from metaquorum.net.methods import Method
 
 MAX_EXPORT_MS: Final = 600_000
@@ -39,6 +39,8 @@ def export_handler(calls: ControllerCalls) -> grpc.RpcMethodHandler[bytes, bytes
             await abort(context, error)
         except TimeoutError:
             await abort(context, refused(ErrorCode.TIMED_OUT, f"the export took more than {MAX_EXPORT_MS} ms"))
+        except Exception as error:
+            await abort_internal(context, error)
 
     return grpc.unary_stream_rpc_method_handler(forward)
 

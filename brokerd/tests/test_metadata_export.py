@@ -140,6 +140,19 @@ async def test_refusal_of_the_controller_reaches_the_client() -> None:
         assert "too many exports" in status.message
 
 
+async def test_fault_of_the_broker_does_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log has the details."""
+
+    def faulty() -> str:
+        raise RuntimeError("a secret detail")
+
+    async with calls_to() as calls, front(calls) as method:
+        monkeypatch.setattr(calls, "address", faulty)
+        status = await refusal_of(method)
+        assert status.code is ErrorCode.INTERNAL
+        assert "secret" not in status.message
+
+
 async def test_client_that_goes_away_ends_the_export_at_the_controller() -> None:
     """It would wait for room for ever."""
     ended: list[str] = []
