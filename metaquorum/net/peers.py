@@ -30,7 +30,7 @@ REDIAL_MS: Final = 100
 """Milliseconds after a failed attempt in which the next one fails at once."""
 
 SPARE_SWEEP_MS: Final = 30_000
-"""Milliseconds between two looks for second connections to the same server, which are closed when they carry no call."""
+"""Milliseconds between two looks for second connections to the same server, which are left, and closed once they carry no call."""
 
 MAX_ACCEPTED: Final = 1_000
 """Connections that others have dialled; a further one is ended at once."""
@@ -78,6 +78,8 @@ class Peers:
         self._links: dict[str, Link] = {}
         self._all: set[Link] = set()
         self._who: dict[Link, Identity] = {}
+        # Second connections that this side has said GOODBYE on.
+        self._leaving: set[Link] = set()
         self._accepted_count = 0
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, list[_Waiting]] = {}
@@ -205,8 +207,8 @@ class Peers:
     def _with_link(
         self, address: str, node_id: int | None, timeout_ms: int, tell: Callable[[Link | NotSentError], None]
     ) -> None:
-        link = self._links.get(address)
-        if link is not None and link.is_usable:
+        link = self._usable(address)
+        if link is not None:
             if node_id is not None and self._who[link].node_id != node_id:
                 self._loop.call_soon(tell, NotSentError(f"{address} is node {self._who[link].node_id}, not {node_id}"))
             else:
@@ -226,6 +228,17 @@ class Peers:
         if address not in self._dialling:
             task = self._dialling[address] = self._loop.create_task(self._dial(address, node_id), name="dial")
             task.add_done_callback(lambda _: self._dialling.pop(address, None))
+
+    def _usable(self, address: str) -> Link | None:
+        link = self._links.get(address)
+        if link is None or link.is_usable:
+            return link
+        # The other side leaves it, for there is a second one.
+        for other, who in self._who.items():
+            if who.address == address and other.is_usable:
+                self._links[address] = other
+                return other
+        return None
 
     def _expire(self, address: str, entry: _Waiting) -> None:
         waiting = self._waiting.get(address, [])
@@ -316,6 +329,7 @@ class Peers:
     def _lose(self, link: Link, reason: str, *, is_dialler: bool) -> None:
         who = self._who.pop(link, None)
         self._all.discard(link)
+        self._leaving.discard(link)
         if not is_dialler:
             self._accepted_count -= 1
         for address, each in list(self._links.items()):
@@ -333,6 +347,15 @@ class Peers:
         used = set(self._links.values())
         for link in list(self._all):
             who = self._who.get(link)
-            if link not in used and who is not None and who.address in self._links and link.open_count == 0:
-                link.close(b"")
+            if link in self._leaving:
+                if link.open_count == 0:
+                    link.close(b"")
+                continue
+            if link in used or who is None or who.address not in self._links:
+                continue
+            # One side decides, or each would take the connection that the other uses. Calls that cross the GOODBYE are served: it is
+            # closed at another look, when there are none.
+            if self._identity.node_id < who.node_id:
+                self._leaving.add(link)
+                link.leave(b"")
         self._see_to_spares()

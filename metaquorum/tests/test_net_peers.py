@@ -54,6 +54,11 @@ class Node:
             task.cancel()
         await self.peers.close()
 
+    @property
+    def open_links(self) -> int:
+        """Connections that are there now."""
+        return len(self.peers._all)  # pyright: ignore[reportPrivateUsage]
+
     def _accept(self) -> asyncio.Protocol:
         self.accepted += 1
         return self.peers.accept()
@@ -224,6 +229,34 @@ async def test_two_that_dial_at_once_both_get_answers() -> None:
             )
             assert answers == [b"2 says a"] * 5 + [b"1 says b"] * 5
         assert one.accepted + two.accepted <= 2
+
+
+async def test_second_connection_of_two_that_dialled_at_once_goes_and_no_call_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each uses the one that it dialled: the sweep must not take it from under a call, nor take both."""
+    monkeypatch.setattr(peers, "SPARE_SWEEP_MS", 50)
+    one, two = Node(1), Node(2)
+    stop = asyncio.Event()
+    counts = [0, 0]
+
+    async def asks(index: int, who: Node, whom: Node) -> None:
+        expected = b"%d says x" % whom.identity.node_id
+        while not stop.is_set():
+            assert await who.peers.ask(whom.address, ECHO, b"x", timeout_ms=WAIT_MS) == expected
+            counts[index] += 1
+
+    async with started(one, two), asyncio.timeout(WAIT_MS / 1000):
+        asking = [asyncio.create_task(asks(0, one, two)), asyncio.create_task(asks(1, two, one))]
+        while not any(task.done() for task in asking) and (one.open_links, two.open_links) != (1, 1):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        # So that one more sweep has its chance.
+        await asyncio.sleep(0.2)
+        stop.set()
+        await asyncio.gather(*asking)
+        assert (one.accepted, two.accepted) == (1, 1)
+        assert (one.open_links, two.open_links) == (1, 1)
+        assert min(counts) > 0
 
 
 async def test_stop_tells_whoever_waits() -> None:
