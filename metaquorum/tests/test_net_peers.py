@@ -259,6 +259,17 @@ async def test_second_connection_of_two_that_dialled_at_once_goes_and_no_call_is
         assert min(counts) > 0
 
 
+async def test_server_asks_itself_over_a_connection_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker and the controller in one process do; both ends of it are there, and neither is a spare."""
+    monkeypatch.setattr(peers, "SPARE_SWEEP_MS", 20)
+    one = Node(1)
+    async with started(one), asyncio.timeout(WAIT_MS / 1000):
+        for _ in range(10):
+            assert await one.peers.ask(one.address, ECHO, b"x", timeout_ms=WAIT_MS) == b"1 says x"
+            await asyncio.sleep(0.02)
+        assert one.accepted == 1
+
+
 async def test_stop_tells_whoever_waits() -> None:
     """Those who wait for a connection, and those who ask after it."""
     one = Node(1)
