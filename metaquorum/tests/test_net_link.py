@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
@@ -254,6 +255,43 @@ async def test_silent_machine_is_noticed_without_a_call() -> None:
         await ended.wait()
     assert "no sign of life" in side.over[0]
     await link.closed
+    server.close()
+
+
+class Deaf(asyncio.Protocol):
+    """Greets, and reads nothing."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.write(b"lograft-net-1\n\0\0\0\x07\1\0\0\0\0\0x")
+        self.transport.pause_reading()
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "silent"])
+async def test_other_side_that_does_not_read_is_not_waited_for(*, closes: bool) -> None:
+    """What was written to it would be kept for ever; whoever asked is told."""
+    deaf, side = Deaf(), Side()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: deaf, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    limits = replace(LIMITS, liveness_ms=60_000 if closes else 300)
+    _, link = await loop.create_connection(lambda: side.link(is_dialler=True, limits=limits), "127.0.0.1", port)
+    told: list[object] = []
+    async with asyncio.timeout(WAIT_S):
+        await link.greeted
+        for _ in range(3):
+            link.request(ECHO, bytes(4_000_000), timeout_ms=60_000, on_outcome=told.append)
+        if closes:
+            link.close(b"")
+        await link.closed
+    assert [type(outcome) for outcome in told] == [UnansweredError] * 3
+    assert len(side.over) == 1
+    assert deaf.transport is not None
+    deaf.transport.abort()
     server.close()
 
 

@@ -169,6 +169,23 @@ async def test_connections_that_others_dial_are_bounded(monkeypatch: pytest.Monk
         assert answer == b"3 says "
 
 
+async def test_those_who_wait_for_a_connection_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is told at once that nothing was sent; the others wait on."""
+    monkeypatch.setattr(peers, "MAX_WAITING", 2)
+    one, told = Node(1), list[Outcome]()
+    async with started(one), asyncio.timeout(WAIT_MS / 1000):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            for _ in range(2):
+                one.peers.request(address, ECHO, b"", timeout_ms=WAIT_MS, on_outcome=told.append)
+            with pytest.raises(NotSentError, match="too many wait"):
+                await one.peers.ask(address, ECHO, b"", timeout_ms=WAIT_MS)
+            assert told == []
+            while len(told) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert [type(outcome) for outcome in told] == [NotSentError] * 2
+
+
 async def test_name_is_looked_up_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that comes back under another address (a pod does) is found there at once; nothing remembers the old one."""
     asked: list[str] = []
