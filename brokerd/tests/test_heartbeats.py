@@ -186,8 +186,8 @@ async def test_broker_whose_controller_is_gone_is_out_of_touch_after_a_session()
         assert not other.registrations
 
 
-async def test_connection_that_swallows_heartbeats_is_left_within_a_session() -> None:
-    """Half a session without an answer, and no sign of life: the next heartbeat goes over another connection."""
+async def test_connection_that_swallows_a_registration_is_left() -> None:
+    """It has no answer in time, and the connection no sign of life: the next attempt and the heartbeats go over another one."""
     limits = replace(Limits(), ping_after_ms=600_000, liveness_ms=600_000, suspect_ms=50)
     controller = Controller()
     controller.swallow_count = 1
