@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +23,7 @@ from brokerd.failure import Failure, LeaderPlace, RefusedError
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import hinted_address
 from metaquorum.net.connection import BusyError
-from metaquorum.net.link import CallError, Link, Outcome, RefusedByPeerError, Stream
+from metaquorum.net.link import CallError, Link, Outcome, RefusedByPeerError
 from metaquorum.net.methods import Method
 from metaquorum.net.peers import NotSentError, Peers
 from metaquorum.net.service import RefusalError, decode_refusal
@@ -249,26 +249,41 @@ class ControllerCalls:
         if not asked.is_read_only:
             raise _lost_answer() from error
 
-    async def open(self, method: Method, request: bytes, *, window_bytes: int, timeout_ms: int) -> Stream | None:
-        """Open a stream, where the controller seems to be; None: nobody is there.
+    async def stream(
+        self, method: Method, request: bytes, *, window_bytes: int, timeout_ms: int
+    ) -> AsyncGenerator[bytes]:
+        """Open a stream where the controller seems to be, once, and yield its messages to their end; to be closed where it is left.
 
         Args:
             method: which.
             request: serialized message that opens it.
             window_bytes: bytes that the controller may send ahead.
             timeout_ms: milliseconds for the connection, at most `CONNECT_MS`.
+
+        Raises:
+            ControllerRefusedError: the controller refused.
+            RefusedError: QUORUM_UNAVAILABLE, nobody is there, or who is there is not the controller, or not any more.
         """
         address = self.address()
-        link = None if address is None else await self._connected(address, timeout_ms)
-        return None if link is None else link.open(method, request, window_bytes=window_bytes)
-
-    def stream_refusal(self, error: CallError) -> ControllerRefusedError | None:
-        """Return what the controller said when it ended a stream; None: it is not there, or not the controller any more."""
-        if isinstance(error, RefusedByPeerError):
-            refusal = decode_refusal(error.failure)
-            if refusal.code not in _NOT_DONE:
-                return _refused_by_controller(refusal)
-        return None
+        if address is None:
+            raise _no_controller()
+        link = await self._connected(address, timeout_ms)
+        if link is None:
+            raise _no_controller()
+        try:
+            stream = link.open(method, request, window_bytes=window_bytes)
+        except BusyError as error:
+            self.note_failure(address, None)
+            raise _no_controller() from error
+        try:
+            while (message := await stream.read()) is not None:
+                yield message
+        except CallError as error:
+            self._without_answer(_Asked(address, is_read_only=True), error)
+            raise _no_controller() from error
+        finally:
+            stream.give_up()
+        self.note_success()
 
     async def _connected(self, address: str, timeout_ms: int) -> Link | None:
         try:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from google.protobuf.message import DecodeError
 from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
 
@@ -251,11 +252,18 @@ class BrokerLifecycle:
         give_up_at = time.monotonic() + DUPLICATE_WAIT_MS / 1000
         pause_ms = RETRY_MS
         while True:
+            asked_s = time.monotonic()
             try:
                 # Sent again without harm: the incarnation id makes it the same registration.
                 answer = await self._calls.call(
                     Method.REGISTER_BROKER, request, timeout_ms=REGISTER_ATTEMPT_MS, is_read_only=True
                 )
+                response = controller_pb2.RegisterBrokerResponse.FromString(answer)
+            except DecodeError as error:
+                logger.warning("not registered yet: the answer is none: %s", error)
+                await asyncio.sleep(pause_ms / 1000)
+                pause_ms = min(pause_ms * 2, RETRY_MS_MAX)
+                continue
             except ControllerRefusedError as error:
                 self._check_retriable(error, give_up_at)
                 if await self._fence_predecessor():
@@ -266,10 +274,9 @@ class BrokerLifecycle:
             except RefusedError as error:
                 logger.warning("not registered yet: %s", error)
                 continue
-            response = controller_pb2.RegisterBrokerResponse.FromString(answer)
             self._heartbeat_interval_ms = max(response.heartbeat_interval_ms, 10)
             self._session_timeout_ms = max(response.session_timeout_ms, 100)
-            self._answered_s = time.monotonic()
+            self._asked_s = asked_s
             logger.info("registered: broker_id=%d broker_epoch=%d", identity.broker_id, response.broker_epoch)
             self._set_state(BrokerState(broker_epoch=response.broker_epoch, is_fenced=True, may_stop=False))
             self._registered.set()
@@ -360,7 +367,11 @@ class BrokerLifecycle:
         answer = await self._calls.attempt(
             Method.HEARTBEAT, request.SerializeToString(), timeout_ms=self._session_timeout_ms // 2
         )
-        return None if answer is None else controller_pb2.HeartbeatResponse.FromString(answer)
+        try:
+            return None if answer is None else controller_pb2.HeartbeatResponse.FromString(answer)
+        except DecodeError as error:
+            logger.warning("the answer to a heartbeat is none: %s", error)
+            return None
 
     async def _wait_for_beat(self) -> None:
         try:

@@ -7,15 +7,15 @@ Owns one attempt: a client whose export broke, or met no controller, asks again 
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import Final
 
 import grpc
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError, refused
-from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.rpc.calls import ServicerContext, abort, left_ms
-from metaquorum.net.link import CallError
+from brokerd.metadata.controller_calls import ControllerCalls, ControllerRefusedError
+from brokerd.rpc.calls import ServicerContext, abort, abort_internal, left_ms
 from metaquorum.net.methods import Method
 
 MAX_EXPORT_MS: Final = 600_000
@@ -39,28 +39,27 @@ def export_handler(calls: ControllerCalls) -> grpc.RpcMethodHandler[bytes, bytes
             await abort(context, error)
         except TimeoutError:
             await abort(context, refused(ErrorCode.TIMED_OUT, f"the export took more than {MAX_EXPORT_MS} ms"))
+        except Exception as error:
+            await abort_internal(context, error)
 
     return grpc.unary_stream_rpc_method_handler(forward)
 
 
 async def _forward(calls: ControllerCalls, request: bytes, context: ServicerContext) -> None:
-    stream = await calls.open(
+    messages = calls.stream(
         Method.EXPORT_METADATA,
         request,
         window_bytes=WINDOW_BYTES,
         timeout_ms=left_ms(context, at_most_ms=MAX_EXPORT_MS),
     )
-    if stream is None:
-        raise _no_controller()
     try:
-        while (message := await stream.read()) is not None:
-            await context.write(message)
-    except CallError as error:
-        refusal = calls.stream_refusal(error)
-        raise _no_controller() if refusal is None else refusal from error
-    finally:
-        stream.give_up()
-    calls.note_success()
+        async with aclosing(messages):
+            async for message in messages:
+                await context.write(message)
+    except ControllerRefusedError:
+        raise
+    except RefusedError as error:
+        raise _no_controller() from error
 
 
 def _no_controller() -> RefusedError:

@@ -30,6 +30,9 @@ from brokerd.rpc.batch_check import BatchThreads
 from brokerd.rpc.parts import BrokerParts, StreamRegister
 from brokerd.server import BrokerServer
 from brokerd.standalone import standalone_settings
+from metaquorum.net.hello import Identity
+from metaquorum.net.link import Services
+from metaquorum.net.peers import Peers
 from storage.directories import LogDirectories, LogDirectory
 from storage.testing.sim_disk import SimDisk
 
@@ -239,8 +242,8 @@ async def refusal(call: Any) -> RemoteStatus:
 
 def offline_parts(observer: MetadataObserver, host: ReplicaHost | None = None) -> BrokerParts:
     """Parts of a broker without a network: for services that need metadata and replicas only."""
-    peers = PeerChannels()
-    calls = ControllerCalls(observer, peers, ())
+    own = Identity(cluster_id="c", node_id=1, incarnation_id=bytes(16), address=None)
+    calls = ControllerCalls(observer, Peers(own, Services(requests={}, streams={})), ())
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
     if host is None:
         directories = LogDirectories([LogDirectory(SimDisk(), "/p")])
@@ -251,7 +254,7 @@ def offline_parts(observer: MetadataObserver, host: ReplicaHost | None = None) -
         node_id=1,
         observer=observer,
         locator=Locator(node_id=1, observer=observer, host=host),
-        peers=peers,
+        peers=PeerChannels(),
         producer_ids=ProducerIds(calls, lifecycle),
         produce_streams=StreamRegister("produce", 1),
         fetch_streams=StreamRegister("fetch", 1),

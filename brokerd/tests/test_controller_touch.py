@@ -15,12 +15,11 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
 from brokerd.metadata import lifecycle as lifecycle_module
-from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.touch import ControllerTouch
 from brokerd.server import BrokerServer
+from brokerd.tests.scripted_controller import calls_to
 from brokerd.tests.support import WAIT_S, connected
 from brokerd.tests.test_replicated import append_to_all, three_brokers
 
@@ -49,26 +48,26 @@ async def test_an_answer_counts_from_when_it_was_asked_for(monkeypatch: pytest.M
     """A process is stopped while a heartbeat is answered: when it goes on, the answer says nothing about now."""
     now_s = 100.0
     monkeypatch.setattr(lifecycle_module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    observer = MetadataObserver()
-    calls = ControllerCalls(observer, PeerChannels(), ())
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
-    lifecycle: Any = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
-    lifecycle._state = BrokerState(broker_epoch=7, is_fenced=False, may_stop=False)
-    takes_s = 0.1
+    observer = MetadataObserver()
+    async with calls_to(observer=observer) as calls:
+        lifecycle: Any = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
+        lifecycle._state = BrokerState(broker_epoch=7, is_fenced=False, may_stop=False)
+        takes_s = 0.1
 
-    async def exchange(*_: object, **__: object) -> controller_pb2.HeartbeatResponse:
-        nonlocal now_s
-        now_s += takes_s
-        return controller_pb2.HeartbeatResponse()
+        async def exchange(*_: object, **__: object) -> controller_pb2.HeartbeatResponse:
+            nonlocal now_s
+            now_s += takes_s
+            return controller_pb2.HeartbeatResponse()
 
-    monkeypatch.setattr(lifecycle, "_exchange", exchange)
-    now_s += 10.0
-    assert lifecycle.is_out_of_touch()
-    assert await lifecycle._beat_once(None)
-    assert not lifecycle.is_out_of_touch()
-    takes_s = 10.0
-    assert await lifecycle._beat_once(None)
-    assert lifecycle.is_out_of_touch()
+        monkeypatch.setattr(lifecycle, "_exchange", exchange)
+        now_s += 10.0
+        assert lifecycle.is_out_of_touch()
+        assert await lifecycle._beat_once()
+        assert not lifecycle.is_out_of_touch()
+        takes_s = 10.0
+        assert await lifecycle._beat_once()
+        assert lifecycle.is_out_of_touch()
 
 
 async def ask(server: BrokerServer, topic: str, position: Any) -> log_pb2.OffsetResult:

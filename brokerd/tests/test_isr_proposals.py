@@ -1,30 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proposals of in-sync replicas over real gRPC to a scripted controller: gathered, answered one by one, honest about doubt."""
+"""Proposals of in-sync replicas to a scripted controller over real connections: gathered, answered one by one, honest about doubt."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 from lograft.internal.v1 import controller_pb2
 from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.failure import Failure, RefusedError
 from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.partition.effects import ProposedMember, ProposeIsr
 from brokerd.partition.events import Event
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused, ProposalUnanswered
 from brokerd.replication.isr_proposals import IsrProposals
-from brokerd.rpc.calls import abort
+from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from metaquorum.controller.state import PartitionImage
+from metaquorum.net.methods import Method
+from metaquorum.net.service import RefusalError
 
 Answer = Callable[[controller_pb2.AlterPartitionRequest], controller_pb2.AlterPartitionResponse]
 
@@ -45,29 +41,20 @@ class Replica:
             return await self.heard.get()
 
 
-class Controller(grpc.GenericRpcHandler):
+class Controller(ScriptedController):
     """Answers AlterPartition as the test says; remembers the requests."""
 
     def __init__(self) -> None:
+        super().__init__(self._alter)
         self.requests: list[controller_pb2.AlterPartitionRequest] = []
         self.answer: Answer = accept
         self.garbage: bytes | None = None
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the handler of any method."""
-
-        async def handle(data: bytes, context: Any) -> bytes:
-            request = controller_pb2.AlterPartitionRequest.FromString(data)
-            self.requests.append(request)
-            if self.garbage is not None:
-                return self.garbage
-            try:
-                return self.answer(request).SerializeToString()
-            except RefusedError as error:
-                await abort(context, error)
-                raise
-
-        return grpc.unary_unary_rpc_method_handler(handle)
+    async def _alter(self, method: Method, data: bytes) -> bytes:
+        assert method is Method.ALTER_PARTITION
+        request = controller_pb2.AlterPartitionRequest.FromString(data)
+        self.requests.append(request)
+        return self.answer(request).SerializeToString() if self.garbage is None else self.garbage
 
 
 def results(
@@ -130,15 +117,10 @@ def proposal(number: int) -> ProposeIsr:
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     """A controller on a port of its own."""
-    controller, server, peers = Controller(), grpc.aio.server(), PeerChannels()
-    server.add_generic_rpc_handlers((controller,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    made = Scene(controller, ControllerCalls(MetadataObserver(), peers, [f"127.0.0.1:{port}"]))
-    yield made
-    await made.proposals.close()
-    await peers.close()
-    await server.stop(None)
+    async with controller_of(Controller()) as controller, calls_to(controller) as calls:
+        made = Scene(controller, calls)
+        yield made
+        await made.proposals.close()
 
 
 async def test_proposals_go_together_and_are_answered_one_by_one(scene: Scene) -> None:
@@ -177,7 +159,7 @@ async def test_refusal_of_the_whole_call_is_one_of_each(scene: Scene, code: Erro
     """Only what certainly was not carried out is called refused."""
 
     def fail(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
-        raise RefusedError(Failure(code=code, message=f"scripted, {len(request.proposals)}"))
+        raise RefusalError(code, f"scripted, {len(request.proposals)}")
 
     scene.controller.answer = fail
     outcomes = await scene.propose(Replica(0), Replica(1))

@@ -6,21 +6,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import grpc.aio
 import pytest
 from lograft.internal.v1 import controller_pb2
 
 from brokerd.limits import ISR_GATHER_MS
-from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.partition.effects import FailAck, LossReason, ProposedMember, ProposeIsr, PublishHighWatermark
 from brokerd.partition.events import AckLevel, AckWanted, Tick
 from brokerd.partition.leader_events import ProposalAccepted
-from brokerd.replication.isr_proposals import METHOD, IsrProposals
+from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.tests.replication_support import LAG_MS, image, leader
+from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_isr_proposals import Replica, accept, proposal
+from metaquorum.net.methods import Method
 
 
 def test_min_isr_is_not_met_by_a_member_that_is_only_proposed() -> None:
@@ -50,39 +48,29 @@ def test_min_isr_is_still_met_while_a_member_is_only_proposed_away() -> None:
     assert replica.core.is_below_min_isr
 
 
-class SlowController(grpc.GenericRpcHandler):
+class SlowController(ScriptedController):
     """Accepts each request when the test lets it."""
 
     def __init__(self) -> None:
+        super().__init__(self._alter)
         self.requests: asyncio.Queue[controller_pb2.AlterPartitionRequest] = asyncio.Queue()
         self.leave = asyncio.Semaphore(0)
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> object:
-        """Return the handler of AlterPartition."""
-        assert handler_call_details.method == METHOD
-
-        async def handle(data: bytes, _context: object) -> bytes:
-            request = controller_pb2.AlterPartitionRequest.FromString(data)
-            self.requests.put_nowait(request)
-            await self.leave.acquire()
-            return accept(request).SerializeToString()
-
-        return grpc.unary_unary_rpc_method_handler(handle)  # pyright: ignore[reportArgumentType]
+    async def _alter(self, method: Method, data: bytes) -> bytes:
+        assert method is Method.ALTER_PARTITION
+        request = controller_pb2.AlterPartitionRequest.FromString(data)
+        self.requests.put_nowait(request)
+        await self.leave.acquire()
+        return accept(request).SerializeToString()
 
 
 @pytest.fixture
 async def slow() -> AsyncIterator[tuple[SlowController, IsrProposals]]:
     """A controller that the test holds up, and the proposals of broker 1."""
-    controller, server, peers = SlowController(), grpc.aio.server(), PeerChannels()
-    server.add_generic_rpc_handlers((controller,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    calls = ControllerCalls(MetadataObserver(), peers, [f"127.0.0.1:{port}"])
-    proposals = IsrProposals(calls, cluster_id="c", node_id=1, broker_epoch=lambda: 7)
-    yield controller, proposals
-    await proposals.close()
-    await peers.close()
-    await server.stop(None)
+    async with controller_of(SlowController()) as controller, calls_to(controller) as calls:
+        proposals = IsrProposals(calls, cluster_id="c", node_id=1, broker_epoch=lambda: 7)
+        yield controller, proposals
+        await proposals.close()
 
 
 async def test_one_request_of_a_broker_is_under_way_and_has_what_came_meanwhile_behind_it(

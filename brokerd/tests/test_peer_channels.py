@@ -18,7 +18,6 @@ from lograft.settings import MAX_RETRY_BACKOFF_MS
 from brokerd.clock import monotonic_ms
 from brokerd.limits import FOLLOWER_PAUSE_MAX_MS, PEER_RESOLVE_MS
 from brokerd.metadata.peer_channels import PeerChannels, is_ready_within
-from metaquorum.runtime import transport
 from metaquorum.tests.quorum_cluster import until
 
 LONG_MS, GIVE_UP_S = 600_000, 60.0
@@ -86,19 +85,16 @@ async def test_peer_that_comes_back_under_another_address_is_found_soon(names: t
         await channels.close()
 
 
-@pytest.mark.parametrize("options", [transport.CHANNEL_OPTIONS, _transport.CHANNEL_OPTIONS], ids=["voters", "clients"])
-async def test_voters_and_clients_look_names_up_again_as_soon(
-    names: tuple[NameServer, str], options: tuple[tuple[str, int], ...]
-) -> None:
-    """Their channels have limits of their own, of the same size."""
+async def test_clients_look_names_up_again_as_soon(names: tuple[NameServer, str]) -> None:
+    """Their channels have a limit of their own, of the same size."""
     server, target = names
-    async with grpc.aio.insecure_channel(target, options=options) as channel:
+    async with grpc.aio.insecure_channel(target, options=_transport.CHANNEL_OPTIONS) as channel:
         assert not await is_ready_within(channel, FOLLOWER_PAUSE_MAX_MS)
         server.address = THERE
         moved_ms = monotonic_ms()
         ready = asyncio.ensure_future(channel.channel_ready())
         await until(ready.done, what="the peer at its new address")
-        assert monotonic_ms() - moved_ms < 10 * max(transport.RESOLVE_MS, MAX_RETRY_BACKOFF_MS)
+        assert monotonic_ms() - moved_ms < 10 * max(PEER_RESOLVE_MS, MAX_RETRY_BACKOFF_MS)
 
 
 async def test_channel_that_is_given_up_is_lent_no_more_and_closed_after_its_last_use() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaderships that are given up, over real gRPC to a scripted controller."""
+"""Leaderships that are given up, to a scripted controller over real connections."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 from lograft.internal.v1 import controller_pb2
 from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.failure import Failure, RefusedError
 from brokerd.limits import MAX_CALL_RESIGNATIONS
 from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.replication.replica_peers import Resignation, ResignReason
-from brokerd.replication.resignations import METHOD, Resignations
-from brokerd.rpc.calls import abort
+from brokerd.replication.resignations import Resignations
+from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
+from metaquorum.net.methods import Method
+from metaquorum.net.service import RefusalError
 
 T = bytes(16)
 Request = controller_pb2.ResignLeadershipRequest
@@ -43,7 +40,7 @@ def refused(request: Request) -> bytes:
 
 def failed(request: Request) -> bytes:
     """Refuse the whole call."""
-    raise RefusedError(Failure(code=ErrorCode.OUTCOME_UNKNOWN, message=f"scripted, {len(request.partitions)}"))
+    raise RefusalError(ErrorCode.OUTCOME_UNKNOWN, f"scripted, {len(request.partitions)}")
 
 
 def garbage(request: Request) -> bytes:
@@ -60,33 +57,24 @@ def _answer(request: Request, **result: Any) -> bytes:
     return controller_pb2.ResignLeadershipResponse(results=results).SerializeToString()
 
 
-class Controller(grpc.GenericRpcHandler):
+class Controller(ScriptedController):
     """Answers as the test says, and keeps what it was asked."""
 
     def __init__(self) -> None:
+        super().__init__(self._resign)
         self.answer: Answer = moved
-        self.asked: asyncio.Queue[Request] = asyncio.Queue()
+        self.requests: asyncio.Queue[Request] = asyncio.Queue()
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of the one method."""
-        if handler_call_details.method != METHOD:
-            return None
-
-        async def handle(data: bytes, context: Any) -> bytes:
-            request = Request.FromString(data)
-            self.asked.put_nowait(request)
-            try:
-                return self.answer(request)
-            except RefusedError as error:
-                await abort(context, error)
-                raise
-
-        return grpc.unary_unary_rpc_method_handler(handle)
+    async def _resign(self, method: Method, data: bytes) -> bytes:
+        assert method is Method.RESIGN_LEADERSHIP
+        request = Request.FromString(data)
+        self.requests.put_nowait(request)
+        return self.answer(request)
 
     async def request(self) -> Request:
         """Wait for the next request."""
         async with asyncio.timeout(WAIT_S):
-            return await self.asked.get()
+            return await self.requests.get()
 
 
 class Scene:
@@ -101,15 +89,10 @@ class Scene:
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     """A controller on a port of its own."""
-    controller, server, peers = Controller(), grpc.aio.server(), PeerChannels()
-    server.add_generic_rpc_handlers((controller,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    made = Scene(controller, ControllerCalls(MetadataObserver(), peers, [f"127.0.0.1:{port}"]))
-    yield made
-    await made.resignations.close()
-    await peers.close()
-    await server.stop(None)
+    async with controller_of(Controller()) as controller, calls_to(controller) as calls:
+        made = Scene(controller, calls)
+        yield made
+        await made.resignations.close()
 
 
 def given_up(
@@ -156,7 +139,7 @@ async def test_whatever_becomes_of_a_call_the_next_one_is_sent(scene: Scene, ans
     scene.resignations.resign(given_up(1, 2))
     request = await scene.controller.request()
     assert [(each.partition, each.leader_epoch) for each in request.partitions] == [(1, 2)]
-    assert scene.controller.asked.empty()
+    assert scene.controller.requests.empty()
 
 
 async def test_broker_that_is_not_registered_sends_nothing(scene: Scene) -> None:
@@ -164,7 +147,7 @@ async def test_broker_that_is_not_registered_sends_nothing(scene: Scene) -> None
     scene.broker_epoch = None
     scene.resignations.resign(given_up(0, 1))
     await _idle()
-    assert scene.controller.asked.empty()
+    assert scene.controller.requests.empty()
     scene.broker_epoch = 8
     scene.resignations.resign(given_up(1, 2))
     request = await scene.controller.request()
@@ -177,7 +160,7 @@ async def test_nothing_is_sent_after_the_close(scene: Scene) -> None:
     await scene.resignations.close()
     scene.resignations.resign(given_up(1, 1))
     await _idle()
-    assert scene.controller.asked.empty()
+    assert scene.controller.requests.empty()
 
 
 async def _idle() -> None:

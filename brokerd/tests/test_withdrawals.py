@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Withdrawals of lost replicas over real gRPC to a scripted controller, until the metadata says that they hold."""
+"""Withdrawals of lost replicas to a scripted controller over real connections, until the metadata says that they hold."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 
-import grpc.aio
 import pytest
 from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.failure import Failure, RefusedError
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
-from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.replication.withdrawals import Withdrawals
+from brokerd.tests.scripted_controller import calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_isr_proposals import Answer, Controller, accept, refuse
 from brokerd.tests.test_metadata_changes import commit
 from metaquorum.controller.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
+from metaquorum.net.service import RefusalError
 from metaquorum.tests.quorum_cluster import until
 
 T = bytes(16)
@@ -73,16 +72,11 @@ class Scene:
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     """A controller on a port of its own."""
-    controller, server, peers = Controller(), grpc.aio.server(), PeerChannels()
-    server.add_generic_rpc_handlers((controller,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    made = Scene(controller, ControllerCalls(MetadataObserver(), peers, [f"127.0.0.1:{port}"]))
-    made.answer_with(accept)
-    yield made
-    await made.withdrawals.close()
-    await peers.close()
-    await server.stop(None)
+    async with controller_of(Controller()) as controller, calls_to(controller) as calls:
+        made = Scene(controller, calls)
+        made.answer_with(accept)
+        yield made
+        await made.withdrawals.close()
 
 
 async def test_lost_replicas_go_in_one_call(scene: Scene) -> None:
@@ -106,7 +100,7 @@ def drop(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterP
 
 def fail(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
     """Refuse the whole call."""
-    raise RefusedError(Failure(code=ErrorCode.OUTCOME_UNKNOWN, message=f"scripted, {len(request.proposals)}"))
+    raise RefusalError(ErrorCode.OUTCOME_UNKNOWN, f"scripted, {len(request.proposals)}")
 
 
 @pytest.mark.parametrize("answer", [refuse(ErrorCode.FENCED_EPOCH), drop, fail])

@@ -5,7 +5,7 @@ Owns the transport, the timer, and who is told what became of a call. Must not k
 Everything runs on the event loop.
 
 Laws: whoever asks is told exactly once; nothing is written while the transport is full; an exception of a handler fails its call
-alone.
+alone, and one of whoever asked costs nobody else an outcome.
 """
 
 from __future__ import annotations
@@ -404,6 +404,10 @@ class Link(asyncio.Protocol):
         """Greet."""
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
+        if self._core.deadline_ms() is None:
+            # It was closed between its acceptance and now.
+            self._transport.abort()
+            return
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         self._flush()
         self._arm()
@@ -420,7 +424,9 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side is gone, or this one has closed."""
-        self.closed.set_result(None)
+        if not self.closed.done():
+            # Whoever waited for it may have been cancelled, and it with them.
+            self.closed.set_result(None)
         self._tell(self._core.lose(f"the connection broke: {exc!r}" if exc else "the other side ended the connection"))
 
     def pause_writing(self) -> None:
@@ -489,8 +495,7 @@ class Link(asyncio.Protocol):
                     served = self._served.pop(call_id, None)
                     if served is not None:
                         served.is_abandoned = True
-                        if served.on_abandoned is not None:
-                            served.on_abandoned()
+                        self._abandon(served)
                 case Greeted(hello=hello):
                     self._greet(hello)
                 case Leaving():
@@ -499,6 +504,14 @@ class Link(asyncio.Protocol):
                     self._end(reason)
                 case _:
                     assert_never(each)
+
+    def _abandon(self, served: ServedCall) -> None:
+        if served.on_abandoned is None:
+            return
+        try:
+            served.on_abandoned()
+        except Exception:
+            logger.exception("event=abandoned_call_failed")
 
     def _greet(self, hello: bytes) -> None:
         self.hello = hello
@@ -510,8 +523,13 @@ class Link(asyncio.Protocol):
 
     def _outcome(self, call_id: int, outcome: Outcome) -> None:
         on_outcome = self._waiting.pop(call_id, None)
-        if on_outcome is not None:
+        if on_outcome is None:
+            return
+        try:
             on_outcome(outcome)
+        except Exception:
+            # The fault of one who asked: others are told theirs all the same.
+            logger.exception("event=outcome_failed")
 
     def _fail(self, failed: Failed) -> None:
         error: CallError

@@ -30,7 +30,7 @@ REDIAL_MS: Final = 100
 """Milliseconds after a failed attempt in which the next one fails at once."""
 
 SPARE_SWEEP_MS: Final = 30_000
-"""Milliseconds between two looks for second connections to the same server, which are closed when they carry no call."""
+"""Milliseconds between two looks for second connections to the same server, which are left, and closed once they carry no call."""
 
 MAX_ACCEPTED: Final = 1_000
 """Connections that others have dialled; a further one is ended at once."""
@@ -78,6 +78,8 @@ class Peers:
         self._links: dict[str, Link] = {}
         self._all: set[Link] = set()
         self._who: dict[Link, Identity] = {}
+        # Second connections that this side has said GOODBYE on.
+        self._leaving: set[Link] = set()
         self._accepted_count = 0
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, list[_Waiting]] = {}
@@ -116,7 +118,8 @@ class Peers:
             try:
                 link.request(method, message, timeout_ms=left_ms, on_outcome=on_outcome)
             except BusyError as error:
-                on_outcome(NotSentError(f"{address}: {error}"))
+                # Later, as everything else: whoever asks may be in the middle of something.
+                self._loop.call_soon(on_outcome, NotSentError(f"{address}: {error}"))
 
         self._with_link(address, node_id, timeout_ms, tell)
 
@@ -204,8 +207,8 @@ class Peers:
     def _with_link(
         self, address: str, node_id: int | None, timeout_ms: int, tell: Callable[[Link | NotSentError], None]
     ) -> None:
-        link = self._links.get(address)
-        if link is not None and link.is_usable:
+        link = self._usable(address)
+        if link is not None:
             if node_id is not None and self._who[link].node_id != node_id:
                 self._loop.call_soon(tell, NotSentError(f"{address} is node {self._who[link].node_id}, not {node_id}"))
             else:
@@ -226,6 +229,17 @@ class Peers:
             task = self._dialling[address] = self._loop.create_task(self._dial(address, node_id), name="dial")
             task.add_done_callback(lambda _: self._dialling.pop(address, None))
 
+    def _usable(self, address: str) -> Link | None:
+        link = self._links.get(address)
+        if link is None or link.is_usable:
+            return link
+        # The other side leaves it, for there is a second one.
+        for other, who in self._who.items():
+            if who.address == address and other.is_usable:
+                self._links[address] = other
+                return other
+        return None
+
     def _expire(self, address: str, entry: _Waiting) -> None:
         waiting = self._waiting.get(address, [])
         if entry in waiting:
@@ -236,7 +250,11 @@ class Peers:
         for entry in self._waiting.pop(address, ()):
             if entry.timer is not None:
                 entry.timer.cancel()
-            entry.tell(found)
+            try:
+                entry.tell(found)
+            except Exception:
+                # The fault of one who asked: others are told theirs all the same.
+                logger.exception("event=outcome_failed peer=%s", address)
 
     async def _dial(self, address: str, node_id: int | None) -> None:
         # host:port, or [address]:port for IPv6.
@@ -248,7 +266,7 @@ class Peers:
             async with asyncio.timeout(DIAL_MS / 1000):
                 await self._loop.create_connection(lambda: link, host, int(port))
                 await link.greeted
-        except (OSError, TimeoutError, ValueError, BadFrameError) as error:
+        except (OSError, TimeoutError, ValueError, OverflowError, BadFrameError) as error:
             link.close(b"")
             reason = f"{address}: {misfits[0]}" if misfits else f"{address} cannot be reached: {error!r}"
             is_refused = isinstance(error, ConnectionRefusedError)
@@ -311,6 +329,7 @@ class Peers:
     def _lose(self, link: Link, reason: str, *, is_dialler: bool) -> None:
         who = self._who.pop(link, None)
         self._all.discard(link)
+        self._leaving.discard(link)
         if not is_dialler:
             self._accepted_count -= 1
         for address, each in list(self._links.items()):
@@ -328,6 +347,15 @@ class Peers:
         used = set(self._links.values())
         for link in list(self._all):
             who = self._who.get(link)
-            if link not in used and who is not None and who.address in self._links and link.open_count == 0:
-                link.close(b"")
+            if link in self._leaving:
+                if link.open_count == 0:
+                    link.close(b"")
+                continue
+            if link in used or who is None or who.address not in self._links:
+                continue
+            # One side decides, or each would take the connection that the other uses. Calls that cross the GOODBYE are served: it is
+            # closed at another look, when there are none.
+            if self._identity.node_id < who.node_id:
+                self._leaving.add(link)
+                link.leave(b"")
         self._see_to_spares()

@@ -77,6 +77,9 @@ def decode_refusal(body: bytes) -> RefusalError:
         failure = pb.Failure.FromString(body)
         code = ErrorCode(failure.code)
     except (DecodeError, ValueError):
+        failure, code = pb.Failure(), ErrorCode.UNSPECIFIED
+    if code is ErrorCode.UNSPECIFIED:
+        # Of a later version, or no refusal at all: nobody can say what was done.
         return RefusalError(ErrorCode.INTERNAL, "the other server refused with a reason that is not understood")
     leader = failure.leader if failure.HasField("leader") else None
     return RefusalError(code, failure.message, retry_after_ms=failure.retry_after_ms, leader=leader)
@@ -121,13 +124,12 @@ class ServiceTable:
         async def serve_in_task(request: RequestT, call: ServedCall) -> None:
             try:
                 response = await answer(request, call)
+                call.respond(response.SerializeToString())
             except RefusalError as error:
                 call.fail(error.encode())
             except Exception:
                 logger.exception("event=call_failed method=%d", method)
                 call.fail(_FAULT)
-            else:
-                call.respond(response.SerializeToString())
 
         def serve(call: ServedCall) -> None:
             try:

@@ -70,6 +70,9 @@ def _export(
                     yield piece
         except CommandError as error:
             await context.abort_with_status(_status(error))
+        except Exception:
+            logger.exception("event=call_failed call=ExportMetadata")
+            await context.abort_with_status(_fault())
 
     return serve
 

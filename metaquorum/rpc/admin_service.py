@@ -96,7 +96,11 @@ class AdminOperations:
         Raises:
             CommandError: what the controller refuses.
         """
-        carry_out: Callable[[Message, int], Awaitable[Message]] = getattr(self, _METHODS[method])
+        if method in _OF_BROKERS:
+            raise CommandError(
+                ErrorCode.INVALID_REQUEST, "log directories belong to a broker: ask it at its own address"
+            )
+        carry_out: Callable[[Message, int], Awaitable[Message]] = getattr(self, _snake_case(method))
         return await carry_out(request, timeout_ms)
 
     async def create_topic(
@@ -310,17 +314,15 @@ def _snake_case(name: str) -> str:
 
 
 _OF_BROKERS: Final = ("DescribeLogDirectories", "DeleteUnknownPartitions", "MoveReplica")
-"""Methods about the log directories of one broker: no controller answers them."""
+"""Methods about the log directories of one broker: the controller says so, and carries none of them out."""
 
 _STREAMS: Final = ("ExportMetadata",)
 
-_METHODS: Final[dict[str, str]] = {
-    method.name: _snake_case(method.name)
+REQUEST_TYPES: Final[dict[str, type[Message]]] = {
+    method.name: getattr(admin_pb2, f"{method.name}Request")
     for method in admin_pb2.DESCRIPTOR.services_by_name["AdminService"].methods
-    if method.name not in (*_OF_BROKERS, *_STREAMS)
+    if method.name not in _STREAMS
 }
-
-REQUEST_TYPES: Final[dict[str, type[Message]]] = {name: getattr(admin_pb2, f"{name}Request") for name in _METHODS}
 """Message of each method that has one answer."""
 
 

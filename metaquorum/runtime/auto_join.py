@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import Final
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from lograft.internal.v1 import controller_pb2 as pb
 from lograft.v1 import admin_pb2
 
@@ -70,6 +70,8 @@ class AutoJoin:
         except CallError as error:
             reason = decode_refusal(error.failure) if isinstance(error, RefusedByPeerError) else error
             return self._wait(f"{address}: {reason}")
+        except DecodeError as error:
+            return self._wait(f"{address}: an answer that is none: {error}")
 
     async def _call(self, address: str, method: str, request: Message) -> bytes:
         call = pb.AdminCall(method=method, request=request.SerializeToString()).SerializeToString()

@@ -8,6 +8,7 @@ Source: docs/net.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
@@ -33,6 +34,8 @@ from metaquorum.raft.messages import (
 )
 from metaquorum.runtime import quorum_codec as codec
 from metaquorum.runtime.wire_fields import InvalidMessageError
+
+logger = logging.getLogger(__name__)
 
 SNAPSHOT_WINDOW_BYTES: Final = 4 * 1024 * 1024
 """Bytes of a snapshot that its server may send ahead of its reader."""
@@ -77,6 +80,10 @@ class QuorumTransport:
                 response = decode(outcome)
             except (InvalidMessageError, DecodeError) as error:
                 on_answer(PeerFailureError(Failure.TIMED_OUT, f"{address} answered nonsense: {error}"))
+            except Exception as error:
+                # A fault of this process; who asked waits for an outcome all the same.
+                logger.exception("event=answer_not_read peer=%s", address)
+                on_answer(PeerFailureError(Failure.TIMED_OUT, f"the answer of {address} could not be read: {error!r}"))
             else:
                 on_answer(response)
 

@@ -26,6 +26,7 @@ class MeteredCluster(QuorumCluster):
     """Voters that serve metrics."""
 
     async def start(self, node_id: int) -> QuorumServer:
+        await self.client.open()
         settings = settings_for(node_id, self.ports[node_id], self.voters)
         server = QuorumServer(replace(settings, metrics_listen=METRICS), self.path(node_id))
         await server.start()

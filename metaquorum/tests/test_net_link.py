@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
@@ -132,6 +133,32 @@ async def test_deadline_and_cancelled_caller_end_the_work_of_the_other_side() ->
         await until(lambda: link.open_count == 0)
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["answered", "lost"])
+async def test_fault_of_whoever_asked_does_not_cost_the_others_their_outcomes(
+    caplog: pytest.LogCaptureFixture, *, ends: bool
+) -> None:
+    """Each is told; the connection goes on, and its end is told too."""
+    told: list[object] = []
+
+    def faulty(outcome: object) -> None:
+        told.append(outcome)
+        raise RuntimeError("a fault of the asker")
+
+    async with connected() as (link, dialler, listener):
+        await link.greeted
+        for on_outcome in (faulty, told.append):
+            link.request(SILENT if ends else ECHO, b"x", timeout_ms=60_000, on_outcome=on_outcome)
+        if ends:
+            await until(lambda: listener.links[0].open_count == 2)
+            listener.links[0].close(b"stopping")
+            await until(lambda: dialler.over)
+        await until(lambda: len(told) == 2)
+        if not ends:
+            assert told == [b"x of dialler"] * 2
+            assert await link.ask(ECHO, b"y", timeout_ms=5_000) == b"y of dialler"
+    assert len([record for record in caplog.records if "event=outcome_failed" in record.message]) == 1
+
+
 async def test_stream_runs_both_ways_within_its_windows() -> None:
     """A writer waits for its reader, and ends reach the other side in order."""
     async with connected() as (link, _, listener):
@@ -228,6 +255,43 @@ async def test_silent_machine_is_noticed_without_a_call() -> None:
         await ended.wait()
     assert "no sign of life" in side.over[0]
     await link.closed
+    server.close()
+
+
+class Deaf(asyncio.Protocol):
+    """Greets, and reads nothing."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.write(b"lograft-net-1\n\0\0\0\x07\1\0\0\0\0\0x")
+        self.transport.pause_reading()
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "silent"])
+async def test_other_side_that_does_not_read_is_not_waited_for(*, closes: bool) -> None:
+    """What was written to it would be kept for ever; whoever asked is told."""
+    deaf, side = Deaf(), Side()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: deaf, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    limits = replace(LIMITS, liveness_ms=60_000 if closes else 300)
+    _, link = await loop.create_connection(lambda: side.link(is_dialler=True, limits=limits), "127.0.0.1", port)
+    told: list[object] = []
+    async with asyncio.timeout(WAIT_S):
+        await link.greeted
+        for _ in range(3):
+            link.request(ECHO, bytes(4_000_000), timeout_ms=60_000, on_outcome=told.append)
+        if closes:
+            link.close(b"")
+        await link.closed
+    assert [type(outcome) for outcome in told] == [UnansweredError] * 3
+    assert len(side.over) == 1
+    assert deaf.transport is not None
+    deaf.transport.abort()
     server.close()
 
 

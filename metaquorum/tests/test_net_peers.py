@@ -7,9 +7,11 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
+from metaquorum.net import peers
 from metaquorum.net.connection import Limits, Loss
 from metaquorum.net.hello import Identity, MisfitError, checked
 from metaquorum.net.link import CallError, Outcome, ServedCall, Services, Stream, UnansweredError
@@ -51,6 +53,11 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await self.peers.close()
+
+    @property
+    def open_links(self) -> int:
+        """Connections that are there now."""
+        return len(self.peers._all)  # pyright: ignore[reportPrivateUsage]
 
     def _accept(self) -> asyncio.Protocol:
         self.accepted += 1
@@ -125,6 +132,85 @@ async def test_server_that_comes_back_is_dialled_anew_and_what_was_under_way_is_
             assert answer == b"2 says "
 
 
+async def test_fault_of_whoever_asked_does_not_cost_the_others_their_outcomes() -> None:
+    """Of those who wait for one connection, which cannot be had."""
+    one, told = Node(1), list[Outcome]()
+
+    def faulty(outcome: Outcome) -> None:
+        told.append(outcome)
+        raise RuntimeError("a fault of the asker")
+
+    async with started(one), asyncio.timeout(WAIT_MS / 1000):
+        address = free_address()
+        for on_outcome in (faulty, told.append):
+            one.peers.request(address, ECHO, b"", timeout_ms=WAIT_MS, on_outcome=on_outcome)
+        while len(told) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert [type(outcome) for outcome in told] == [NotSentError] * 2
+
+
+async def test_connections_that_others_dial_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than allowed is ended, whether it greets or not; those that are there go on, and an ended one makes room."""
+    monkeypatch.setattr(peers, "MAX_ACCEPTED", 2)
+    one, two, busy = Node(1), Node(2), Node(3)
+    async with started(one, two, busy), asyncio.timeout(WAIT_MS / 1000):
+        mute_reader, mute = await asyncio.open_connection("127.0.0.1", int(busy.address.rpartition(":")[2]))
+        await mute_reader.readexactly(14)
+        assert await one.peers.ask(busy.address, ECHO, b"", timeout_ms=WAIT_MS) == b"3 says "
+        with pytest.raises((NotSentError, UnansweredError)):
+            await two.peers.ask(busy.address, SILENT, b"", timeout_ms=WAIT_MS)
+        assert await one.peers.ask(busy.address, ECHO, b"", timeout_ms=WAIT_MS) == b"3 says "
+        mute.close()
+        answer = None
+        while answer is None:
+            with suppress(CallError):
+                answer = await two.peers.ask(busy.address, ECHO, b"", timeout_ms=WAIT_MS)
+            await asyncio.sleep(0.02)
+        assert answer == b"3 says "
+
+
+async def test_those_who_wait_for_a_connection_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is told at once that nothing was sent; the others wait on."""
+    monkeypatch.setattr(peers, "MAX_WAITING", 2)
+    one, told = Node(1), list[Outcome]()
+    async with started(one), asyncio.timeout(WAIT_MS / 1000):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            for _ in range(2):
+                one.peers.request(address, ECHO, b"", timeout_ms=WAIT_MS, on_outcome=told.append)
+            with pytest.raises(NotSentError, match="too many wait"):
+                await one.peers.ask(address, ECHO, b"", timeout_ms=WAIT_MS)
+            assert told == []
+            while len(told) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert [type(outcome) for outcome in told] == [NotSentError] * 2
+
+
+async def test_name_is_looked_up_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that comes back under another address (a pod does) is found there at once; nothing remembers the old one."""
+    asked: list[str] = []
+    look_up = socket.getaddrinfo
+
+    def look_up_here(host: str, *arguments: Any, **options: Any) -> Any:
+        # No name server of a test can be reached by the system's resolver.
+        if host != "peer.test":
+            return look_up(host, *arguments, **options)
+        asked.append(host)
+        return look_up("127.0.0.2" if len(asked) == 1 else "127.0.0.1", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_here)
+    one, two = Node(1), Node(2)
+    async with started(one, two), asyncio.timeout(WAIT_MS / 1000):
+        address = f"peer.test:{two.address.rpartition(':')[2]}"
+        answer = None
+        while answer is None:
+            with suppress(NotSentError):
+                answer = await one.peers.ask(address, ECHO, b"", timeout_ms=WAIT_MS)
+            await asyncio.sleep(0.02)
+    assert answer == b"2 says "
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize(("cluster_id", "node_id"), [("other", 2), ("c", 3)])
 async def test_server_of_another_cluster_or_another_node_is_not_asked(cluster_id: str, node_id: int) -> None:
     """A stale address may lead to anybody."""
@@ -144,8 +230,8 @@ async def test_dialling_has_a_time_limit_of_the_caller_and_of_its_own() -> None:
                 await one.peers.ask(address, ECHO, b"", timeout_ms=50)
             with pytest.raises(NotSentError, match="cannot be reached"):
                 await one.peers.ask(address, ECHO, b"", timeout_ms=WAIT_MS)
-        for nowhere in ("127.0.0.1", "127.0.0.1:x", "no.such.host.invalid:1"):
-            with pytest.raises(NotSentError):
+        for nowhere in ("127.0.0.1", "127.0.0.1:x", "no.such.host.invalid:1", "127.0.0.1:99999", "a\0b:1"):
+            with pytest.raises(NotSentError, match="cannot be reached"):
                 await one.peers.ask(nowhere, ECHO, b"", timeout_ms=WAIT_MS)
 
 
@@ -160,6 +246,45 @@ async def test_two_that_dial_at_once_both_get_answers() -> None:
             )
             assert answers == [b"2 says a"] * 5 + [b"1 says b"] * 5
         assert one.accepted + two.accepted <= 2
+
+
+async def test_second_connection_of_two_that_dialled_at_once_goes_and_no_call_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each uses the one that it dialled: the sweep must not take it from under a call, nor take both."""
+    monkeypatch.setattr(peers, "SPARE_SWEEP_MS", 50)
+    one, two = Node(1), Node(2)
+    stop = asyncio.Event()
+    counts = [0, 0]
+
+    async def asks(index: int, who: Node, whom: Node) -> None:
+        expected = b"%d says x" % whom.identity.node_id
+        while not stop.is_set():
+            assert await who.peers.ask(whom.address, ECHO, b"x", timeout_ms=WAIT_MS) == expected
+            counts[index] += 1
+
+    async with started(one, two), asyncio.timeout(WAIT_MS / 1000):
+        asking = [asyncio.create_task(asks(0, one, two)), asyncio.create_task(asks(1, two, one))]
+        while not any(task.done() for task in asking) and (one.open_links, two.open_links) != (1, 1):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        # So that one more sweep has its chance.
+        await asyncio.sleep(0.2)
+        stop.set()
+        await asyncio.gather(*asking)
+        assert (one.accepted, two.accepted) == (1, 1)
+        assert (one.open_links, two.open_links) == (1, 1)
+        assert min(counts) > 0
+
+
+async def test_server_asks_itself_over_a_connection_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker and the controller in one process do; both ends of it are there, and neither is a spare."""
+    monkeypatch.setattr(peers, "SPARE_SWEEP_MS", 20)
+    one = Node(1)
+    async with started(one), asyncio.timeout(WAIT_MS / 1000):
+        for _ in range(10):
+            assert await one.peers.ask(one.address, ECHO, b"x", timeout_ms=WAIT_MS) == b"1 says x"
+            await asyncio.sleep(0.02)
+        assert one.accepted == 1
 
 
 async def test_stop_tells_whoever_waits() -> None:

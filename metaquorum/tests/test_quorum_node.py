@@ -361,6 +361,34 @@ async def test_server_of_another_cluster_is_not_heard(quorum_of: QuorumOf) -> No
             await QuorumCalls(stranger, leader.address).probe(pb.ProbeRequest())
 
 
+async def test_node_that_stops_answers_fetches_that_wait(quorum_of: QuorumOf) -> None:
+    """It says so, and need not wait for its followers: they look for the next leader at once."""
+    quorum = quorum_of(1)
+    await quorum.start()
+    leader = await quorum.wait_for_leader()
+    node = leader.node
+    assert node is not None
+    status = node.status()
+    request = pb.FetchQuorumRequest(
+        cluster_id=CLUSTER_ID,
+        quorum_epoch=node.leader().quorum_epoch,
+        replica=pb.ReplicaKey(node_id=9, directory_id=b"o" * 16),
+        fetch_offset=status.log_end_offset,
+        last_fetched_epoch=node.leader().quorum_epoch,
+        high_watermark=status.high_watermark,
+        max_bytes=1_000,
+        max_wait_ms=30_000,
+    )
+    async with PeerClient(CLUSTER_ID) as client:
+        fetching = asyncio.create_task(QuorumCalls(client, leader.address).fetch(request))
+        await wait_for(lambda: bool(node.status().observers), "the fetch at the leader")
+        assert not fetching.done()
+        await leader.stop()
+        async with asyncio.timeout(5):
+            # As by one that leads no more, or that is gone for its core.
+            assert (await fetching).error in (pb.QUORUM_ERROR_NOT_LEADER, pb.QUORUM_ERROR_UNAVAILABLE)
+
+
 async def test_server_without_a_node_is_unavailable(quorum_of: QuorumOf) -> None:
     """A node that is starting or stopping says so, and is asked again."""
     (machine,) = quorum_of(1).machines

@@ -20,6 +20,7 @@ from lograft.wire.status import parse_rpc_error
 
 from metaquorum.controller.records import ConfigResource
 from metaquorum.controller.topic_configs import TOPIC_CONFIGS
+from metaquorum.net.methods import Method
 from metaquorum.net.peers import NotSentError
 from metaquorum.rpc.admin_front import SERVICE
 from metaquorum.runtime.first_start import format_standalone
@@ -195,15 +196,20 @@ async def test_quorum_is_described(cluster: QuorumCluster) -> None:
 
 
 async def test_log_directories_are_a_matter_of_brokers(cluster: QuorumCluster) -> None:
-    """A node of the quorum alone has none, and does not offer the methods."""
+    """A voter has none, and says whom to ask; also to another server."""
     admin = cluster.admin(1)
     for call in (
         admin.DescribeLogDirectories(admin_pb2.DescribeLogDirectoriesRequest()),
         admin.MoveReplica(admin_pb2.MoveReplicaRequest()),
+        admin.DeleteUnknownPartitions(admin_pb2.DeleteUnknownPartitionsRequest()),
+        cluster.client.ask(
+            cluster.voters[1],
+            Method.ADMIN,
+            controller_pb2.AdminCall(method="MoveReplica"),
+            controller_pb2.AdminAnswer,
+        ),
     ):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "belong to a broker" in (await refused(call, ErrorCode.INVALID_REQUEST)).message
 
 
 async def test_broker_registers_beats_and_gets_producer_ids(cluster: QuorumCluster) -> None:
@@ -255,7 +261,7 @@ async def test_bad_requests_of_brokers_are_refused_with_their_codes(cluster: Quo
 async def test_fault_of_the_server_is_internal_and_does_not_leak(
     cluster: QuorumCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What nobody foresaw becomes INTERNAL without details, by gRPC or from a broker, and the log has the rest."""
+    """What nobody foresaw becomes INTERNAL without details, at once or on a stream, by gRPC or from a broker; the log has the rest."""
 
     async def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a secret detail")
@@ -265,8 +271,13 @@ async def test_fault_of_the_server_is_internal_and_does_not_leak(
     assert "secret" not in status.message
     status = await refused(BrokerStub(cluster, 7).beat(1), ErrorCode.INTERNAL)
     assert "secret" not in status.message
+    monkeypatch.setattr(cluster.servers[1].host, "wait_for_everything", fail)
+    status = await refused(
+        cluster.admin(1).ExportMetadata(admin_pb2.ExportMetadataRequest()).read(), ErrorCode.INTERNAL
+    )
+    assert "secret" not in status.message
     failed = [record for record in caplog.records if "event=call_failed" in record.getMessage()]
-    assert len(failed) == 2
+    assert len(failed) == 3
     assert all(record.exc_info is not None for record in failed)
 
 

@@ -173,7 +173,7 @@ async def test_voter_is_not_taken_out_for_a_replica_of_an_old_version(cluster: Q
         assert "LEVEL_NOT_SUPPORTED" in status.message
         request.replacement_directory_id = b"short"
         await refused(cluster.admin(leader).RemoveVoter(request), ErrorCode.INVALID_REQUEST)
-        joining = AutoJoin(old.node)
+        joining = AutoJoin(old.node, old.peers)
         await until(
             lambda: all(
                 (voter.last_fetch_age_ms or 0) > STALE_VOTER_MS

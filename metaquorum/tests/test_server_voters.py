@@ -244,7 +244,7 @@ async def test_auto_join_does_not_push_out_a_living_voter(cluster: QuorumCluster
     await server.start()
     try:
         await caught_up(cluster.servers[leader], twin, server.node.directory_id)
-        joining = AutoJoin(server.node)
+        joining = AutoJoin(server.node, server.peers)
         assert not await joining._attempt()  # pyright: ignore[reportPrivateUsage]
     finally:
         await server.stop()
