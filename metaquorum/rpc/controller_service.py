@@ -167,7 +167,10 @@ class ControllerServicer(controller_pb2_grpc.ControllerServiceServicer):
         answer = outcome.response
         assert isinstance(answer, HeartbeatAnswered), f"unexpected {answer}"
         return controller_pb2.HeartbeatResponse(
-            fenced=answer.fenced, caught_up=answer.caught_up, should_shutdown=answer.should_shutdown
+            fenced=answer.fenced,
+            caught_up=answer.caught_up,
+            should_shutdown=answer.should_shutdown,
+            metadata_offset=outcome.metadata_offset,
         )
 
     def _look_after(self, broker_id: int, broker_epoch: int) -> None:
