@@ -125,7 +125,9 @@ class SegmentRepair:
         for _, header in placed:
             if header.next_offset > wanted.stop:
                 raise InvalidBatchError(f"a batch ends at {header.next_offset}, the damage at {wanted.stop}")
-            if epoch_fits(epochs, header):
+            # Below the first known epoch every one up to it fits, and is news.
+            is_known = epochs.last_epoch is None or epochs.epoch_at(header.base_offset) is not None
+            if is_known and epoch_fits(epochs, header):
                 continue
             if not may_begin_earlier(epochs, header.leader_epoch, header.base_offset, damage_end=self._damage_ends[0]):
                 raise OutOfOrderOffsetError(

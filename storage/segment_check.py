@@ -138,7 +138,7 @@ def epoch_fits(epochs: LeaderEpochs, header: BatchHeader) -> bool:
 
 
 def may_begin_earlier(epochs: LeaderEpochs, epoch: int, offset: int, *, damage_end: int) -> bool:
-    """Tell whether a leader epoch may begin at an offset that lies in damage, although a lower one is known there.
+    """Tell whether a leader epoch may begin at an offset that lies in damage, although a lower one is known there, or none.
 
     The next epoch that is known to begin, in the damage or right behind it, is the highest one that may.
 
@@ -149,5 +149,8 @@ def may_begin_earlier(epochs: LeaderEpochs, epoch: int, offset: int, *, damage_e
         damage_end: end of the damage (exclusive), with all that touches it.
     """
     lowest = epochs.epoch_at(offset)
+    if lowest is None:
+        first = epochs.entries()[:1]
+        return bool(first) and epoch <= first[0].epoch
     highest = epochs.epoch_at(min(epochs.end_at(offset, damage_end), damage_end))
-    return lowest is not None and highest is not None and lowest < epoch <= highest
+    return highest is not None and lowest < epoch <= highest

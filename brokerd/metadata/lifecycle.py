@@ -119,6 +119,8 @@ class BrokerLifecycle:
         self._session_timeout_ms = 3_000
         # When the last question that was answered had been asked: an answer may have waited long in a process that was stopped.
         self._asked_s = time.monotonic()
+        # What it must have applied before its metadata can be trusted again.
+        self._trusted_from = 0
         self._task: asyncio.Task[None] | None = None
         self._stop_watching: Callable[[], None] | None = None
 
@@ -143,7 +145,13 @@ class BrokerLifecycle:
         return self._state
 
     def is_out_of_touch(self) -> bool:
-        """True if no controller has answered what was asked within a session: others may lead by now, and nobody here would know."""
+        """True if no controller has answered what was asked within a session: others may lead by now, and nobody here would know.
+
+        It stays true after an answer until this broker has applied what was decided meanwhile.
+        """
+        return self._is_session_over() or self._observer.metadata_offset < self._trusted_from
+
+    def _is_session_over(self) -> bool:
         return time.monotonic() - self._asked_s > self._session_timeout_ms / 1000
 
     def start(self, *, host: str, port: int, replication_port: int = 0) -> asyncio.Task[None]:
@@ -345,6 +353,8 @@ class BrokerLifecycle:
         state = BrokerState(broker_epoch=epoch, is_fenced=response.fenced, may_stop=response.should_shutdown)
         if state.is_fenced != self._state.is_fenced:
             logger.info("broker is %s by the controller", "fenced" if state.is_fenced else "unfenced")
+        if self._is_session_over():
+            self._trusted_from = response.metadata_offset
         self._asked_s = asked_s
         self._set_state(state)
         if state.may_stop or (self._is_leaving and state.is_fenced):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from lograft.wire.header import read_header
+
 from brokerd.failure import Failure, RefusedError
 from brokerd.partition.effects import AcceptSubscription, DivergeSubscription, EndSubscription
 from brokerd.partition.events import Event
@@ -131,10 +133,13 @@ class LedFollowers:
         log = self._owner.log
         try:
             found = log.read(offset, max_bytes, end_offset=log.epoch_end_at(offset))
+            leader_epoch = log.epoch_at(offset)
+            if leader_epoch is None:
+                # All of it was damaged and came back: the headers alone tell, and one may differ from the next.
+                found = log.read(offset, 1, end_offset=log.log_end_offset)
+                leader_epoch = read_header(found.data).leader_epoch
         except StorageError as error:
             raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
-        leader_epoch = log.epoch_at(offset)
-        assert leader_epoch is not None, f"{self._owner}: the record at {offset} has no leader epoch"
         return FollowerRead(
             data=found.data, base_offset=offset, next_offset=found.next_offset, leader_epoch=leader_epoch
         )

@@ -155,7 +155,7 @@ def draw_options(rng: random.Random) -> WorldOptions:
         reassign_every_ms=sometimes(3_000, 12_000, 0.4),
         elect_every_ms=sometimes(1_000, 6_000, 0.8),
         down_ms_max=rng.choice([200, 2_000, 8_000]),
-        damage_every_ms=rng.randint(300, 2_000) if is_flushed and replication_factor == 3 else None,
+        damage_every_ms=rng.randint(200, 1_000) if is_flushed and replication_factor == 3 else None,
         has_racks=True,
         # Last of all, so that the other options of a seed are what they were. A disk that fails may lose what is not flushed.
         directory_every_ms=sometimes(1_000, 6_000, 0.8) if is_flushed and replication_factor == 3 else None,

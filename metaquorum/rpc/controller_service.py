@@ -153,7 +153,10 @@ class ControllerService:
         answer = outcome.response
         assert isinstance(answer, HeartbeatAnswered), f"unexpected {answer}"
         return pb.HeartbeatResponse(
-            fenced=answer.fenced, caught_up=answer.caught_up, should_shutdown=answer.should_shutdown
+            fenced=answer.fenced,
+            caught_up=answer.caught_up,
+            should_shutdown=answer.should_shutdown,
+            metadata_offset=outcome.metadata_offset,
         )
 
     def _beating_over(self, link: Link) -> dict[int, int]:

@@ -71,6 +71,20 @@ def test_epochs_that_begin_in_damage_are_found_again(
     assert ends(reopened) == [10, 20, 30]
 
 
+@pytest.mark.parametrize("count", [1, 3, 12, 25])
+def test_epochs_of_the_first_batches_are_found_again(world: World, count: int) -> None:
+    """Nothing is known of what begins in damage at the log start, and followers are sent records with their epochs."""
+    hurt(world, *range(count))
+    assert world.log.epoch_at(0) is None
+    while world.log.damaged:
+        world.repair()
+    expected = [offset // 10 for offset in range(30)]
+    assert [world.log.epoch_at(offset) for offset in range(30)] == expected
+    assert world.is_whole()
+    reopened = open_log(world.disk, world.directory).log
+    assert [reopened.epoch_at(offset) for offset in range(30)] == expected
+
+
 def test_epochs_that_cannot_have_been_there_are_refused(world: World) -> None:
     """Above the epoch behind the damage, or below one that came back before it; nothing changes."""
     hurt(world, *range(18, 22))

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lograft.v1 import errors_pb2 as lograft_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$lograft/internal/v1/controller.proto\x12\x13lograft.internal.v1\x1a\x17lograft/v1/errors.proto\"\xa3\x02\n\x15RegisterBrokerRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x03 \x01(\x0c\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x12\x0c\n\x04rack\x18\x06 \x01(\t\x12\x19\n\x11log_directory_ids\x18\x07 \x03(\x0c\x12\x38\n\rfeature_level\x18\x08 \x01(\x0b\x32!.lograft.internal.v1.FeatureRange\x12\x1d\n\x10\x63lean_stop_epoch\x18\t \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x10replication_port\x18\n \x01(\x05\x42\x13\n\x11_clean_stop_epoch\"4\n\x0c\x46\x65\x61tureRange\x12\x11\n\tmin_level\x18\x01 \x01(\x05\x12\x11\n\tmax_level\x18\x02 \x01(\x05\"i\n\x16RegisterBrokerResponse\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\x03\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\x05\x12\x1a\n\x12session_timeout_ms\x18\x03 \x01(\x05\"\xca\x01\n\x10HeartbeatRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x17\n\x0fmetadata_offset\x18\x04 \x01(\x03\x12\x12\n\nwant_fence\x18\x05 \x01(\x08\x12\x15\n\rwant_shutdown\x18\x06 \x01(\x08\x12!\n\x19offline_log_directory_ids\x18\x07 \x03(\x0c\x12\x12\n\nlacks_room\x18\x08 \x01(\x08\"O\n\x11HeartbeatResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\x11\n\tcaught_up\x18\x02 \x01(\x08\x12\x17\n\x0fshould_shutdown\x18\x03 \x01(\x08\"Y\n\x1a\x41llocateProducerIdsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\"G\n\x1b\x41llocateProducerIdsResponse\x12\x19\n\x11\x66irst_producer_id\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\"\x89\x01\n\x15\x41lterPartitionRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x33\n\tproposals\x18\x04 \x03(\x0b\x32 .lograft.internal.v1.IsrProposal\"\xd7\x01\n\x0bIsrProposal\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x04 \x01(\x05\x12+\n\x03isr\x18\x05 \x03(\x0b\x32\x1e.lograft.internal.v1.IsrMember\x12\x0f\n\x07is_lost\x18\x06 \x01(\x08\x12\x1f\n\x12\x66ound_directory_id\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x42\x15\n\x13_found_directory_id\"H\n\tIsrMember\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x19\n\x0c\x62roker_epoch\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_broker_epoch\"m\n\x16\x41lterPartitionResponse\x12:\n\x07results\x18\x01 \x03(\x0b\x32).lograft.internal.v1.AlterPartitionResult\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\"\xa9\x01\n\x14\x41lterPartitionResult\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x34\n\x05state\x18\x03 \x01(\x0b\x32#.lograft.internal.v1.PartitionStateH\x00\x12+\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1a.lograft.v1.PartitionErrorH\x00\x42\t\n\x07outcome\"\x8d\x01\n\x17ResignLeadershipRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x35\n\npartitions\x18\x04 \x03(\x0b\x32!.lograft.internal.v1.LedPartition\"u\n\x0cLedPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x16\n\x0e\x61llow_eligible\x18\x04 \x01(\x08\x12\x12\n\nneeds_room\x18\x05 \x01(\x08\"o\n\x18ResignLeadershipResponse\x12:\n\x07results\x18\x01 \x03(\x0b\x32).lograft.internal.v1.AlterPartitionResult\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\"\xb3\x01\n\x0ePartitionState\x12\x10\n\x08replicas\x18\x01 \x03(\x05\x12\x0b\n\x03isr\x18\x02 \x03(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x05 \x01(\x05\x12\x0b\n\x03\x65lr\x18\x06 \x03(\x05\x12\x0e\n\x06\x61\x64\x64ing\x18\x07 \x03(\x05\x12\x10\n\x08removing\x18\x08 \x03(\x05\x42\x0c\n\n_leader_id\",\n\tAdminCall\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\x0c\"\x1f\n\x0b\x41\x64minAnswer\x12\x10\n\x08response\x18\x01 \x01(\x0c\x32\xb4\x04\n\x11\x43ontrollerService\x12i\n\x0eRegisterBroker\x12*.lograft.internal.v1.RegisterBrokerRequest\x1a+.lograft.internal.v1.RegisterBrokerResponse\x12^\n\tHeartbeat\x12%.lograft.internal.v1.HeartbeatRequest\x1a&.lograft.internal.v1.HeartbeatResponse(\x01\x30\x01\x12x\n\x13\x41llocateProducerIds\x12/.lograft.internal.v1.AllocateProducerIdsRequest\x1a\x30.lograft.internal.v1.AllocateProducerIdsResponse\x12i\n\x0e\x41lterPartition\x12*.lograft.internal.v1.AlterPartitionRequest\x1a+.lograft.internal.v1.AlterPartitionResponse\x12o\n\x10ResignLeadership\x12,.lograft.internal.v1.ResignLeadershipRequest\x1a-.lograft.internal.v1.ResignLeadershipResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$lograft/internal/v1/controller.proto\x12\x13lograft.internal.v1\x1a\x17lograft/v1/errors.proto\"\xa3\x02\n\x15RegisterBrokerRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x16\n\x0eincarnation_id\x18\x03 \x01(\x0c\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04port\x18\x05 \x01(\x05\x12\x0c\n\x04rack\x18\x06 \x01(\t\x12\x19\n\x11log_directory_ids\x18\x07 \x03(\x0c\x12\x38\n\rfeature_level\x18\x08 \x01(\x0b\x32!.lograft.internal.v1.FeatureRange\x12\x1d\n\x10\x63lean_stop_epoch\x18\t \x01(\x03H\x00\x88\x01\x01\x12\x18\n\x10replication_port\x18\n \x01(\x05\x42\x13\n\x11_clean_stop_epoch\"4\n\x0c\x46\x65\x61tureRange\x12\x11\n\tmin_level\x18\x01 \x01(\x05\x12\x11\n\tmax_level\x18\x02 \x01(\x05\"i\n\x16RegisterBrokerResponse\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\x03\x12\x1d\n\x15heartbeat_interval_ms\x18\x02 \x01(\x05\x12\x1a\n\x12session_timeout_ms\x18\x03 \x01(\x05\"\xca\x01\n\x10HeartbeatRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x17\n\x0fmetadata_offset\x18\x04 \x01(\x03\x12\x12\n\nwant_fence\x18\x05 \x01(\x08\x12\x15\n\rwant_shutdown\x18\x06 \x01(\x08\x12!\n\x19offline_log_directory_ids\x18\x07 \x03(\x0c\x12\x12\n\nlacks_room\x18\x08 \x01(\x08\"h\n\x11HeartbeatResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\x11\n\tcaught_up\x18\x02 \x01(\x08\x12\x17\n\x0fshould_shutdown\x18\x03 \x01(\x08\x12\x17\n\x0fmetadata_offset\x18\x04 \x01(\x03\"Y\n\x1a\x41llocateProducerIdsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\"G\n\x1b\x41llocateProducerIdsResponse\x12\x19\n\x11\x66irst_producer_id\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x05\"\x89\x01\n\x15\x41lterPartitionRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x33\n\tproposals\x18\x04 \x03(\x0b\x32 .lograft.internal.v1.IsrProposal\"\xd7\x01\n\x0bIsrProposal\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x04 \x01(\x05\x12+\n\x03isr\x18\x05 \x03(\x0b\x32\x1e.lograft.internal.v1.IsrMember\x12\x0f\n\x07is_lost\x18\x06 \x01(\x08\x12\x1f\n\x12\x66ound_directory_id\x18\x07 \x01(\x0cH\x00\x88\x01\x01\x42\x15\n\x13_found_directory_id\"H\n\tIsrMember\x12\x0f\n\x07node_id\x18\x01 \x01(\x05\x12\x19\n\x0c\x62roker_epoch\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_broker_epoch\"m\n\x16\x41lterPartitionResponse\x12:\n\x07results\x18\x01 \x03(\x0b\x32).lograft.internal.v1.AlterPartitionResult\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\"\xa9\x01\n\x14\x41lterPartitionResult\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x34\n\x05state\x18\x03 \x01(\x0b\x32#.lograft.internal.v1.PartitionStateH\x00\x12+\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1a.lograft.v1.PartitionErrorH\x00\x42\t\n\x07outcome\"\x8d\x01\n\x17ResignLeadershipRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x35\n\npartitions\x18\x04 \x03(\x0b\x32!.lograft.internal.v1.LedPartition\"u\n\x0cLedPartition\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x03 \x01(\x05\x12\x16\n\x0e\x61llow_eligible\x18\x04 \x01(\x08\x12\x12\n\nneeds_room\x18\x05 \x01(\x08\"o\n\x18ResignLeadershipResponse\x12:\n\x07results\x18\x01 \x03(\x0b\x32).lograft.internal.v1.AlterPartitionResult\x12\x17\n\x0fmetadata_offset\x18\x02 \x01(\x03\"\xb3\x01\n\x0ePartitionState\x12\x10\n\x08replicas\x18\x01 \x03(\x05\x12\x0b\n\x03isr\x18\x02 \x03(\x05\x12\x16\n\tleader_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x17\n\x0fpartition_epoch\x18\x05 \x01(\x05\x12\x0b\n\x03\x65lr\x18\x06 \x03(\x05\x12\x0e\n\x06\x61\x64\x64ing\x18\x07 \x03(\x05\x12\x10\n\x08removing\x18\x08 \x03(\x05\x42\x0c\n\n_leader_id\",\n\tAdminCall\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\x0c\"\x1f\n\x0b\x41\x64minAnswer\x12\x10\n\x08response\x18\x01 \x01(\x0c\x32\xb4\x04\n\x11\x43ontrollerService\x12i\n\x0eRegisterBroker\x12*.lograft.internal.v1.RegisterBrokerRequest\x1a+.lograft.internal.v1.RegisterBrokerResponse\x12^\n\tHeartbeat\x12%.lograft.internal.v1.HeartbeatRequest\x1a&.lograft.internal.v1.HeartbeatResponse(\x01\x30\x01\x12x\n\x13\x41llocateProducerIds\x12/.lograft.internal.v1.AllocateProducerIdsRequest\x1a\x30.lograft.internal.v1.AllocateProducerIdsResponse\x12i\n\x0e\x41lterPartition\x12*.lograft.internal.v1.AlterPartitionRequest\x1a+.lograft.internal.v1.AlterPartitionResponse\x12o\n\x10ResignLeadership\x12,.lograft.internal.v1.ResignLeadershipRequest\x1a-.lograft.internal.v1.ResignLeadershipResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,33 +41,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST']._serialized_start=542
   _globals['_HEARTBEATREQUEST']._serialized_end=744
   _globals['_HEARTBEATRESPONSE']._serialized_start=746
-  _globals['_HEARTBEATRESPONSE']._serialized_end=825
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=827
-  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=916
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=918
-  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=989
-  _globals['_ALTERPARTITIONREQUEST']._serialized_start=992
-  _globals['_ALTERPARTITIONREQUEST']._serialized_end=1129
-  _globals['_ISRPROPOSAL']._serialized_start=1132
-  _globals['_ISRPROPOSAL']._serialized_end=1347
-  _globals['_ISRMEMBER']._serialized_start=1349
-  _globals['_ISRMEMBER']._serialized_end=1421
-  _globals['_ALTERPARTITIONRESPONSE']._serialized_start=1423
-  _globals['_ALTERPARTITIONRESPONSE']._serialized_end=1532
-  _globals['_ALTERPARTITIONRESULT']._serialized_start=1535
-  _globals['_ALTERPARTITIONRESULT']._serialized_end=1704
-  _globals['_RESIGNLEADERSHIPREQUEST']._serialized_start=1707
-  _globals['_RESIGNLEADERSHIPREQUEST']._serialized_end=1848
-  _globals['_LEDPARTITION']._serialized_start=1850
-  _globals['_LEDPARTITION']._serialized_end=1967
-  _globals['_RESIGNLEADERSHIPRESPONSE']._serialized_start=1969
-  _globals['_RESIGNLEADERSHIPRESPONSE']._serialized_end=2080
-  _globals['_PARTITIONSTATE']._serialized_start=2083
-  _globals['_PARTITIONSTATE']._serialized_end=2262
-  _globals['_ADMINCALL']._serialized_start=2264
-  _globals['_ADMINCALL']._serialized_end=2308
-  _globals['_ADMINANSWER']._serialized_start=2310
-  _globals['_ADMINANSWER']._serialized_end=2341
-  _globals['_CONTROLLERSERVICE']._serialized_start=2344
-  _globals['_CONTROLLERSERVICE']._serialized_end=2908
+  _globals['_HEARTBEATRESPONSE']._serialized_end=850
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_start=852
+  _globals['_ALLOCATEPRODUCERIDSREQUEST']._serialized_end=941
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_start=943
+  _globals['_ALLOCATEPRODUCERIDSRESPONSE']._serialized_end=1014
+  _globals['_ALTERPARTITIONREQUEST']._serialized_start=1017
+  _globals['_ALTERPARTITIONREQUEST']._serialized_end=1154
+  _globals['_ISRPROPOSAL']._serialized_start=1157
+  _globals['_ISRPROPOSAL']._serialized_end=1372
+  _globals['_ISRMEMBER']._serialized_start=1374
+  _globals['_ISRMEMBER']._serialized_end=1446
+  _globals['_ALTERPARTITIONRESPONSE']._serialized_start=1448
+  _globals['_ALTERPARTITIONRESPONSE']._serialized_end=1557
+  _globals['_ALTERPARTITIONRESULT']._serialized_start=1560
+  _globals['_ALTERPARTITIONRESULT']._serialized_end=1729
+  _globals['_RESIGNLEADERSHIPREQUEST']._serialized_start=1732
+  _globals['_RESIGNLEADERSHIPREQUEST']._serialized_end=1873
+  _globals['_LEDPARTITION']._serialized_start=1875
+  _globals['_LEDPARTITION']._serialized_end=1992
+  _globals['_RESIGNLEADERSHIPRESPONSE']._serialized_start=1994
+  _globals['_RESIGNLEADERSHIPRESPONSE']._serialized_end=2105
+  _globals['_PARTITIONSTATE']._serialized_start=2108
+  _globals['_PARTITIONSTATE']._serialized_end=2287
+  _globals['_ADMINCALL']._serialized_start=2289
+  _globals['_ADMINCALL']._serialized_end=2333
+  _globals['_ADMINANSWER']._serialized_start=2335
+  _globals['_ADMINANSWER']._serialized_end=2366
+  _globals['_CONTROLLERSERVICE']._serialized_start=2369
+  _globals['_CONTROLLERSERVICE']._serialized_end=2933
 # @@protoc_insertion_point(module_scope)

@@ -202,22 +202,26 @@ class HeartbeatResponse(_message.Message):
     FENCED_FIELD_NUMBER: _builtins.int
     CAUGHT_UP_FIELD_NUMBER: _builtins.int
     SHOULD_SHUTDOWN_FIELD_NUMBER: _builtins.int
+    METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """True while the broker is fenced."""
     caught_up: _builtins.bool
     """True once the broker has applied its own registration."""
     should_shutdown: _builtins.bool
     """True: the broker may stop now."""
+    metadata_offset: _builtins.int
+    """Metadata offset (exclusive) that the controller had committed when it answered; 0 of an older one."""
     def __init__(
         self,
         *,
         fenced: _builtins.bool = ...,
         caught_up: _builtins.bool = ...,
         should_shutdown: _builtins.bool = ...,
+        metadata_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "fenced", b"fenced", "should_shutdown", b"should_shutdown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caught_up", b"caught_up", "fenced", b"fenced", "metadata_offset", b"metadata_offset", "should_shutdown", b"should_shutdown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
