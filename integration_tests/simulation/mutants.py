@@ -311,8 +311,8 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     WorldMutant(
         name="a node of the quorum keeps a channel that only swallows requests",
         owner=GrpcTransport,
-        function="_note_timeout",
-        old="if peer.timeout_count >= MAX_TIMEOUTS_IN_A_ROW and",
+        function="_give_up_if_silent",
+        old="if peer.channel_timeouts + peer.link_timeouts >= MAX_TIMEOUTS_IN_A_ROW and",
         new="if False and",
         storm=half_open_storm,
     ),
