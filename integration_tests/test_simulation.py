@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from integration_tests.simulation.mutants import MUTANTS
+from integration_tests.simulation.mutants import MUTANTS, WorldMutant
+from metaquorum.testing.mutants import apply
 
 pytestmark = pytest.mark.simulation
 
@@ -132,6 +133,13 @@ try:
 except InvariantViolation as violation:
     print(violation)
 """
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mistake_can_be_made(mutant: WorldMutant) -> None:
+    """The code that a mutant changes is there: the hunt would stop at it otherwise."""
+    with apply(mutant):
+        pass
 
 
 def test_a_failure_says_where_everything_stands_and_how_to_repeat_it() -> None:

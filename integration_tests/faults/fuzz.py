@@ -203,7 +203,8 @@ def run(directory: Path, inputs: int, seed: int) -> tuple[collections.Counter[st
     """Attack one broker; return outcomes, stored records and memory growth in bytes."""
     with Cluster(directory, voter_count=1, broker_count=1) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic(TOPIC, configs={"flush.policy": "none"})
+            # Batches with times of any age are kept until they have been read back.
+            admin.create_topic(TOPIC, configs={"flush.policy": "none", "retention.ms": "-1"})
         broker = cluster.brokers[BROKER_ID_FIRST]
         outcomes: collections.Counter[str] = collections.Counter()
         attack(cluster.bootstrap, min(inputs, WARM_UP_INPUTS), seed, outcomes)
