@@ -145,9 +145,9 @@ class BrokerLifecycle:
         return self._state
 
     def is_out_of_touch(self) -> bool:
-        """True if no controller has answered what was asked within a session: others may lead by now, and nobody here would know.
+        """True if the controller has answered no heartbeat of the last session: other brokers may lead this one's partitions by now.
 
-        It stays true after an answer until this broker has applied what was decided meanwhile.
+        After such a silence it stays true until this broker has applied what the controller had committed when it answered.
         """
         return self._is_session_over() or self._observer.metadata_offset < self._trusted_from
 

@@ -71,7 +71,7 @@ async def test_an_answer_counts_from_when_it_was_asked_for(monkeypatch: pytest.M
 
 
 async def test_a_broker_that_was_out_of_touch_is_so_until_it_has_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controller's answer comes before the news of what was decided meanwhile: others may lead what this broker led."""
+    """The controller answers before the broker has applied the new leaders, so an answer alone does not make its metadata current."""
     now_s = 100.0
     monkeypatch.setattr(lifecycle_module, "time", SimpleNamespace(monotonic=lambda: now_s))
     observer: Any = SimpleNamespace(metadata_offset=50)

@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
+from storage.errors import FileMissingError
 from storage.log import PartitionLog
 from storage.scrub import RateLimit, ScrubStopped
 
@@ -211,16 +212,22 @@ class Cleaner:
             return task, CompactionPass(log.compaction.disk, task, self._rate.take)
 
         task, work = target.call(begin)
-        work.build()
-        for group in work.groups():
-            # What it becomes is not more; the originals stay a while after the swap.
-            self._check_room(name, sum(segment.size_bytes for segment in group))
-            cleaned = work.clean(group)
-            if cleaned is not None and not target.call(
-                lambda log, _, cleaned=cleaned: log.compaction.swap(cleaned, now_ms=self._wall_ms())
-            ):
-                self._note(name, stale_count=self._report_of(name).stale_count + 1)
-                return False
+        reading = task.sealed
+        try:
+            work.build()
+            for reading in work.groups():
+                # What it becomes is not more; the originals stay a while after the swap.
+                self._check_room(name, sum(segment.size_bytes for segment in reading))
+                cleaned = work.clean(reading)
+                if cleaned is not None and not target.call(
+                    lambda log, _, cleaned=cleaned: log.compaction.swap(cleaned, now_ms=self._wall_ms())
+                ):
+                    return self._note_stale(name)
+        except FileMissingError:
+            # Retention, DeleteRecords or a truncation took the segment before this thread had opened its file.
+            if target.call(lambda log, _, reading=reading: log.compaction.holds(reading)):
+                raise
+            return self._note_stale(name)
         outcome = work.outcome()
         target.call(lambda log, _: log.compaction.end(outcome))
         self._note_pass(name, task, outcome)
@@ -232,6 +239,11 @@ class Cleaner:
     def _note(self, name: str, **changes: object) -> None:
         # A new dictionary: `report` may copy the old one in another thread at this moment.
         self._reports = {**self._reports, name: replace(self._report_of(name), **changes)}
+
+    def _note_stale(self, name: str) -> bool:
+        """Note that the log changed under a pass; return False, as the pass did not end well."""
+        self._note(name, stale_count=self._report_of(name).stale_count + 1)
+        return False
 
     def _note_pass(self, name: str, task: PassTask, outcome: PassOutcome) -> None:
         report = self._report_of(name)

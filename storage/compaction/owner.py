@@ -190,6 +190,13 @@ class LogCompaction:
             windows += [newest[1]] if newest is not None else []
         return windows
 
+    def holds(self, segments: Iterable[SegmentFacts]) -> bool:
+        """Tell whether the log still has these sealed segments, as a pass that is under way was told of them."""
+        if self._is_void:
+            return False
+        held = {(each.base_offset, each.end_offset, each.size_bytes) for each in self._parts.segments}
+        return all((each.base_offset, each.end_offset, each.size_bytes) in held for each in segments)
+
     def swap(self, cleaned: CleanedGroup, *, now_ms: int) -> bool:
         """Put a group in the place of its sources; waits for the device.
 

@@ -282,6 +282,46 @@ def test_a_log_that_changes_under_a_pass_is_tried_again() -> None:
     assert target.log.log_end_offset == 2
 
 
+@pytest.mark.parametrize("before_call", range(3, 7))
+def test_a_segment_that_goes_before_a_pass_opens_its_file_is_no_failure(before_call: int) -> None:
+    """Whenever DeleteRecords takes segments that the pass was told of: it ends early, without a back-off."""
+    world = World()
+    target = world.add("log", 60, segment_bytes=1_000)
+    world.add("other", 60, segment_bytes=1_000)
+    assert target.log.segment_count > 4
+    calls = 0
+
+    def delete_once() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == before_call:
+            target.log.truncate_prefix(40, world.clock_ms)
+
+    target.on_call = world.on_wait = delete_once
+    cleaner = world.cleaner()
+    cleaner.run_once()
+    report = cleaner.report().get("log", LogReport())
+    assert (report.failure_count, report.error, report.retry_at_ms) == (0, None, None)
+    while cleaner.run_once():
+        pass
+    assert cleaner.report()["log"].pass_count >= 1
+    assert set(pairs(target.log)) == {57, 58, 59}
+
+
+def test_a_segment_whose_file_is_lost_is_a_failure() -> None:
+    """A file that somebody removed is still part of the log: the pass says so, and the log is left alone for a while."""
+    world = World()
+    world.add("log")
+    world.disk.remove(f"/data/log/{0:020d}.log")
+    cleaner = world.cleaner()
+    assert not cleaner.run_once()
+    report = cleaner.report()["log"]
+    assert report.failure_count == 1
+    assert report.error is not None
+    assert "FileMissingError" in report.error
+    assert report.stale_count == 0
+
+
 def test_a_log_that_went_is_forgotten() -> None:
     """Reports are kept for the logs of the server only."""
     world = World()
