@@ -46,6 +46,7 @@ from integration_tests.simulation.options import (
 from integration_tests.simulation.virtual_network import Connection
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
 from metaquorum.net.connection import Connection as ServerConnection
+from metaquorum.net.peers import Peers
 from metaquorum.raft import peers
 from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.snapshot_maker import SnapshotMaker
@@ -313,6 +314,29 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         owner=ServerConnection,
         function="tick",
         old="if silent_ms >= self._limits.liveness_ms or (self._suspected_ms is not None and now_ms >= self._suspected_ms):",
+        new="if False:",
+        storm=half_open_storm,
+    ),
+    WorldMutant(
+        name="a request between servers is answered twice",
+        owner=ServerConnection,
+        function="_finish",
+        old="    self._queue(call_id, kind, message)\n",
+        new="    self._queue(call_id, kind, message)\n    self._queue(call_id, kind, message)\n",
+    ),
+    WorldMutant(
+        name="a connection between servers that is over is used after another one was made",
+        owner=Peers,
+        function="_lose",
+        old="if each is link:",
+        new="if False:",
+        also=(Change(owner=Peers, function="_usable", old="if link is None or link.is_usable:", new="if True:"),),
+    ),
+    WorldMutant(
+        name="a request between servers waits for ever",
+        owner=ServerConnection,
+        function="tick",
+        old="if call is not None and call.role is _Role.ASKED:",
         new="if False:",
         storm=half_open_storm,
     ),

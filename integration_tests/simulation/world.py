@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from brokerd.replication.hosted_replica import HostedReplica
+from integration_tests.simulation.carrier_laws import CarrierLaws
 from integration_tests.simulation.clients import EndClient, FinalReader, History, Operator, ReadingClient, SendingClient
 from integration_tests.simulation.faults import LOSSES, Faults
 from integration_tests.simulation.forger import AnswerForger, Forger
@@ -144,6 +145,7 @@ class World:
             with (
                 platform(self.scheduler, self.network, self.databases, self.snapshots),
                 self.oracle.watching(),
+                CarrierLaws(self.on_fault).watching(),
                 LoggedFaults(self.on_fault).listening(),
             ):
                 self._run(event_count)
