@@ -17,9 +17,9 @@ from brokerd.limits import PRODUCER_ID_EXPIRATION_MS, RETENTION_CHECK_MS
 from brokerd.process import run_process
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings, CombinedSettings
-from metaquorum.runtime.process_logging import log_to_stderr
-from metaquorum.runtime.quorum_settings import SnapshotSettings
-from metaquorum.settings import SettingsError, parse_address, parse_voters
+from metaquorum.process.logging_setup import log_to_stderr
+from metaquorum.process.settings import SettingsError, parse_address, parse_voters
+from metaquorum.replica.quorum_settings import SnapshotSettings
 from storage.space import DEFAULT_SOFT_BYTES
 
 app = typer.Typer(

@@ -18,7 +18,7 @@ import typer
 from brokerd.process import START_ERRORS, run_process
 from brokerd.server import BrokerServer
 from brokerd.standalone import standalone_settings
-from metaquorum.runtime.process_logging import log_to_stderr
+from metaquorum.process.logging_setup import log_to_stderr
 from storage.space import DEFAULT_SOFT_BYTES
 
 DEFAULT_PORT = 9640

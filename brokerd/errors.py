@@ -7,7 +7,7 @@
       RegistrationRefusedError    the controller will never take this broker (another process has its id)
       BrokerFailedError           the process cannot go on: its log directory or its quorum node failed
 
-Wrong options are `metaquorum.settings.SettingsError`; errors of the data directory are those of `storage.errors`.
+Wrong options are `metaquorum.process.settings.SettingsError`; errors of the data directory are those of `storage.errors`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from metaquorum.rpc.decoding import decoding
+from metaquorum.controller_service.decoding import decoding
 
 SERVICE_NAMES = (
     "lograft.v1.LogService",

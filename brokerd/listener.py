@@ -20,8 +20,8 @@ from brokerd.limits import (
     MAX_CONCURRENT_RPCS,
     MAX_CONCURRENT_RPCS_PER_CONNECTION,
 )
-from metaquorum.rpc.decoding import add_reflection
-from metaquorum.settings import Address
+from metaquorum.controller_service.decoding import add_reflection
+from metaquorum.process.settings import Address
 
 OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),

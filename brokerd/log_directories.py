@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from metaquorum.settings import SettingsError
+from metaquorum.process.settings import SettingsError
 from storage.checkpoints import replace_file
 from storage.data_directory import DataDirectory
 from storage.directories import LogDirectories, LogDirectory

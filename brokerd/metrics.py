@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 from brokerd.errors import AddressInUseError
 from brokerd.memory_budget import MemoryBudget
 from brokerd.replication.set_aside import UnknownPartitions
-from metaquorum.runtime.quorum_node import QuorumNode
-from metaquorum.settings import Address
+from metaquorum.process.settings import Address
+from metaquorum.replica.quorum_node import QuorumNode
 from storage.directories import LogDirectory
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-    from metaquorum.rpc.metrics_listener import MetricsListener
+    from metaquorum.process.metrics_listener import MetricsListener
 
 
 PREFIX: Final = "lograft_broker_memory_"
@@ -90,7 +90,7 @@ def open_metrics(
         AddressInUseError: the port is taken, or the address is not of this machine.
     """
     # Loaded where it is used: a broker without metrics need not know the library.
-    from metaquorum.rpc.metrics_listener import MetricsAddressError, MetricsListener
+    from metaquorum.process.metrics_listener import MetricsAddressError, MetricsListener
 
     listener = MetricsListener(node.sample, MemoryCollector(budgets), UnknownPartitionsCollector(unknown))
     try:

@@ -20,11 +20,11 @@ from brokerd.event_loop import new_event_loop
 from brokerd.memory_trim import trim_after_bursts, use_one_arena
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
-from metaquorum.runtime.collector import freeze_started
-from metaquorum.runtime.log_store import DamagedLogError
-from metaquorum.runtime.quorum_node import QuorumError
-from metaquorum.server import ServerError
-from metaquorum.settings import SettingsError
+from metaquorum.collector import freeze_started
+from metaquorum.process.server import ServerError
+from metaquorum.process.settings import SettingsError
+from metaquorum.replica.log_store import DamagedLogError
+from metaquorum.replica.quorum_node import QuorumError
 from storage.errors import StorageError
 
 logger = logging.getLogger(__name__)

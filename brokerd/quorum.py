@@ -14,16 +14,16 @@ from typing import Protocol
 
 from brokerd.errors import AddressInUseError
 from brokerd.settings import BrokerSettings, CombinedSettings
+from metaquorum.metadata.image_store import ImageStore
+from metaquorum.metadata.listener import MetadataListener
+from metaquorum.metadata.metadata_files import MetadataFiles, open_metadata
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.peers import Peers
 from metaquorum.net.service import ServiceTable
-from metaquorum.runtime.first_start import format_observer, is_formatted
-from metaquorum.runtime.image_store import ImageStore
-from metaquorum.runtime.listener import MetadataListener
-from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
-from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
-from metaquorum.server import QuorumServer
-from metaquorum.settings import Address, QuorumServerSettings, SettingsError
+from metaquorum.process.server import QuorumServer
+from metaquorum.process.settings import Address, QuorumServerSettings, SettingsError
+from metaquorum.replica.first_start import format_observer, is_formatted
+from metaquorum.replica.quorum_node import QuorumNode, QuorumSettings
 from storage.data_directory import DataDirectory
 from storage.env_posix import PosixDisk
 from storage.errors import UnformattedDirectoryError

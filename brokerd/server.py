@@ -64,14 +64,14 @@ from brokerd.rpc.replicate_service import ReplicateService
 from brokerd.settings import BrokerSettings
 from brokerd.short_turns import ShortTurns
 from metaquorum.net.service import ServiceTable
-from metaquorum.settings import Address
+from metaquorum.process.settings import Address
 from storage.clean_stop import last_clean_stop, mark_clean_stop
 from storage.directories import LogDirectory
 from storage.errors import StorageError
 from storage.space import SpaceLimits
 
 if TYPE_CHECKING:
-    from metaquorum.rpc.metrics_listener import MetricsListener
+    from metaquorum.process.metrics_listener import MetricsListener
 
 logger = logging.getLogger(__name__)
 

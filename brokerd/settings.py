@@ -22,8 +22,8 @@ from brokerd.limits import (
     RETENTION_CHECK_MS_MAX,
 )
 from metaquorum.controller.limits import MAX_NODE_ID, ControllerSettings
-from metaquorum.runtime.quorum_settings import SnapshotSettings
-from metaquorum.settings import Address, SettingsError, check_metrics_listen, parse_address
+from metaquorum.process.settings import Address, SettingsError, check_metrics_listen, parse_address
+from metaquorum.replica.quorum_settings import SnapshotSettings
 from storage.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
 
 MAX_EXPIRATION_MS = 2**31 - 1

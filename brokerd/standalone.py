@@ -12,8 +12,8 @@ from typing import Final
 
 from brokerd.settings import BrokerSettings, CombinedSettings
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.runtime.first_start import format_standalone, is_formatted, read_initial_voters
-from metaquorum.settings import Address, SettingsError
+from metaquorum.process.settings import Address, SettingsError
+from metaquorum.replica.first_start import format_standalone, is_formatted, read_initial_voters
 from storage.data_directory import DataDirectory
 from storage.env_posix import PosixDisk
 from storage.names import METADATA_DIRECTORY

@@ -64,9 +64,9 @@ def test_late_call_is_one_beyond_the_limits_of_its_calls() -> None:
 def test_activations_are_read_from_a_log() -> None:
     """Lines of other events, and those of other controllers, do not count."""
     lines = [
-        "time=2026-01-02 03:04:05,678 level=INFO logger=metaquorum.runtime event=controller_active quorum_epoch=7 brokers=1",
-        "time=2026-01-02 03:04:06,000 level=INFO logger=metaquorum.runtime event=controller_inactive quorum_epoch=7",
-        "time=2026-01-02 03:04:06,178 level=INFO logger=metaquorum.runtime event=controller_active quorum_epoch=9 brokers=1",
+        "time=2026-01-02 03:04:05,678 level=INFO logger=metaquorum.controller_service event=controller_active quorum_epoch=7 brokers=1",
+        "time=2026-01-02 03:04:06,000 level=INFO logger=metaquorum.controller_service event=controller_inactive quorum_epoch=7",
+        "time=2026-01-02 03:04:06,178 level=INFO logger=metaquorum.controller_service event=controller_active quorum_epoch=9 brokers=1",
     ]
     first, second = kill_calls.activations("\n".join(lines))
     assert (first[1], second[1]) == (7, 9)

@@ -13,14 +13,14 @@ from crc32c import crc32c
 
 from integration_tests.simulation.virtual_rocksdb import Databases, in_place
 from metaquorum.controller.commands import Bootstrap
-from metaquorum.controller.image import MetadataImage
+from metaquorum.metadata import image_store, metadata_files
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import ImageUnreadableError
+from metaquorum.metadata.image_store import ImageStore
+from metaquorum.metadata.snapshot_files import link_tree
+from metaquorum.metadata.snapshot_rows import PIECE_BYTES, SnapshotReader, SnapshotWriter, snapshot_digest
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import Voter, voter_set
-from metaquorum.runtime import image_store, metadata_files
-from metaquorum.runtime.image_format import ImageUnreadableError
-from metaquorum.runtime.image_store import ImageStore
-from metaquorum.runtime.snapshot_files import link_tree
-from metaquorum.runtime.snapshot_rows import PIECE_BYTES, SnapshotReader, SnapshotWriter, snapshot_digest
 from metaquorum.tests.controller_world import World, create_topic
 from metaquorum.tests.test_image_store import EPOCH, write
 

@@ -18,21 +18,11 @@ from typing import Annotated, Final
 import typer
 from lograft.wire.malloc import tune_allocator
 
-from metaquorum.runtime.collector import freeze_started
-from metaquorum.runtime.election_store import VoteFileLostError
-from metaquorum.runtime.epoch_reset import read_epochs, reset_epoch
-from metaquorum.runtime.first_start import (
-    FirstStartRefusedError,
-    InitialVoter,
-    format_observer,
-    format_standalone,
-    format_with_voters,
-)
-from metaquorum.runtime.log_store import DamagedLogError
-from metaquorum.runtime.process_logging import log_to_stderr
-from metaquorum.runtime.quorum_node import QuorumError, SnapshotSettings
-from metaquorum.server import QuorumServer, ServerError
-from metaquorum.settings import (
+from metaquorum.collector import freeze_started
+from metaquorum.process.epoch_reset import read_epochs, reset_epoch
+from metaquorum.process.logging_setup import log_to_stderr
+from metaquorum.process.server import QuorumServer, ServerError
+from metaquorum.process.settings import (
     QuorumServerSettings,
     SettingsError,
     check_cluster_id,
@@ -41,6 +31,16 @@ from metaquorum.settings import (
     parse_node_id,
     parse_voters,
 )
+from metaquorum.replica.election_store import VoteFileLostError
+from metaquorum.replica.first_start import (
+    FirstStartRefusedError,
+    InitialVoter,
+    format_observer,
+    format_standalone,
+    format_with_voters,
+)
+from metaquorum.replica.log_store import DamagedLogError
+from metaquorum.replica.quorum_node import QuorumError, SnapshotSettings
 from storage.errors import StorageError
 
 logger = logging.getLogger("metaquorum")

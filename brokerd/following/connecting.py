@@ -21,7 +21,7 @@ from metaquorum.net.link import CallError, RefusedByPeerError, Stream
 from metaquorum.net.methods import Method
 from metaquorum.net.peers import NotSentError, Peers
 from metaquorum.net.service import decode_refusal
-from metaquorum.settings import Address
+from metaquorum.process.settings import Address
 
 
 class StreamError(Exception):

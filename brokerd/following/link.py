@@ -43,7 +43,7 @@ from brokerd.replication.batches_frame import BatchesFrame
 from brokerd.replication.leader_link import FollowingReplica
 from brokerd.wake import Wake
 from metaquorum.net.peers import Peers
-from metaquorum.settings import Address
+from metaquorum.process.settings import Address
 
 logger = logging.getLogger(__name__)
 

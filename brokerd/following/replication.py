@@ -16,7 +16,7 @@ from brokerd.replication.replica_peers import ReplicaPeers
 from brokerd.replication.resignations import Resignations
 from brokerd.replication.withdrawals import Withdrawals
 from metaquorum.net.peers import Peers
-from metaquorum.settings import Address
+from metaquorum.process.settings import Address
 
 
 class Replication:

@@ -30,8 +30,8 @@ from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
 from brokerd.failure import RefusedError, refused
 from brokerd.metadata.controller_calls import RETRY_MS, RETRY_MS_MAX, ControllerCalls, ControllerRefusedError
 from brokerd.metadata.observer import MetadataObserver
+from metaquorum.controller_service.controller_service import is_gone
 from metaquorum.net.methods import Method
-from metaquorum.rpc.controller_service import is_gone
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,13 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from brokerd.limits import WATCH_HISTORY_CHANGES
-from brokerd.metadata.changes import ChangeCollector, ChangeHistory, MetadataChange
-from metaquorum.controller import image_rows
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.runs import runs
-from metaquorum.runtime import record_codec
-from metaquorum.runtime.image_format import LoadedImage
-from metaquorum.runtime.image_store import ImageStore
-from metaquorum.runtime.listener import CommittedBatch, QuorumLeader, control_voters
+from metaquorum.metadata import image_rows, record_codec
+from metaquorum.metadata.changes import ChangeCollector, ChangeHistory, MetadataChange
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import LoadedImage
+from metaquorum.metadata.image_store import ImageStore
+from metaquorum.metadata.listener import CommittedBatch, QuorumLeader, control_voters
+from metaquorum.metadata.runs import runs
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import LeaderHint
 
 from brokerd.limits import MAX_PEER_CHANNELS, PEER_LIVENESS_MS, PEER_RESOLVE_MS
-from metaquorum.controller.image import MetadataImage
-from metaquorum.settings import Address
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.process.settings import Address
 
 logger = logging.getLogger(__name__)
 

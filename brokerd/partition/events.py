@@ -11,8 +11,8 @@ from enum import Enum, IntEnum
 
 from brokerd.partition.follower_events import FollowerEvent
 from brokerd.partition.leader_events import LeaderEvent
-from metaquorum.controller.state import PartitionImage
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.state import PartitionImage
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 
 class AckLevel(Enum):

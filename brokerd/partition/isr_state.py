@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from brokerd.limits import ISR_RETRY_MAX_MS, ISR_RETRY_MIN_MS
 from brokerd.partition.effects import ProposedMember, ProposeIsr
-from metaquorum.controller.isr import needed_in_sync
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.isr import needed_in_sync
+from metaquorum.metadata.state import PartitionImage
 
 
 class IsrState:

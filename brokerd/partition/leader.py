@@ -36,7 +36,7 @@ from brokerd.partition.leader_events import FollowerAcked, FollowerLost, Followe
 from brokerd.partition.log_state import LogState
 from brokerd.partition.progress import FollowerProgress
 from brokerd.partition.reconciliation import SubscriptionError, compared
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.state import PartitionImage
 
 
 class Leadership:

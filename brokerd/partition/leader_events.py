@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lograft.wire.codes import ErrorCode
 
 from brokerd.partition.reconciliation import EpochEnd
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.state import PartitionImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ Law: flushed_offset <= log_end_offset; high_watermark <= log_end_offset.
 from __future__ import annotations
 
 from brokerd.partition.follower_events import LogCut
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 
 class LogState:

@@ -67,7 +67,7 @@ from brokerd.partition.leader_events import (
 from brokerd.partition.log_state import LogState
 from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.partition.roles import Roles
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 
 class PartitionReplica:

@@ -42,7 +42,7 @@ from brokerd.partition.leader_events import (
 )
 from brokerd.partition.log_state import LogState
 from brokerd.partition.reconciliation import SubscriptionError
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.state import PartitionImage
 
 
 class Roles:

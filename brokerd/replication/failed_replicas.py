@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from brokerd.limits import MAX_CALL_WITHDRAWALS, WITHDRAWAL_RETRY_MAX_MS, WITHDRAWAL_RETRY_MIN_MS
-from metaquorum.controller.awaited import awaited_directories
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.awaited import awaited_directories
+from metaquorum.metadata.state import PartitionImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

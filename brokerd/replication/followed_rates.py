@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 
 from brokerd.clock import monotonic_ms
-from brokerd.metadata.changes import MetadataChange
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing.rate import PushRates
 from metaquorum.controller.configs import value_for_broker
-from metaquorum.controller.topic_configs import CATCH_UP_RATE, MOVE_RATE
+from metaquorum.metadata.changes import MetadataChange
+from metaquorum.metadata.topic_configs import CATCH_UP_RATE, MOVE_RATE
 
 logger = logging.getLogger(__name__)
 

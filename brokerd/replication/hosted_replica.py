@@ -65,7 +65,7 @@ from brokerd.replication.replica_listeners import ReplicaListeners
 from brokerd.replication.replica_peers import ReplicaPeers, Resignation, ResignReason
 from brokerd.replication.replica_reading import ReplicaReading
 from brokerd.replication.role_log import RoleLog
-from metaquorum.controller.topic_configs import TopicSettings
+from metaquorum.metadata.topic_configs import TopicSettings
 from storage.errors import (
     DataLossError,
     DiskFailedError,

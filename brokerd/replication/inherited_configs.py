@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from brokerd.metadata.observer import MetadataObserver
-from metaquorum.controller.image import TopicImage
+from metaquorum.metadata.image import TopicImage
 
 SLICE_TOPICS: Final = 200
 """Topics looked at in one turn of the event loop; some 5 ms with a few partitions each."""

@@ -26,7 +26,7 @@ from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.partition.effects import ProposeIsr
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused, ProposalUnanswered
 from brokerd.replication.replica_peers import ProposingReplica
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.net.methods import Method
 
 MAX_CALL_PROPOSALS: Final = 2_000

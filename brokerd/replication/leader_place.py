@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from brokerd.failure import LeaderPlace
 from brokerd.replication.partition_news import OwnBroker
-from metaquorum.controller.image import MetadataImage
+from metaquorum.metadata.image import MetadataImage
 
 
 def leader_place(image: MetadataImage, own: OwnBroker, topic_id: bytes, partition: int) -> LeaderPlace | None:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from brokerd.failure import Failure
 from brokerd.partition.effects import LossReason
 from brokerd.partition.events import Durability
-from metaquorum.controller.topic_configs import TopicSettings
+from metaquorum.metadata.topic_configs import TopicSettings
 from storage.errors import StorageError
 from storage.log import LogSettings
 

@@ -12,8 +12,8 @@ from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.replica_host import ReplicaHost
-from metaquorum.controller.image import TopicImage
 from metaquorum.controller.topic_names import problem as name_problem
+from metaquorum.metadata.image import TopicImage
 
 LEADER_RETRY_MS = 250
 """Advice to clients whose partition has no leader yet."""

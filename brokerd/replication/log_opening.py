@@ -11,7 +11,7 @@ import logging
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.limits import MAX_OPEN_LOG_FILES
 from brokerd.replication.listening import log_settings
-from metaquorum.controller.topic_configs import TopicSettings
+from metaquorum.metadata.topic_configs import TopicSettings
 from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError
 from storage.file_budget import FileBudget

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from brokerd.partition.events import BrokerState, PartitionChanged
-from metaquorum.controller.image import MetadataImage, PartitionImage, TopicImage
-from metaquorum.controller.isr import min_insync_replicas
+from metaquorum.metadata.image import MetadataImage, PartitionImage, TopicImage
+from metaquorum.metadata.isr import min_insync_replicas
 
 
 class OwnBroker:

@@ -16,7 +16,7 @@ from lograft.wire.header import BatchHeader
 from lograft.wire.reader import RecordBatch
 
 from brokerd.failure import refused
-from metaquorum.controller.topic_configs import TopicSettings
+from metaquorum.metadata.topic_configs import TopicSettings
 from storage.compaction.constraints import records_without_key
 
 MAX_REPORTED_RECORDS: Final = 100

@@ -28,7 +28,6 @@ from lograft.wire.codes import ErrorCode
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.failure import LeaderPlace, refused
 from brokerd.limits import FLUSH_THREADS, NO_ROOM_RETRY_MS, REPLICA_SLICE, RETENTION_CHECK_MS
-from brokerd.metadata.changes import MetadataChange
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.events import BrokerChanged
 from brokerd.partition.replica import PartitionReplica
@@ -51,10 +50,11 @@ from brokerd.replication.retention_task import RetentionTask
 from brokerd.replication.role_log import RoleLog
 from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
 from brokerd.replication.set_aside import UnknownPartitions
-from metaquorum.controller.awaited import awaited_directories
 from metaquorum.controller.configs import settings_of
-from metaquorum.controller.image import PartitionImage, TopicImage
-from metaquorum.controller.topic_configs import TopicSettings
+from metaquorum.metadata.awaited import awaited_directories
+from metaquorum.metadata.changes import MetadataChange
+from metaquorum.metadata.image import PartitionImage, TopicImage
+from metaquorum.metadata.topic_configs import TopicSettings
 from storage.compaction.cleaner import CleanerSettings
 from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError, LogClosedError, StorageError

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import Final
 
-from metaquorum.controller.image import PartitionImage
+from metaquorum.metadata.image import PartitionImage
 
 logger = logging.getLogger(__name__)
 

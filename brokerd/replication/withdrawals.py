@@ -19,11 +19,11 @@ from lograft.internal.v1 import controller_pb2
 from brokerd.clock import monotonic_ms
 from brokerd.failure import RefusedError
 from brokerd.limits import WITHDRAWAL_CALL_MS
-from brokerd.metadata.changes import MetadataChange
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.changes import MetadataChange
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.net.methods import Method
 
 logger = logging.getLogger(__name__)

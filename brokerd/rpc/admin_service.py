@@ -23,10 +23,10 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, raw_unary, unary, undecodable
 from brokerd.rpc.log_directory_calls import LogDirectoryCalls
 from brokerd.rpc.metadata_export import export_handler
-from metaquorum.controller.image import MetadataImage
+from metaquorum.controller_service import topic_answers
+from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.metadata.image import MetadataImage
 from metaquorum.net.methods import Method
-from metaquorum.rpc import topic_answers
-from metaquorum.runtime.commit_waiters import CommandError
 
 _ImageQuestion = admin_pb2.ListTopicsRequest | admin_pb2.DescribeTopicRequest
 _ImageAnswer = admin_pb2.ListTopicsResponse | admin_pb2.DescribeTopicResponse

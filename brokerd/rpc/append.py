@@ -36,7 +36,7 @@ from brokerd.rpc.forward import Forwarder
 from brokerd.rpc.forwarded import was_forwarded
 from brokerd.rpc.identities import check_identity
 from brokerd.rpc.parts import BrokerParts
-from metaquorum.controller.image import TopicImage
+from metaquorum.metadata.image import TopicImage
 
 METHOD: Final = "/lograft.v1.LogService/Append"
 

@@ -27,7 +27,7 @@ from brokerd.limits import INFLATE_WAIT_MS, MAX_INFLATE_THREADS
 from brokerd.memory_budget import Grant, MemoryBudget
 from brokerd.memory_gate import MemoryGate
 from brokerd.short_turns import ShortTurns
-from metaquorum.controller.topic_configs import CompressionType, TopicSettings
+from metaquorum.metadata.topic_configs import CompressionType, TopicSettings
 from storage.recompression import recompress
 
 THREAD_CHECK_BYTES: Final = 2 * 1024 * 1024

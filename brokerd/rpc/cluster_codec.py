@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from lograft.v1 import metadata_pb2
 
-from metaquorum.controller.image import BrokerImage, TopicImage
-from metaquorum.rpc.codec import to_partition
+from metaquorum.controller_service.codec import to_partition
+from metaquorum.metadata.image import BrokerImage, TopicImage
 
 
 def broker_message(broker: BrokerImage) -> metadata_pb2.Broker:

@@ -19,7 +19,7 @@ from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, server_st
 from brokerd.rpc.cluster_codec import broker_message, topic_message
 from brokerd.rpc.parts import BrokerParts
 from brokerd.rpc.watch import OUT_OF_TOUCH, Watch
-from metaquorum.controller.image import TopicImage
+from metaquorum.metadata.image import TopicImage
 
 SERVICE: Final = "lograft.v1.MetadataService"
 

@@ -12,7 +12,7 @@ from typing import Final
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import refused
-from metaquorum.controller.image import MetadataImage
+from metaquorum.metadata.image import MetadataImage
 
 UNREGISTERED_RETRY_MS: Final = 250
 """Milliseconds after which who asks should try again where a registration is not known yet."""

@@ -19,12 +19,12 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import Failure
 from brokerd.limits import MAX_CLUSTER_TOPICS, WATCH_MESSAGE_PARTITIONS
-from brokerd.metadata.changes import MetadataChange
 from brokerd.rpc.cluster_codec import broker_message, topic_message
 from brokerd.rpc.parts import BrokerParts
 from brokerd.rpc.status import partition_error
 from brokerd.wake import Wake
-from metaquorum.controller.image import TopicImage
+from metaquorum.metadata.changes import MetadataChange
+from metaquorum.metadata.image import TopicImage
 
 OUT_OF_TOUCH: Final = Failure(
     code=ErrorCode.BROKER_FENCED,

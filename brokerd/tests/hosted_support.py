@@ -20,7 +20,9 @@ from brokerd.replication.repair_peers import RepairPeers
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.replication.replica_peers import LostReplicas, ProposingReplica, ReplicaPeers, Resignation
 from brokerd.tests.support import WAIT_S
-from metaquorum.controller.records import (
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.metadata.records import (
     BrokerRecord,
     ConfigRecord,
     ConfigResource,
@@ -30,8 +32,6 @@ from metaquorum.controller.records import (
     PartitionRecord,
     TopicRecord,
 )
-from metaquorum.runtime import record_codec
-from metaquorum.runtime.listener import CommittedBatch
 from storage.directories import LogDirectories, LogDirectory
 from storage.testing.sim_disk import SimDisk
 

@@ -31,8 +31,8 @@ from brokerd.replication.follower_route import FollowerRead, FollowerRequest, Fo
 from brokerd.replication.led_followers import LedFollowers
 from brokerd.tests.replication_support import changed, image
 from brokerd.tests.support import WAIT_S
-from metaquorum.controller.state import PartitionImage
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.state import PartitionImage
+from metaquorum.metadata.topic_configs import FlushPolicy
 from storage.env_posix import PosixDisk
 from storage.log import PartitionLog
 from storage.types import LogSettings

@@ -69,8 +69,8 @@ from metaquorum.controller.commands import (
     Refusal,
     ResignLeadership,
 )
-from metaquorum.controller.state import PartitionImage
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.state import PartitionImage
+from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.tests.controller_world import register, topic_id
 
 LAG_MS: Final = 100

@@ -22,8 +22,8 @@ from brokerd.partition.events import Durability
 from brokerd.partition.leader import Leadership
 from brokerd.partition.progress import FollowerProgress
 from brokerd.tests.replication_nodes import Entry, InFlight, Node, Stream, Version
-from metaquorum.controller.state import PartitionImage
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.state import PartitionImage
+from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.tests.controller_world import World
 
 REPLICAS: Final = (1, 2, 3)

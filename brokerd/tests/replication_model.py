@@ -23,7 +23,7 @@ from brokerd.tests.replication_cluster import LAG_MS, Cluster
 from brokerd.tests.replication_laws import REPLICAS
 from brokerd.tests.replication_nodes import Entry
 from metaquorum.controller.commands import ElectionKind, ElectionTarget, ElectLeaders
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 LATE_SHARES = (0.02, 0.1, 0.3)
 """Share of the messages that arrive from a stream that is broken, by seed."""

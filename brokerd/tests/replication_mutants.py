@@ -17,7 +17,7 @@ from brokerd.partition.isr_state import IsrState
 from brokerd.partition.leader import Leadership
 from brokerd.partition.progress import FollowerProgress
 from brokerd.partition.roles import Roles
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.testing.mutants import Mutant
 
 

@@ -17,7 +17,7 @@ from brokerd.partition.effects import (
 from brokerd.partition.events import BrokerState
 from brokerd.partition.reconciliation import EpochEnd
 from brokerd.partition.replica import PartitionReplica
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.state import PartitionImage
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from brokerd.partition.events import BatchAppended, BrokerState, Event, LogFlush
 from brokerd.partition.leader_events import FollowerAcked, FollowerSubscribed
 from brokerd.partition.reconciliation import EpochEnd
 from brokerd.partition.replica import PartitionReplica
-from metaquorum.controller.state import PartitionImage
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.state import PartitionImage
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 LAG_MS = 1_000
 

@@ -17,8 +17,8 @@ from brokerd.tests.support import connected, running_broker
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, append
 from metaquorum.controller import brokers
 from metaquorum.controller.commands import Decision
-from metaquorum.controller.records import BrokerRecord
-from metaquorum.settings import Address
+from metaquorum.metadata.records import BrokerRecord
+from metaquorum.process.settings import Address
 from storage.errors import DiskFullError
 from storage.log import LogSettings, PartitionLog
 from storage.testing.sim_disk import Refusal, SimDisk

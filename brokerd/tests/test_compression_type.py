@@ -16,7 +16,7 @@ from lograft.wire.limits import HEADER_BYTES, MAX_ZSTD_LEVEL
 
 from brokerd.rpc.batch_check import THREAD_CHECK_BYTES
 from brokerd.tests.support import Client, FetchStream, ProduceStream, refusal
-from metaquorum.controller.topic_configs import TOPIC_CONFIGS
+from metaquorum.metadata.topic_configs import TOPIC_CONFIGS
 
 VALUES = [b"a value that compresses, number %d" % number for number in range(300)]
 

@@ -19,10 +19,10 @@ from brokerd.metadata import controller_calls
 from brokerd.metadata.controller_calls import ControllerCalls, ControllerRefusedError
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.tests.scripted_controller import ScriptedController, answer, calls_to, controller_of, never
+from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.net.connection import Limits
 from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
-from metaquorum.runtime.listener import QuorumLeader
 from metaquorum.tests.quorum_cluster import until
 
 METHOD: Final = Method.ADMIN

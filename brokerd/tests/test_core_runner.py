@@ -20,8 +20,8 @@ from brokerd.partition.reconciliation import EpochEnd
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.core_runner import CoreRunner
 from brokerd.tests.support import WAIT_S
-from metaquorum.controller.state import PartitionImage
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.state import PartitionImage
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 
 class Shell:

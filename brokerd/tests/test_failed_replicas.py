@@ -8,8 +8,8 @@ import pytest
 from brokerd.limits import WITHDRAWAL_RETRY_MAX_MS, WITHDRAWAL_RETRY_MIN_MS
 from brokerd.replication import failed_replicas
 from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
-from metaquorum.controller.awaited import AwaitedReplica, pack
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.awaited import AwaitedReplica, pack
+from metaquorum.metadata.state import PartitionImage
 
 T, U = b"t" * 16, b"u" * 16
 IN_SYNC = PartitionImage(0, (1, 2, 3), (1, 2, 3), 1, 4, 7)

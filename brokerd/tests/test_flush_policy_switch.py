@@ -23,8 +23,8 @@ from brokerd.tests.hosted_support import TOPIC_ID, Hosted, stamped
 from brokerd.tests.replication_support import Replica, changed, image, leader
 from brokerd.tests.test_hosted_follower import followed, send
 from brokerd.tests.test_replica_host import ROOT, Host, acked, append
-from metaquorum.controller.records import ConfigRecord, ConfigResource
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.records import ConfigRecord, ConfigResource
+from metaquorum.metadata.topic_configs import FlushPolicy
 from storage.log import LogSettings, PartitionLog
 from storage.testing.sim_disk import SimDisk
 from storage.testing.sim_tree import Crash

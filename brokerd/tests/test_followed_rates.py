@@ -7,12 +7,12 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing.rate import PushRates
 from brokerd.pushing.traffic import Traffic
 from brokerd.replication.followed_rates import followed_rates
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.records import BrokerRecord, ConfigRecord, ConfigResource
-from metaquorum.controller.topic_configs import CATCH_UP_RATE, MOVE_RATE
-from metaquorum.runtime import record_codec
-from metaquorum.runtime.image_format import LoadedImage
-from metaquorum.runtime.listener import CommittedBatch
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import LoadedImage
+from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.metadata.records import BrokerRecord, ConfigRecord, ConfigResource
+from metaquorum.metadata.topic_configs import CATCH_UP_RATE, MOVE_RATE
 
 HUGE = 1 << 40
 

@@ -20,7 +20,7 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.rpc.forward import Forwarder
 from brokerd.rpc.forwarded import FORWARDED_KEY
-from metaquorum.runtime.listener import CommittedBatch
+from metaquorum.metadata.listener import CommittedBatch
 
 METHOD = "/lograft.v1.LogService/Read"
 Behaviour = Callable[[bytes, Any], Awaitable[bytes]]

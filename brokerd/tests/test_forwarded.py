@@ -21,7 +21,7 @@ from brokerd.rpc.read import ReadCalls
 from brokerd.tests.call_context import call_context
 from brokerd.tests.support import WAIT_S, offline_parts
 from brokerd.tests.test_replica_host import TOPIC_ID, Host
-from metaquorum.controller.records import LeaderChange, PartitionChangeRecord
+from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord
 from storage.testing.sim_disk import SimDisk
 
 

@@ -19,10 +19,10 @@ from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerSt
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.tests.scripted_controller import CLUSTER, ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
+from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.net.connection import Limits
 from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
-from metaquorum.runtime.listener import QuorumLeader
 from metaquorum.tests.quorum_cluster import until
 
 SESSION_MS = 400

@@ -20,8 +20,8 @@ from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.replica_peers import Resignation, ResignReason
 from brokerd.tests.hosted_support import NODES, TOPIC_ID, Hosted, Route, append, batch
 from brokerd.tests.support import WAIT_S
-from metaquorum.controller.records import PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.records import PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage
 
 
 @pytest.fixture

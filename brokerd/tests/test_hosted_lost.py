@@ -12,8 +12,8 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.tests.hosted_support import NODES, TOPIC_ID, Hosted
 from brokerd.tests.test_replica_host import ROOT
-from metaquorum.controller.awaited import AwaitedReplica, pack
-from metaquorum.controller.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
+from metaquorum.metadata.awaited import AwaitedReplica, pack
+from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
 from storage.errors import DiskFailedError
 from storage.log import LogSettings, PartitionLog
 from storage.names import LOG_SUFFIX, PartitionIdentity, partition_directory_name

@@ -18,7 +18,7 @@ from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused, P
 from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
 

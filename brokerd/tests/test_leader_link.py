@@ -20,7 +20,7 @@ from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID
 from brokerd.tests.replicate_support import INCARNATION_ID, TOPIC_ID, be_patient, leader_world
 from brokerd.tests.support import WAIT_S
-from metaquorum.settings import Address
+from metaquorum.process.settings import Address
 from metaquorum.tests.quorum_cluster import until
 
 NEVER_MS = 1_000_000

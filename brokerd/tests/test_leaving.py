@@ -21,7 +21,7 @@ from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host
 from brokerd.tests.test_two_brokers import second_broker
 from metaquorum.controller import brokers
 from metaquorum.controller.commands import Decision, Heartbeat
-from metaquorum.controller.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
+from metaquorum.metadata.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
 from storage.testing.sim_disk import SimDisk
 
 ROLES = "brokerd.replication.role_log"

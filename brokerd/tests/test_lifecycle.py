@@ -30,9 +30,9 @@ from brokerd.tests.support import WAIT_S, Client, ProduceStream, connected, refu
 from brokerd.tests.test_two_brokers import leaders, second_broker
 from metaquorum.controller.commands import Command, RegisterBroker
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.runtime.commit_waiters import CommandError, Outcome
-from metaquorum.runtime.controller_host import ControllerHost
-from metaquorum.settings import Address
+from metaquorum.controller_service.commit_waiters import CommandError, Outcome
+from metaquorum.controller_service.controller_host import ControllerHost
+from metaquorum.process.settings import Address
 from metaquorum.testing.peer_client import ControllerCalls, PeerClient
 from storage.errors import DiskFailedError
 

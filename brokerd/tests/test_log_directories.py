@@ -17,7 +17,7 @@ from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from brokerd.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, Client, connected, refusal
-from metaquorum.settings import SettingsError
+from metaquorum.process.settings import SettingsError
 from storage.data_directory import DataDirectory
 from storage.env_posix import PosixDisk
 from storage.errors import (

@@ -10,7 +10,7 @@ import pytest
 from brokerd.container_memory import memory_limit_bytes, physical_bytes
 from brokerd.memory_trim import CHECK_MS, CHECK_MS_MAX, TRIM_FROM_BYTES, TrimRule
 from brokerd.settings import BrokerSettings, budget_bytes
-from metaquorum.settings import Address, SettingsError
+from metaquorum.process.settings import Address, SettingsError
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 64 * MIB

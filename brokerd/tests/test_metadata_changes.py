@@ -10,11 +10,13 @@ import pytest
 from lograft.v1 import metadata_pb2
 
 from brokerd.limits import WATCH_MESSAGE_PARTITIONS
-from brokerd.metadata.changes import ChangeHistory, MetadataChange
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.rpc.watch import Watch
 from brokerd.tests.support import WAIT_S, offline_parts
-from metaquorum.controller.records import (
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.changes import ChangeHistory, MetadataChange
+from metaquorum.metadata.listener import CommittedBatch, QuorumLeader
+from metaquorum.metadata.records import (
     BrokerChangeRecord,
     BrokerRecord,
     ConfigRecord,
@@ -27,8 +29,6 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from metaquorum.runtime import record_codec
-from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
 
 TOPIC_ID = bytes(range(16))
 

@@ -18,8 +18,8 @@ from brokerd.settings import BrokerSettings
 from brokerd.standalone import standalone_settings
 from brokerd.tests.support import connected
 from brokerd.tests.test_process import started
-from metaquorum.runtime.first_start import format_standalone
-from metaquorum.settings import Address, SettingsError
+from metaquorum.process.settings import Address, SettingsError
+from metaquorum.replica.first_start import format_standalone
 from metaquorum.tests.metrics_scrape import role_of, scrape
 from metaquorum.tests.quorum_cluster import HOST, free_ports
 

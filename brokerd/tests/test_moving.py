@@ -17,7 +17,7 @@ from brokerd.replication.moving import Move, MoveState, ReplicaMoves
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_replica_directories import empty_disk
 from brokerd.tests.test_replica_host import TOPIC_ID, Host, Listener, acked, append
-from metaquorum.controller.records import RemoveTopicRecord
+from metaquorum.metadata.records import RemoveTopicRecord
 from storage import move_plan
 from storage.directories import LogDirectory
 from storage.names import parse_move_directory_name

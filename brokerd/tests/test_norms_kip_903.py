@@ -12,7 +12,7 @@ from brokerd.partition.events import BrokerChanged, Tick
 from brokerd.partition.leader_events import ProposalRefused
 from brokerd.tests.replication_support import Replica, broker, leader
 from metaquorum.controller.commands import AlterPartition, FenceBroker, IsrProposal, PartitionsAltered, Refusal
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import World, topic_id
 
 

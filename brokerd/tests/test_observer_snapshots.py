@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from lograft.v1 import admin_pb2
 
-from brokerd.metadata.changes import MetadataChange
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.quorum import open_quorum_member
 from brokerd.settings import BrokerSettings
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.runtime.listener import CommittedBatch
-from metaquorum.runtime.quorum_node import SnapshotSettings
-from metaquorum.server import QuorumServer
-from metaquorum.settings import Address
+from metaquorum.metadata.changes import MetadataChange
+from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.process.server import QuorumServer
+from metaquorum.process.settings import Address
+from metaquorum.replica.quorum_node import SnapshotSettings
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import CLUSTER, HOST, BrokerStub, QuorumCluster, settings_for, until
 

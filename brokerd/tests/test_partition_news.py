@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from brokerd.replication.partition_news import OwnBroker
-from metaquorum.controller.image import MetadataImage, PartitionImage
-from metaquorum.controller.records import BrokerChangeRecord, BrokerRecord, RemoveBrokerRecord
+from metaquorum.metadata.image import MetadataImage, PartitionImage
+from metaquorum.metadata.records import BrokerChangeRecord, BrokerRecord, RemoveBrokerRecord
 
 OWN, BEFORE = b"p" * 16, b"b" * 16
 LED = PartitionImage(partition=0, replicas=(1, 2), isr=(1, 2), leader_id=1, leader_epoch=4, partition_epoch=9)

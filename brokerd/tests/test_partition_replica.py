@@ -20,7 +20,7 @@ from brokerd.partition.events import (
     Tick,
 )
 from brokerd.partition.replica import PartitionReplica
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 
 def make(policy: FlushPolicy = FlushPolicy.ACK, *, end: int = 0, flushed: int | None = None) -> PartitionReplica:

@@ -14,7 +14,7 @@ from brokerd.metadata.peer_channels import hinted_address, peer_address
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from brokerd.tests.support import WAIT_S, connected, running_broker
-from metaquorum.settings import Address
+from metaquorum.process.settings import Address
 
 
 @pytest.mark.parametrize(

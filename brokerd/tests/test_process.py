@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_embedded import append_and_read
-from metaquorum.runtime.first_start import InitialVoter, format_with_voters
+from metaquorum.replica.first_start import InitialVoter, format_with_voters
 
 pytestmark = pytest.mark.process
 

@@ -25,7 +25,7 @@ from brokerd.settings import BrokerSettings
 from brokerd.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, ProduceStream, connected
 from brokerd.tests.test_replica_host import ROOT, Host
-from metaquorum.settings import SettingsError
+from metaquorum.process.settings import SettingsError
 from storage.testing.sim_disk import SimDisk
 
 DAY_MS = PRODUCER_ID_EXPIRATION_MS

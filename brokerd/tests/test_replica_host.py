@@ -21,7 +21,9 @@ from brokerd.replication.partition_news import OwnBroker
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.replication.set_aside import SetAside
 from brokerd.tests.support import WAIT_S
-from metaquorum.controller.records import (
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.metadata.records import (
     BrokerChangeRecord,
     BrokerRecord,
     ConfigRecord,
@@ -32,8 +34,6 @@ from metaquorum.controller.records import (
     PartitionRecord,
     TopicRecord,
 )
-from metaquorum.runtime import record_codec
-from metaquorum.runtime.listener import CommittedBatch
 from storage.directories import LogDirectories, LogDirectory
 from storage.log import LogSettings, PartitionIdentity, PartitionLog
 from storage.names import partition_directory_name

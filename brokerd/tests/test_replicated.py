@@ -19,8 +19,8 @@ from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings
 from brokerd.tests.support import WAIT_S, Client, connected, running_broker
-from metaquorum.controller.state import PartitionImage
-from metaquorum.settings import Address
+from metaquorum.metadata.state import PartitionImage
+from metaquorum.process.settings import Address
 from metaquorum.tests.quorum_cluster import until
 
 PARTITIONS = 3

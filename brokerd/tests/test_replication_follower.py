@@ -44,7 +44,7 @@ from brokerd.partition.follower_events import (
 )
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.tests.replication_support import Replica, broker, changed, image
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 FOLLOWED = image(leader_id=2)
 

@@ -12,7 +12,7 @@ from brokerd.partition.events import BatchAppended, BrokerChanged, Tick
 from brokerd.partition.leader_events import FollowerLost, ProposalAccepted, ProposalRefused, ProposalUnanswered
 from brokerd.partition.reconciliation import EpochEnd
 from brokerd.tests.replication_support import LAG_MS, Replica, broker, changed, image, leader
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 
 def proposal(*node_ids: int, number: int = 1, partition_epoch: int = 7) -> ProposeIsr:

@@ -32,7 +32,7 @@ from brokerd.partition.events import (
 from brokerd.partition.leader_events import FollowerLost
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.tests.replication_support import Replica, broker, changed, image, leader
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 
 def ended(

@@ -10,7 +10,7 @@ import pytest
 from brokerd.partition import cut_off
 from brokerd.tests.replication_model import Model
 from brokerd.tests.replication_mutants import MUTANTS, ReplicationMutant
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.testing.mutants import apply
 
 SEEDS = 24

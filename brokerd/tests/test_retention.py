@@ -23,8 +23,8 @@ from brokerd.settings import BrokerSettings
 from brokerd.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, ProduceStream, connected
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, acked, append
-from metaquorum.controller.records import ConfigRecord, ConfigResource
-from metaquorum.settings import SettingsError
+from metaquorum.metadata.records import ConfigRecord, ConfigResource
+from metaquorum.process.settings import SettingsError
 from metaquorum.tests.quorum_cluster import until
 from storage.directories import LogDirectories, LogDirectory
 from storage.prefix import PrefixWork

@@ -13,7 +13,7 @@ from brokerd.failure import RefusedError
 from brokerd.limits import DELETED_PARTITION_KEEP_MS, UNKNOWN_PARTITION_KEEP_MS
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, Listener, acked, append, host
-from metaquorum.controller.records import LeaderChange, PartitionChangeRecord, RemoveTopicRecord
+from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, RemoveTopicRecord
 from storage.testing.sim_disk import Refusal, SimDisk
 
 __all__ = ["host"]

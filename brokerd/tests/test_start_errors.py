@@ -14,7 +14,7 @@ from brokerd.server import BrokerServer
 from brokerd.settings import BrokerSettings, CombinedSettings
 from brokerd.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, running_broker
-from metaquorum.settings import Address, SettingsError
+from metaquorum.process.settings import Address, SettingsError
 from storage.errors import (
     DirectoryLockedError,
     DirectoryNotWritableError,

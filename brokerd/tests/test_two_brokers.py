@@ -24,7 +24,7 @@ from brokerd.tests.support import (
     refusal,
     running_broker,
 )
-from metaquorum.settings import Address
+from metaquorum.process.settings import Address
 
 PARTITIONS = 8
 

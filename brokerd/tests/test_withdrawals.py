@@ -17,7 +17,7 @@ from brokerd.tests.scripted_controller import calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_isr_proposals import Answer, Controller, accept, refuse
 from brokerd.tests.test_metadata_changes import commit
-from metaquorum.controller.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
+from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
 from metaquorum.net.service import RefusalError
 from metaquorum.tests.quorum_cluster import until
 

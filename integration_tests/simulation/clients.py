@@ -26,7 +26,7 @@ from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.servers import VoterMachine
 from integration_tests.workload.history import Event, Kind, Type
 from integration_tests.workload.senders import outcome_of
-from metaquorum.controller.topic_configs import FLUSH_POLICY, FlushPolicy
+from metaquorum.metadata.topic_configs import FLUSH_POLICY, FlushPolicy
 from metaquorum.testing.scheduler import Scheduler
 
 TOPIC: Final = "orders"

@@ -18,7 +18,7 @@ from integration_tests.simulation.options import WorldOptions
 from integration_tests.simulation.servers import MIN_FREE_BYTES, BrokerMachine, Machine, VoterMachine
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_rocksdb import Databases
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.testing.scheduler import Scheduler
 from storage.testing.sim_disk import Crash
 

@@ -39,10 +39,10 @@ from integration_tests.simulation.servers import (
 from metaquorum.net.link import CallError
 from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
+from metaquorum.process.settings import Address
 from metaquorum.raft.messages import Response
 from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NO_EPOCH
-from metaquorum.runtime.quorum_transport import PeerFailureError, QuorumTransport
-from metaquorum.settings import Address
+from metaquorum.replica.quorum_transport import PeerFailureError, QuorumTransport
 from metaquorum.testing.forgeries import absurd_epoch, forge
 from metaquorum.testing.invariants import require
 from metaquorum.testing.peer_client import ControllerCalls, PeerClient

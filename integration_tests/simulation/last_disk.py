@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from integration_tests.simulation.servers import BrokerMachine, DiskInHand
-from metaquorum.controller.awaited import awaited_directories
-from metaquorum.controller.state import PartitionImage
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.awaited import awaited_directories
+from metaquorum.metadata.state import PartitionImage
+from metaquorum.metadata.topic_configs import FlushPolicy
 
 if TYPE_CHECKING:
     from integration_tests.simulation.faults import StruckWorld

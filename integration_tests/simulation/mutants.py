@@ -45,12 +45,12 @@ from integration_tests.simulation.options import (
 )
 from integration_tests.simulation.virtual_network import Connection
 from metaquorum.controller import alter_partition, brokers, elections, lost_replicas
+from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.net.connection import Connection as ServerConnection
 from metaquorum.net.peers import Peers
 from metaquorum.raft import peers
-from metaquorum.runtime.controller_host import ControllerHost
-from metaquorum.runtime.snapshot_maker import SnapshotMaker
-from metaquorum.runtime.snapshot_shell import SnapshotShell
+from metaquorum.replica.snapshot_maker import SnapshotMaker
+from metaquorum.replica.snapshot_shell import SnapshotShell
 from metaquorum.testing.mutants import Change, Mutant
 from storage import recovery
 from storage.damage import DamagedRanges

@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
-from metaquorum.controller.topic_configs import FlushPolicy
-from metaquorum.runtime.quorum_settings import SnapshotSettings
+from metaquorum.metadata.topic_configs import FlushPolicy
+from metaquorum.replica.quorum_settings import SnapshotSettings
 
 SNAPSHOT_NEVER_MS: Final = 10**9
 """Longer than any run."""

@@ -33,9 +33,9 @@ from brokerd.replication.replica_peers import ResignReason
 from brokerd.rpc import readers
 from brokerd.rpc.readers import ServingReplica
 from integration_tests.simulation.process import current_process
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSnapshot, TrimLog
-from metaquorum.runtime.snapshot_shell import SnapshotShell
+from metaquorum.replica.snapshot_shell import SnapshotShell
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
 from storage.compaction.group_writer import CleanedGroup

@@ -27,13 +27,13 @@ from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, Clock
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import DATA_PATH
 from integration_tests.simulation.virtual_rocksdb import Databases
+from metaquorum.process.server import QuorumServer
+from metaquorum.process.settings import Address, QuorumServerSettings
 from metaquorum.raft.types import NodeId, ReplicaKey
 from metaquorum.raft.voters import VoterSet, voter_set
-from metaquorum.runtime.election_store import ElectionStore
-from metaquorum.runtime.first_start import write_initial_voters
-from metaquorum.runtime.quorum_settings import SnapshotSettings
-from metaquorum.server import QuorumServer
-from metaquorum.settings import Address, QuorumServerSettings
+from metaquorum.replica.election_store import ElectionStore
+from metaquorum.replica.first_start import write_initial_voters
+from metaquorum.replica.quorum_settings import SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
 from storage.data_directory import DataDirectory
 from storage.names import LOG_SUFFIX, METADATA_DIRECTORY, PARTITIONS_DIRECTORY

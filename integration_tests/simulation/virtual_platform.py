@@ -33,10 +33,10 @@ import brokerd.replication.cleaning
 import brokerd.replication.replica_host
 import brokerd.replication.scrubbing
 import brokerd.server
+import metaquorum.controller_service.controller_service
 import metaquorum.net.carrier
-import metaquorum.rpc.controller_service
-import metaquorum.runtime.driver
-import metaquorum.server
+import metaquorum.process.server
+import metaquorum.replica.driver
 from integration_tests.simulation.options import SNAPSHOT_NEVER_MS
 from integration_tests.simulation.process import current_process
 from integration_tests.simulation.two_disks import open_log_directories
@@ -46,9 +46,9 @@ from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, VirtualLoop, 
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_rocksdb import Databases, in_place
 from integration_tests.simulation.virtual_tcp import VirtualSocket, VirtualTcp
-from metaquorum.runtime import quorum_transport
-from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
-from metaquorum.runtime.quorum_settings import QuorumSettings, SnapshotSettings
+from metaquorum.metadata.metadata_files import MetadataFiles, open_metadata
+from metaquorum.replica import quorum_transport
+from metaquorum.replica.quorum_settings import QuorumSettings, SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
 from storage.data_directory import DataDirectory
 from storage.flush import FlushWork
@@ -320,16 +320,16 @@ def platform(
         put(grpc.aio, "server", new_server)
         put(lograft._probe, "resolve", _resolve)
         put(brokerd.replication.replica_host, "GroupFlusher", VirtualFlusher)
-        put(metaquorum.runtime.driver, "DiskThread", VirtualDiskThread)
+        put(metaquorum.replica.driver, "DiskThread", VirtualDiskThread)
         put(brokerd.replication.cleaning, "threading", inert)
         put(brokerd.replication.scrubbing, "threading", inert)
         put(brokerd.metadata.lifecycle, "is_gone", is_gone)
-        put(metaquorum.rpc.controller_service, "is_gone", is_gone)
+        put(metaquorum.controller_service.controller_service, "is_gone", is_gone)
         put(brokerd.server, "open_log_directories", open_log_directories)
         put(brokerd.quorum, "open_metadata", open_machine_metadata)
-        put(metaquorum.server, "open_metadata", open_machine_metadata)
+        put(metaquorum.process.server, "open_metadata", open_machine_metadata)
         put(brokerd.quorum, "QuorumSettings", quorum_settings)
-        put(metaquorum.server, "_require_free", _require_free)
+        put(metaquorum.process.server, "_require_free", _require_free)
         put(brokerd.quorum, "is_formatted", _is_formatted)
         put(brokerd.quorum, "_open_directory", _open_directory)
         yield

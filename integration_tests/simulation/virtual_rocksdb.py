@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-import metaquorum.runtime.image_store
-import metaquorum.runtime.snapshot_files
-import metaquorum.runtime.snapshot_rows
-import metaquorum.runtime.snapshot_server
-import metaquorum.runtime.snapshot_shell
+import metaquorum.metadata.image_store
+import metaquorum.metadata.snapshot_files
+import metaquorum.metadata.snapshot_rows
+import metaquorum.replica.snapshot_server
+import metaquorum.replica.snapshot_shell
 from integration_tests.simulation.process import current_process
-from metaquorum.runtime.snapshot_rows import split_rows
+from metaquorum.metadata.snapshot_rows import split_rows
 
 ROWS_FILE: Final = "rows"
 """The only file of a database."""
@@ -293,15 +293,15 @@ def in_place(databases: Databases) -> Generator[None]:
         def put(target: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, value))
 
-        put(metaquorum.runtime.image_store, "Checkpoint", VirtualCheckpoint)
-        put(metaquorum.runtime.image_store, "CURRENT_FILE", ROWS_FILE)
-        put(metaquorum.runtime.image_store, "has_room", databases.has_room)
-        for module in (metaquorum.runtime.image_store, metaquorum.runtime.snapshot_rows):
+        put(metaquorum.metadata.image_store, "Checkpoint", VirtualCheckpoint)
+        put(metaquorum.metadata.image_store, "CURRENT_FILE", ROWS_FILE)
+        put(metaquorum.metadata.image_store, "has_room", databases.has_room)
+        for module in (metaquorum.metadata.image_store, metaquorum.metadata.snapshot_rows):
             put(module, "Rdict", open_database)
             put(module, "WriteBatch", VirtualWriteBatch)
-        for module in (metaquorum.runtime.snapshot_shell, metaquorum.runtime.snapshot_server):
+        for module in (metaquorum.replica.snapshot_shell, metaquorum.replica.snapshot_server):
             put(module, "ThreadPoolExecutor", VirtualExecutor)
-        put(metaquorum.runtime.snapshot_files, "_sync", no_sync)
+        put(metaquorum.metadata.snapshot_files, "_sync", no_sync)
         yield
 
 

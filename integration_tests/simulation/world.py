@@ -42,7 +42,7 @@ from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import platform
 from integration_tests.simulation.virtual_rocksdb import Databases
 from integration_tests.workload.checker import Verdict, check
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler

@@ -16,12 +16,12 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import AlterPartition, Decision, IsrProposal, PartitionsAltered, Refusal
-from metaquorum.controller.isr import changed_isr, min_insync_replicas
 from metaquorum.controller.led_partitions import call_problem, find, not_leading
 from metaquorum.controller.lost_replicas import with_found, without_lost
 from metaquorum.controller.reassignment import completed, record_of
-from metaquorum.controller.records import MetadataRecord
-from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.metadata.isr import changed_isr, min_insync_replicas
+from metaquorum.metadata.records import MetadataRecord
+from metaquorum.metadata.state import PartitionImage, TopicImage
 
 
 def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:

@@ -14,16 +14,16 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.records import (
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import (
     ConfigRecord,
     ConfigResource,
     FeatureLevelRecord,
     ProducerIdsRecord,
 )
-from metaquorum.controller.replay import apply
-from metaquorum.controller.runs import Run, record_count
-from metaquorum.controller.state import BrokerImage, PartitionCounts, TopicImage
+from metaquorum.metadata.replay import apply
+from metaquorum.metadata.runs import Run, record_count
+from metaquorum.metadata.state import BrokerImage, PartitionCounts, TopicImage
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -30,10 +30,10 @@ from metaquorum.controller.elections import (
     partition_change,
     preferred_change,
 )
-from metaquorum.controller.isr import min_insync_replicas
 from metaquorum.controller.limits import MAX_ELECTED_PARTITIONS
-from metaquorum.controller.records import MetadataRecord, PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.metadata.isr import min_insync_replicas
+from metaquorum.metadata.records import MetadataRecord, PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage, TopicImage
 
 _SHOWN_CHARACTERS = 250
 

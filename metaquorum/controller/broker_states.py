@@ -16,9 +16,9 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import Decision, Done, RemoveBroker, refuse
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS
-from metaquorum.controller.records import RemoveBrokerRecord
 from metaquorum.controller.sessions import Sessions
-from metaquorum.controller.state import BrokerImage
+from metaquorum.metadata.records import RemoveBrokerRecord
+from metaquorum.metadata.state import BrokerImage
 
 SHOWN_PARTITIONS = 5
 """Partitions that a refusal names."""

@@ -41,9 +41,9 @@ from metaquorum.controller.limits import (
     PRODUCER_ID_BLOCK,
     ControllerSettings,
 )
-from metaquorum.controller.records import BrokerChangeRecord, BrokerRecord, ProducerIdsRecord
 from metaquorum.controller.sessions import Sessions
-from metaquorum.controller.state import BrokerImage
+from metaquorum.metadata.records import BrokerChangeRecord, BrokerRecord, ProducerIdsRecord
+from metaquorum.metadata.state import BrokerImage
 
 ID_BYTES = 16
 """Size of incarnation and directory ids."""

@@ -13,10 +13,10 @@ from enum import Enum
 
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.records import ConfigResource, MetadataRecord
-from metaquorum.controller.state import PartitionImage
 from metaquorum.controller.voter_levels import VoterLevels
 from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders, SweepPartitions
+from metaquorum.metadata.records import ConfigResource, MetadataRecord
+from metaquorum.metadata.state import PartitionImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

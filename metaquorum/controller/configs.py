@@ -25,12 +25,12 @@ from metaquorum.controller.commands import (
     SweepPartitions,
     refuse,
 )
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.isr import cleared_elr
 from metaquorum.controller.limits import MAX_CONFIG_CHANGES, MAX_NODE_ID
-from metaquorum.controller.records import ConfigRecord, ConfigResource, MetadataRecord
-from metaquorum.controller.state import TopicImage
-from metaquorum.controller.topic_configs import (
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.isr import cleared_elr
+from metaquorum.metadata.records import ConfigRecord, ConfigResource, MetadataRecord
+from metaquorum.metadata.state import TopicImage
+from metaquorum.metadata.topic_configs import (
     FLUSH_POLICY,
     MIN_INSYNC_REPLICAS,
     TOPIC_CONFIGS,

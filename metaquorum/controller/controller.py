@@ -58,14 +58,14 @@ from metaquorum.controller.commands import (
     ResignLeadership,
     UpdateFeatureLevel,
 )
-from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
 from metaquorum.controller.periodic import PeriodicWork
-from metaquorum.controller.records import FeatureLevelRecord
-from metaquorum.controller.runs import Run
 from metaquorum.controller.sessions import BrokerSession, Sessions
-from metaquorum.controller.state import BrokerImage
 from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders, SweepPartitions
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import FeatureLevelRecord
+from metaquorum.metadata.runs import Run
+from metaquorum.metadata.state import BrokerImage
 
 
 class Controller:

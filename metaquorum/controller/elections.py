@@ -20,21 +20,21 @@ from typing import Final
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.awaited import AwaitedReplica, Packed, awaited_brokers, pack, unpack
 from metaquorum.controller.commands import Decision, Done, Refusal
 from metaquorum.controller.configs import ack_since, settings_of
-from metaquorum.controller.isr import IsrState, change_record, changed_isr, min_insync_replicas
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
-from metaquorum.controller.records import (
+from metaquorum.controller.walk_commands import SweepCursor, SweepPartitions
+from metaquorum.metadata.awaited import AwaitedReplica, Packed, awaited_brokers, pack, unpack
+from metaquorum.metadata.isr import IsrState, change_record, changed_isr, min_insync_replicas
+from metaquorum.metadata.records import (
     BrokerChangeRecord,
     ConfigResource,
     LeaderChange,
     MetadataRecord,
     PartitionChangeRecord,
 )
-from metaquorum.controller.state import BrokerImage, PartitionImage, TopicImage, example
-from metaquorum.controller.topic_configs import TOPIC_CONFIGS, TRUE, UNCLEAN_ELECTION, FlushPolicy
-from metaquorum.controller.walk_commands import SweepCursor, SweepPartitions
+from metaquorum.metadata.state import BrokerImage, PartitionImage, TopicImage, example
+from metaquorum.metadata.topic_configs import TOPIC_CONFIGS, TRUE, UNCLEAN_ELECTION, FlushPolicy
 
 CanLead = Callable[[int], bool]
 

@@ -14,8 +14,8 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import Decision, Done, UpdateFeatureLevel, refuse
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
-from metaquorum.controller.records import FeatureLevelRecord
 from metaquorum.controller.voter_levels import VoterLevels
+from metaquorum.metadata.records import FeatureLevelRecord
 
 _SHOWN_BROKERS = 20
 

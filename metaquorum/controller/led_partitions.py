@@ -15,7 +15,7 @@ from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.brokers import registered
 from metaquorum.controller.commands import IsrProposal, LedPartition, Refusal
 from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
-from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.metadata.state import PartitionImage, TopicImage
 
 Named = IsrProposal | LedPartition
 """What names a partition by topic id and number."""

@@ -19,11 +19,11 @@ from dataclasses import replace
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.awaited import awaited_directories, without
 from metaquorum.controller.commands import IsrProposal, Refusal
 from metaquorum.controller.elections import CanLead, Lossy, after_election, not_available, partition_change, rules_of
-from metaquorum.controller.records import PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.metadata.awaited import awaited_directories, without
+from metaquorum.metadata.records import PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage, TopicImage
 
 
 def without_lost(

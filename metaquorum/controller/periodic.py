@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import Command
-from metaquorum.controller.records import ConfigResource
-from metaquorum.controller.topic_configs import (
+from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders
+from metaquorum.metadata.records import ConfigResource
+from metaquorum.metadata.topic_configs import (
     LEADER_REBALANCE,
     REBALANCE_INTERVAL,
     TOPIC_CONFIGS,
     TRUE,
     UNCLEAN_ELECTION_INTERVAL,
 )
-from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders
 
 _MS_PER_SECOND = 1_000
 

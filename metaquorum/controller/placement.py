@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from metaquorum.controller.limits import MAX_LEADER_LOOKUPS
-from metaquorum.controller.state import PartitionCounts
+from metaquorum.metadata.state import PartitionCounts
 
 
 @dataclass(frozen=True, slots=True)

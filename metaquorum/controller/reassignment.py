@@ -18,7 +18,6 @@ from dataclasses import replace
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.awaited import awaited_brokers
 from metaquorum.controller.commands import (
     Decision,
     PartitionsAltered,
@@ -28,11 +27,12 @@ from metaquorum.controller.commands import (
     refuse,
 )
 from metaquorum.controller.elections import elect
-from metaquorum.controller.isr import changed_isr, min_insync_replicas
 from metaquorum.controller.limits import MAX_REASSIGNED_PARTITIONS, ControllerSettings
-from metaquorum.controller.records import LeaderChange, MetadataRecord, PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage, TopicImage
-from metaquorum.controller.topic_configs import MAX_REPLICATION_FACTOR
+from metaquorum.metadata.awaited import awaited_brokers
+from metaquorum.metadata.isr import changed_isr, min_insync_replicas
+from metaquorum.metadata.records import LeaderChange, MetadataRecord, PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage, TopicImage
+from metaquorum.metadata.topic_configs import MAX_REPLICATION_FACTOR
 
 CanLead = Callable[[int], bool]
 

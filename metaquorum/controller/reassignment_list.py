@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import MAX_LISTED_REASSIGNMENTS, MAX_SWEEP_PARTITIONS
-from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.state import PartitionImage, TopicImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

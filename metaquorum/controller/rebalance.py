@@ -15,12 +15,12 @@ from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import Decision, Done
 from metaquorum.controller.elections import preferred_change
 from metaquorum.controller.periodic import cluster_value
-from metaquorum.controller.records import PartitionChangeRecord
 from metaquorum.controller.sessions import Sessions
-from metaquorum.controller.state import example
-from metaquorum.controller.topic_configs import LEADER_REBALANCE, TRUE
 from metaquorum.controller.walk_commands import ElectPreferredLeaders
 from metaquorum.controller.walks import walk
+from metaquorum.metadata.records import PartitionChangeRecord
+from metaquorum.metadata.state import example
+from metaquorum.metadata.topic_configs import LEADER_REBALANCE, TRUE
 
 
 def elect_preferred(image: AppendedImage, sessions: Sessions, command: ElectPreferredLeaders) -> Decision:

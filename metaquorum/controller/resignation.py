@@ -15,11 +15,11 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import Decision, Heard, LeadershipResigned, LedPartition, Refusal, ResignLeadership
 from metaquorum.controller.elections import CanLead, after_election, elect, not_available, rules_of
-from metaquorum.controller.isr import change_record, changed_isr
 from metaquorum.controller.led_partitions import call_problem, find, not_leading
-from metaquorum.controller.records import LeaderChange, MetadataRecord, PartitionChangeRecord
 from metaquorum.controller.sessions import Sessions
-from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.metadata.isr import change_record, changed_isr
+from metaquorum.metadata.records import LeaderChange, MetadataRecord, PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage, TopicImage
 
 
 def resign_leadership(image: AppendedImage, sessions: Sessions, command: ResignLeadership) -> Decision:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from metaquorum.controller.commands import Heard
-from metaquorum.controller.state import BrokerImage
+from metaquorum.metadata.state import BrokerImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller import topic_configs, topic_names
+from metaquorum.controller import topic_names
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     CreatePartitions,
@@ -27,7 +27,8 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.limits import DEFAULT_REPLICATION_FACTOR, ControllerSettings
 from metaquorum.controller.placement import UsableBroker, place
-from metaquorum.controller.records import (
+from metaquorum.metadata import topic_configs
+from metaquorum.metadata.records import (
     ConfigRecord,
     ConfigResource,
     MetadataRecord,
@@ -35,8 +36,8 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from metaquorum.controller.state import PartitionCounts, PartitionImage, TopicImage
-from metaquorum.controller.topic_configs import DEFAULT_MIN_INSYNC, MIN_INSYNC_REPLICAS, TOPIC_CONFIGS
+from metaquorum.metadata.state import PartitionCounts, PartitionImage, TopicImage
+from metaquorum.metadata.topic_configs import DEFAULT_MIN_INSYNC, MIN_INSYNC_REPLICAS, TOPIC_CONFIGS
 
 FIRST_EPOCH = 0
 """Leader and partition epoch of a new partition."""

@@ -15,10 +15,10 @@ from functools import cache
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import Decision, Done
 from metaquorum.controller.elections import Choose, ElectionRules, partition_change, rules_of
-from metaquorum.controller.records import PartitionChangeRecord
-from metaquorum.controller.state import TopicImage, example
 from metaquorum.controller.walk_commands import ElectUncleanLeaders
 from metaquorum.controller.walks import walk
+from metaquorum.metadata.records import PartitionChangeRecord
+from metaquorum.metadata.state import TopicImage, example
 
 
 def elect_unclean(image: AppendedImage, command: ElectUncleanLeaders) -> Decision:

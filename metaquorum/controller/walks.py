@@ -12,9 +12,9 @@ from dataclasses import replace
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.elections import Choose, chosen_changes
 from metaquorum.controller.limits import MAX_WALK_PARTITIONS, MAX_WALK_RECORDS, MAX_WALK_TOPICS
-from metaquorum.controller.records import MetadataRecord
-from metaquorum.controller.state import TopicImage
 from metaquorum.controller.walk_commands import SweepCursor
+from metaquorum.metadata.records import MetadataRecord
+from metaquorum.metadata.state import TopicImage
 
 ChooseIn = Callable[[TopicImage], Choose | None]
 """Says what the partitions of a topic need, by their members; None: nothing at all."""

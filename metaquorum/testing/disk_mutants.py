@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from metaquorum.runtime import election_store, log_store
+from metaquorum.replica import election_store, log_store
 from metaquorum.testing.mutants import Mutant
 from metaquorum.testing.options import rot_storm, tear_storm
 from storage import checkpoints, flush, flush_state, reader, recovery_walk, scan, segment

@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from metaquorum.metadata.image_format import LoadedImage
 from metaquorum.net.carrier import Carrier
-from metaquorum.runtime.first_start import FirstStart, InitialVoter, format_observer, format_with_voters
-from metaquorum.runtime.image_format import LoadedImage
-from metaquorum.runtime.quorum_node import (
+from metaquorum.replica.first_start import FirstStart, InitialVoter, format_observer, format_with_voters
+from metaquorum.replica.quorum_node import (
     CommittedBatch,
     QuorumLeader,
     QuorumNode,
     QuorumSettings,
     QuorumTimers,
 )
-from metaquorum.runtime.quorum_service import QuorumService
+from metaquorum.replica.quorum_service import QuorumService
 from storage.data_directory import DataDirectory
 from storage.env_posix import PosixDisk
 

@@ -77,7 +77,7 @@ class Mutant:
     options: Callable[[int], SimOptions] = election_storm
 
 
-_MUTATED = ("metaquorum.raft", "metaquorum.controller", "metaquorum.runtime", "storage.", "brokerd.")
+_MUTATED = ("metaquorum.", "storage.", "brokerd.")
 """Modules that may have imported a function by name."""
 
 _LEAD_AGAIN = """

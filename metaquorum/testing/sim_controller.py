@@ -32,27 +32,27 @@ from metaquorum.controller.commands import (
     ResourceChanges,
 )
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.records import (
+from metaquorum.controller.walk_commands import PERIODIC_COMMANDS
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import (
     ConfigResource,
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
     TopicRecord,
 )
-from metaquorum.controller.state import PartitionImage, TopicImage
-from metaquorum.controller.topic_configs import (
+from metaquorum.metadata.state import PartitionImage, TopicImage
+from metaquorum.metadata.topic_configs import (
     LEADER_REBALANCE,
     MIN_INSYNC_REPLICAS,
     REBALANCE_INTERVAL,
     UNCLEAN_ELECTION,
     UNCLEAN_ELECTION_INTERVAL,
 )
-from metaquorum.controller.walk_commands import PERIODIC_COMMANDS
 from metaquorum.raft.effects import Activate
 from metaquorum.raft.types import Offset, QuorumEpoch, ReplicaKey
-from metaquorum.runtime import record_codec
 from metaquorum.testing.invariants import require
 from metaquorum.testing.options import SimOptions
 from metaquorum.testing.scheduler import Scheduler

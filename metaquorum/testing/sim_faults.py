@@ -20,7 +20,7 @@ from metaquorum.raft.events import Event, ShutdownRequested
 from metaquorum.raft.messages import Request
 from metaquorum.raft.types import ReplicaKey
 from metaquorum.raft.voters import VoterSet, voter_set
-from metaquorum.runtime.log_store import DamagedLogError
+from metaquorum.replica.log_store import DamagedLogError
 from metaquorum.testing.forgeries import absurd_epoch, forge
 from metaquorum.testing.invariants import require
 from metaquorum.testing.options import SimOptions

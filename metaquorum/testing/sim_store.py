@@ -20,11 +20,11 @@ from lograft.wire.batch import encode_batch
 
 from metaquorum.raft.effects import AppendAsFollower, AppendAsLeader, Proposal
 from metaquorum.raft.types import LOG_BEGIN, ElectionState, Offset, ReplicaKey, SnapshotId
-from metaquorum.runtime.control_codec import encode_control_record
-from metaquorum.runtime.election_store import COPY_NAME, FILE_NAME, ElectionStore, VoteFileLostError
-from metaquorum.runtime.log_store import DamagedLogError, LogBase, LogOptions, LogStore
-from metaquorum.runtime.quorum_codec import decode_batches
-from metaquorum.runtime.wire_fields import InvalidMessageError
+from metaquorum.raft_codec.control_codec import encode_control_record
+from metaquorum.raft_codec.quorum_codec import decode_batches
+from metaquorum.raft_codec.wire_fields import InvalidMessageError
+from metaquorum.replica.election_store import COPY_NAME, FILE_NAME, ElectionStore, VoteFileLostError
+from metaquorum.replica.log_store import DamagedLogError, LogBase, LogOptions, LogStore
 from metaquorum.testing.invariants import require
 from metaquorum.testing.sim_log import (
     DamagedDiskError,

@@ -15,13 +15,13 @@ from metaquorum.controller.commands import (
     RegisterBroker,
 )
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller_service.commit_waiters import Outcome
+from metaquorum.controller_service.controller_host import ControllerHost
+from metaquorum.metadata.image_store import ImageStore, open_image
+from metaquorum.metadata.listener import CommittedBatch, QuorumLeader
 from metaquorum.raft.effects import LeaderChange
 from metaquorum.raft.types import NodeId
-from metaquorum.runtime.commit_waiters import Outcome
-from metaquorum.runtime.control_codec import encode_control_record
-from metaquorum.runtime.controller_host import ControllerHost
-from metaquorum.runtime.image_store import ImageStore, open_image
-from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
+from metaquorum.raft_codec.control_codec import encode_control_record
 from metaquorum.tests.controller_world import register
 
 EPOCH = 4

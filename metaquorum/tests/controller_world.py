@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from metaquorum.controller import image_rows
 from metaquorum.controller.commands import (
     BrokerRegistered,
     Command,
@@ -16,9 +15,10 @@ from metaquorum.controller.commands import (
     RegisterBroker,
 )
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.image import MetadataImage, PartitionImage
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.records import (
+from metaquorum.metadata import image_rows, record_codec
+from metaquorum.metadata.image import MetadataImage, PartitionImage
+from metaquorum.metadata.records import (
     ConfigRecord,
     ConfigResource,
     MetadataRecord,
@@ -26,7 +26,6 @@ from metaquorum.controller.records import (
     PartitionRecord,
     TopicRecord,
 )
-from metaquorum.runtime import record_codec
 
 SETTINGS = ControllerSettings()
 

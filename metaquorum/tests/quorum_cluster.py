@@ -20,10 +20,10 @@ from lograft.wire.status import RemoteStatus, parse_rpc_error
 
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.net.service import RefusalError
-from metaquorum.runtime.first_start import InitialVoter, format_with_voters
-from metaquorum.runtime.quorum_node import SnapshotSettings
-from metaquorum.server import QuorumServer
-from metaquorum.settings import Address, QuorumServerSettings
+from metaquorum.process.server import QuorumServer
+from metaquorum.process.settings import Address, QuorumServerSettings
+from metaquorum.replica.first_start import InitialVoter, format_with_voters
+from metaquorum.replica.quorum_node import SnapshotSettings
 from metaquorum.testing.peer_client import ControllerCalls, PeerClient, QuorumCalls
 
 HOST = "127.0.0.1"

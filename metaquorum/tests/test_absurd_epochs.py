@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from metaquorum.__main__ import app
 from metaquorum.net import sparse_log
+from metaquorum.process.epoch_reset import read_epochs, reset_epoch
+from metaquorum.process.settings import SettingsError
 from metaquorum.raft.effects import ReportViolation
 from metaquorum.raft.messages import Refusal, Request, UpdateVoterRequest, VoteResponse
 from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NodeId, QuorumEpoch, ReplicaKey
-from metaquorum.runtime.election_store import ElectionStore
-from metaquorum.runtime.epoch_reset import read_epochs, reset_epoch
-from metaquorum.settings import SettingsError
+from metaquorum.replica.election_store import ElectionStore
 from metaquorum.testing.scripted_node import CLUSTER_ID, ScriptedNode, election_state, key
 from metaquorum.tests.quorum_cluster import CLUSTER, QuorumCluster, quorum_cluster, until
 from storage.env_posix import PosixDisk

@@ -16,8 +16,8 @@ from metaquorum.net.carrier import Carrier
 from metaquorum.net.link import ServedCall
 from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
-from metaquorum.runtime import auto_join
-from metaquorum.runtime.auto_join import AutoJoin
+from metaquorum.replica import auto_join
+from metaquorum.replica.auto_join import AutoJoin
 
 WAIT_S = 30.0
 OWN = b"o" * 16

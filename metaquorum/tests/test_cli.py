@@ -15,9 +15,7 @@ import pytest
 from lograft.v1 import admin_pb2, admin_pb2_grpc
 
 from metaquorum.__main__ import UsageError, parse_directory_id, parse_initial_voters
-from metaquorum.runtime.first_start import read_initial_voters
-from metaquorum.runtime.quorum_node import SnapshotSettings
-from metaquorum.settings import (
+from metaquorum.process.settings import (
     Address,
     QuorumServerSettings,
     SettingsError,
@@ -25,6 +23,8 @@ from metaquorum.settings import (
     parse_node_id,
     parse_voters,
 )
+from metaquorum.replica.first_start import read_initial_voters
+from metaquorum.replica.quorum_node import SnapshotSettings
 from metaquorum.tests.quorum_cluster import free_ports
 from storage.env_posix import PosixDisk
 

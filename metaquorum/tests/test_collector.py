@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from metaquorum.runtime.collector import collector_off, freeze_started
+from metaquorum.collector import collector_off, freeze_started
 
 
 def test_collector_is_off_in_the_block_and_on_afterwards() -> None:

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from metaquorum.controller.commands import ExpireSessions
-from metaquorum.runtime import command_log
-from metaquorum.runtime.command_log import MAX_LINES_PER_S, CommandLog
+from metaquorum.controller_service import command_log
+from metaquorum.controller_service.command_log import MAX_LINES_PER_S, CommandLog
 
 NAME = command_log.__name__
 

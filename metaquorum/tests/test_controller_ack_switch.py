@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from metaquorum.controller.commands import AlterConfigs, Bootstrap, FenceBroker, ResourceChanges
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.image_rows import add_row, all_rows
-from metaquorum.controller.records import BrokerRecord, ConfigResource
-from metaquorum.runtime.row_codec import decode_row, encode_row
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_rows import add_row, all_rows
+from metaquorum.metadata.records import BrokerRecord, ConfigResource
+from metaquorum.metadata.row_codec import decode_row, encode_row
 from metaquorum.tests.controller_world import World, incarnation, register, topic_id, view
 
 BROKERS = (1, 2, 3)

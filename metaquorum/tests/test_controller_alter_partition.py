@@ -17,8 +17,8 @@ from metaquorum.controller.commands import (
     Refusal,
 )
 from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
-from metaquorum.controller.records import PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.records import PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import World, register, topic_id
 
 T = topic_id("t")

@@ -21,8 +21,8 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.elections import ElectionRules, partition_change
 from metaquorum.controller.limits import MAX_ELECTED_PARTITIONS
-from metaquorum.controller.records import LeaderChange, PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import World, topic_id
 
 

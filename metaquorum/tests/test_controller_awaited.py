@@ -9,7 +9,6 @@ from itertools import permutations
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.awaited import AwaitedReplica, awaited_directories, pack, unpack
 from metaquorum.controller.commands import (
     AlterPartition,
     ElectionKind,
@@ -22,8 +21,9 @@ from metaquorum.controller.commands import (
     ReassignPartitions,
     Refusal,
 )
-from metaquorum.controller.image import MetadataImage, PartitionImage
-from metaquorum.controller.image_rows import add_row, all_rows
+from metaquorum.metadata.awaited import AwaitedReplica, awaited_directories, pack, unpack
+from metaquorum.metadata.image import MetadataImage, PartitionImage
+from metaquorum.metadata.image_rows import add_row, all_rows
 from metaquorum.tests.controller_world import World, create_topic, incarnation, register, topic_id, view
 
 A, B, C = 1, 2, 3

@@ -10,8 +10,8 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.broker_states import BrokerState, state_of
 from metaquorum.controller.commands import DeleteTopic, Done, ExpireSessions, FenceBroker, RemoveBroker
-from metaquorum.controller.records import RemoveBrokerRecord
 from metaquorum.controller.sessions import Sessions
+from metaquorum.metadata.records import RemoveBrokerRecord
 from metaquorum.tests.controller_world import SETTINGS, World, register
 
 

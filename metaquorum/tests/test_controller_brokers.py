@@ -18,7 +18,7 @@ from metaquorum.controller.commands import (
     ProducerIdsAllocated,
 )
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.records import BrokerRecord, ProducerIdsRecord, RemoveBrokerRecord
+from metaquorum.metadata.records import BrokerRecord, ProducerIdsRecord, RemoveBrokerRecord
 from metaquorum.tests.controller_world import SETTINGS, World, create_topic, incarnation, register
 
 

@@ -10,9 +10,10 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import Bootstrap, BrokerRegistered, Decision, FenceBroker, HeartbeatAnswered
 from metaquorum.controller.elections import Lossy, partition_change
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.image_rows import all_rows
-from metaquorum.controller.records import (
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_rows import all_rows
+from metaquorum.metadata.records import (
     BrokerChangeRecord,
     BrokerRecord,
     ConfigRecord,
@@ -21,8 +22,7 @@ from metaquorum.controller.records import (
     PartitionRecord,
     TopicRecord,
 )
-from metaquorum.controller.state import PartitionImage
-from metaquorum.runtime import record_codec
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import World, create_topic, incarnation, register, topic_id
 
 

@@ -9,8 +9,8 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.commands import AlterConfigs, DeleteTopic, Done, Refusal, ResourceChanges
 from metaquorum.controller.configs import ConfigSource, describe, settings_of, value_for_broker
 from metaquorum.controller.limits import MAX_CONFIG_CHANGES
-from metaquorum.controller.records import ConfigRecord, ConfigResource
-from metaquorum.controller.topic_configs import (
+from metaquorum.metadata.records import ConfigRecord, ConfigResource
+from metaquorum.metadata.topic_configs import (
     CATCH_UP_RATE,
     MAX_DESCRIPTION_BYTES,
     MOVE_RATE,

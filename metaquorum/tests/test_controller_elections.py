@@ -10,7 +10,9 @@ import pytest
 from metaquorum.controller.commands import Bootstrap, ExpireSessions, Heard, SweepPartitions
 from metaquorum.controller.elections import elect, partition_change
 from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME
-from metaquorum.controller.records import (
+from metaquorum.controller.sessions import Sessions
+from metaquorum.controller.walk_commands import SweepCursor
+from metaquorum.metadata.records import (
     FeatureLevelRecord,
     LeaderChange,
     MetadataRecord,
@@ -21,9 +23,7 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from metaquorum.controller.sessions import Sessions
-from metaquorum.controller.state import PartitionImage
-from metaquorum.controller.walk_commands import SweepCursor
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import SETTINGS, World, create_topic, topic_id
 
 TOPIC = topic_id("t")

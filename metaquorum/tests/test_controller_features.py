@@ -8,8 +8,8 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import Bootstrap, Done, UpdateFeatureLevel
 from metaquorum.controller.limits import FEATURE_NAME, ControllerSettings
-from metaquorum.controller.records import FeatureLevelRecord
 from metaquorum.controller.voter_levels import VoterLevels
+from metaquorum.metadata.records import FeatureLevelRecord
 from metaquorum.tests.controller_world import World, register, view
 
 

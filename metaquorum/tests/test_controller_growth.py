@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller import image_rows
 from metaquorum.controller.commands import CreatePartitions, FenceBroker, PartitionsCreated
-from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.records import PartitionRecord, TopicRecord
+from metaquorum.metadata import image_rows
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import PartitionRecord, TopicRecord
 from metaquorum.tests.controller_world import World, create_topic, register, topic_id, view
 
 

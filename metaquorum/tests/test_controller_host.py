@@ -20,10 +20,10 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.runtime import commit_waiters
-from metaquorum.runtime.commit_waiters import CommandError
-from metaquorum.runtime.listener import CommittedBatch, QuorumLeader
-from metaquorum.runtime.quorum_node import BusyError, NotLeaderError
+from metaquorum.controller_service import commit_waiters
+from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.metadata.listener import CommittedBatch, QuorumLeader
+from metaquorum.replica.quorum_node import BusyError, NotLeaderError
 from metaquorum.tests.controller_shell import EPOCH, Shell, control
 from metaquorum.tests.controller_world import create_topic, view
 from metaquorum.tests.quorum_cluster import until
@@ -122,7 +122,7 @@ async def test_leadership_that_ends_within_own_work_leaves_nothing_to_do(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep whose append ends the leadership is neither repeated nor gone on with."""
-    monkeypatch.setattr("metaquorum.runtime.long_work.RETRY_AFTER_MS", 1)
+    monkeypatch.setattr("metaquorum.controller_service.long_work.RETRY_AFTER_MS", 1)
     errors: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     await shell.activate()

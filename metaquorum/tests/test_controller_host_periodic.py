@@ -21,11 +21,11 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.records import BrokerChangeRecord, LeaderChange, MetadataRecord, PartitionChangeRecord
 from metaquorum.controller.walk_commands import ElectPreferredLeaders
-from metaquorum.runtime import record_codec
-from metaquorum.runtime.controller_host import ControllerHost
-from metaquorum.runtime.long_work import MAX_SLICES_IN_FLIGHT
+from metaquorum.controller_service.controller_host import ControllerHost
+from metaquorum.controller_service.long_work import MAX_SLICES_IN_FLIGHT
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.records import BrokerChangeRecord, LeaderChange, MetadataRecord, PartitionChangeRecord
 from metaquorum.tests.controller_shell import Shell
 from metaquorum.tests.controller_world import create_topic, topic_id
 from metaquorum.tests.quorum_cluster import until

@@ -12,8 +12,8 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller import elections
 from metaquorum.controller.commands import Heartbeat
-from metaquorum.runtime.listener import QuorumLeader
-from metaquorum.runtime.long_work import MAX_SLICES_IN_FLIGHT
+from metaquorum.controller_service.long_work import MAX_SLICES_IN_FLIGHT
+from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.tests.controller_world import create_topic
 from metaquorum.tests.test_controller_host import EPOCH, Shell, failure
 

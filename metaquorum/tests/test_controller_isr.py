@@ -16,8 +16,8 @@ from metaquorum.controller.commands import (
     SweepPartitions,
 )
 from metaquorum.controller.elections import ElectionRules, Lossy, partition_change, preferred_change
-from metaquorum.controller.records import ConfigResource, LeaderChange
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.records import ConfigResource, LeaderChange
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import World, register, topic_id, view
 
 MIN_ISR, UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"

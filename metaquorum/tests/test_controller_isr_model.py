@@ -29,9 +29,9 @@ from metaquorum.controller.commands import (
     ResourceChanges,
     SweepPartitions,
 )
-from metaquorum.controller.isr import changed_isr
-from metaquorum.controller.records import ConfigResource
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.isr import changed_isr
+from metaquorum.metadata.records import ConfigResource
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import World, register, topic_id
 
 REPLICAS = (0, 1, 2, 3, 4)

@@ -22,8 +22,8 @@ from metaquorum.controller.commands import (
     Refusal,
     ResourceChanges,
 )
-from metaquorum.controller.records import ConfigResource, LeaderChange, PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.records import ConfigResource, LeaderChange, PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import World, incarnation, register, topic_id
 
 T = topic_id("t")

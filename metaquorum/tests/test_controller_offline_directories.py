@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from metaquorum.controller.commands import Decision, Heartbeat, HeartbeatAnswered
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.image_rows import add_row, all_rows
-from metaquorum.controller.records import BrokerChangeRecord
-from metaquorum.runtime import record_codec
-from metaquorum.runtime.row_codec import decode_row, encode_row
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_rows import add_row, all_rows
+from metaquorum.metadata.records import BrokerChangeRecord
+from metaquorum.metadata.row_codec import decode_row, encode_row
 from metaquorum.tests.controller_world import World, incarnation, register
 
 FIRST, SECOND, THIRD = incarnation(91), incarnation(92), incarnation(93)

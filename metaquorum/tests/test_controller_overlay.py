@@ -8,7 +8,6 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaquorum.controller import image_rows
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     AllocateProducerIds,
@@ -21,10 +20,11 @@ from metaquorum.controller.commands import (
     Heartbeat,
     ResourceChanges,
 )
-from metaquorum.controller.image import MetadataImage
 from metaquorum.controller.limits import FEATURE_NAME
-from metaquorum.controller.records import ConfigRecord, ConfigResource, MetadataRecord
 from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders
+from metaquorum.metadata import image_rows
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import ConfigRecord, ConfigResource, MetadataRecord
 from metaquorum.tests.controller_world import World, create_topic, register, topic_id, view
 
 BROKERS = (1, 2, 3)

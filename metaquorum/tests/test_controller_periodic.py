@@ -7,8 +7,8 @@ import pytest
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import AlterConfigs, Command, DeleteTopic, ResourceChanges
-from metaquorum.controller.records import ConfigResource, LeaderChange, PartitionChangeRecord
 from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders, SweepCursor
+from metaquorum.metadata.records import ConfigResource, LeaderChange, PartitionChangeRecord
 from metaquorum.tests.controller_world import World, topic_id
 
 REBALANCE, EVERY_S = "auto.leader.rebalance.enable", "leader.imbalance.check.interval.seconds"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from metaquorum.controller import placement
 from metaquorum.controller.placement import UsableBroker, place
-from metaquorum.controller.state import PartitionCounts, PartitionImage
+from metaquorum.metadata.state import PartitionCounts, PartitionImage
 
 Placed = list[tuple[int, ...]]
 SEEDS = st.integers(0, 2**64 - 1)

@@ -17,10 +17,10 @@ from metaquorum.controller.commands import (
     ReassignPartitions,
     Refusal,
 )
-from metaquorum.controller.image_rows import PartitionBlock
 from metaquorum.controller.limits import MAX_REASSIGNED_PARTITIONS, ControllerSettings
-from metaquorum.controller.records import PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage, Partitions
+from metaquorum.metadata.image_rows import PartitionBlock
+from metaquorum.metadata.records import PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage, Partitions
 from metaquorum.tests.controller_world import World, topic_id, view
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from metaquorum.controller.commands import FenceBroker, Heartbeat
-from metaquorum.controller.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
 from metaquorum.controller.walk_commands import ElectPreferredLeaders
+from metaquorum.metadata.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
 from metaquorum.tests.controller_world import World, topic_id
 from metaquorum.tests.test_controller_periodic import REBALANCE, lead, of_cluster, slices
 

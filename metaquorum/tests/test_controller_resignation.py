@@ -20,9 +20,9 @@ from metaquorum.controller.commands import (
     ResignLeadership,
 )
 from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
-from metaquorum.controller.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage
 from metaquorum.controller.walk_commands import ElectPreferredLeaders, SweepPartitions
+from metaquorum.metadata.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import World, register, topic_id
 
 T = topic_id("t")

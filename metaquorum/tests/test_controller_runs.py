@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaquorum.controller import image_rows
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.records import LeaderChange, MetadataRecord, NoOpRecord, PartitionChangeRecord
-from metaquorum.controller.runs import record_count, runs
+from metaquorum.metadata import image_rows
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import LeaderChange, MetadataRecord, NoOpRecord, PartitionChangeRecord
+from metaquorum.metadata.runs import record_count, runs
 from metaquorum.tests.controller_world import World, topic_id, view
 
 TOPICS = ("a", "b")

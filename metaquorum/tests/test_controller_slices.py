@@ -11,8 +11,8 @@ import pytest
 
 from metaquorum.controller.commands import Command, FenceBroker, Heartbeat
 from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
-from metaquorum.controller.records import BrokerChangeRecord, PartitionChangeRecord
-from metaquorum.runtime import record_codec
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.records import BrokerChangeRecord, PartitionChangeRecord
 from metaquorum.tests.controller_world import World, create_topic
 from metaquorum.tests.test_controller_host import Shell
 

@@ -11,7 +11,7 @@ from metaquorum.controller import elections
 from metaquorum.controller.commands import Command, ElectPreferredLeaders, SweepPartitions
 from metaquorum.controller.configs import settings_of
 from metaquorum.controller.elections import partition_change, preferred_change, rules_of
-from metaquorum.controller.records import (
+from metaquorum.metadata.records import (
     BrokerChangeRecord,
     ConfigRecord,
     ConfigResource,
@@ -19,7 +19,7 @@ from metaquorum.controller.records import (
     PartitionRecord,
     TopicRecord,
 )
-from metaquorum.controller.topic_configs import FlushPolicy
+from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.tests.controller_world import World, topic_id
 
 BROKERS = (1, 2, 3, 4)

@@ -7,12 +7,13 @@ import pytest
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from metaquorum.controller import topic_configs, topic_names
+from metaquorum.controller import topic_names
 from metaquorum.controller.commands import AlterConfigs, DeleteTopic, ResourceChanges, TopicCreated, TopicDeleted
-from metaquorum.controller.image_rows import DeletedBlock, deleted_key
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.records import ConfigRecord, ConfigResource, TopicRecord
-from metaquorum.controller.topic_configs import TOPIC_CONFIGS, CleanupPolicy, CompressionType, FlushPolicy
+from metaquorum.metadata import topic_configs
+from metaquorum.metadata.image_rows import DeletedBlock, deleted_key
+from metaquorum.metadata.records import ConfigRecord, ConfigResource, TopicRecord
+from metaquorum.metadata.topic_configs import TOPIC_CONFIGS, CleanupPolicy, CompressionType, FlushPolicy
 from metaquorum.tests.controller_world import SETTINGS, World, create_topic, register, topic_id, view
 
 

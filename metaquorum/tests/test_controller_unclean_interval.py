@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from metaquorum.controller.commands import AlterConfigs, FenceBroker, ResourceChanges
-from metaquorum.controller.records import BrokerChangeRecord, ConfigResource, LeaderChange, PartitionChangeRecord
 from metaquorum.controller.walk_commands import ElectUncleanLeaders
+from metaquorum.metadata.records import BrokerChangeRecord, ConfigResource, LeaderChange, PartitionChangeRecord
 from metaquorum.tests.controller_world import World, topic_id
 from metaquorum.tests.test_controller_periodic import DEFAULT_INTERVAL_MS, of_cluster, slices
 

@@ -15,13 +15,13 @@ import pytest
 from lograft.v1 import admin_pb2
 
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.metadata.metadata_files import open_metadata
+from metaquorum.metadata.snapshot_files import SnapshotFiles
+from metaquorum.process.server import QuorumServer
 from metaquorum.raft.types import SnapshotId
-from metaquorum.runtime.first_start import format_standalone
-from metaquorum.runtime.log_store import DamagedLogError
-from metaquorum.runtime.metadata_files import open_metadata
-from metaquorum.runtime.quorum_node import SnapshotSettings
-from metaquorum.runtime.snapshot_files import SnapshotFiles
-from metaquorum.server import QuorumServer
+from metaquorum.replica.first_start import format_standalone
+from metaquorum.replica.log_store import DamagedLogError
+from metaquorum.replica.quorum_node import SnapshotSettings
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, until
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from metaquorum.controller import deleted_topics, image_rows
 from metaquorum.controller.commands import Bootstrap, DeleteTopic
-from metaquorum.controller.deleted_topics import BLOCK_IDS, ID_BYTES, DeletedTopics
-from metaquorum.controller.image import MetadataImage
-from metaquorum.runtime.image_store import open_image
+from metaquorum.metadata import deleted_topics, image_rows
+from metaquorum.metadata.deleted_topics import BLOCK_IDS, ID_BYTES, DeletedTopics
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_store import open_image
 from metaquorum.tests.controller_world import World, create_topic, view
 from metaquorum.tests.test_image_store import write
 

@@ -7,14 +7,14 @@ import asyncio
 
 import pytest
 
-from metaquorum.controller.image import MetadataImage
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import LoadedImage
+from metaquorum.metadata.listener import CommittedBatch, joined
 from metaquorum.raft.effects import AppendAsLeader, Proposal
 from metaquorum.raft.types import Offset, QuorumEpoch
-from metaquorum.runtime import delivery
-from metaquorum.runtime.delivery import ListenerFeed
-from metaquorum.runtime.image_format import LoadedImage
-from metaquorum.runtime.listener import CommittedBatch, joined
-from metaquorum.runtime.log_store import LogStore, encode_records
+from metaquorum.replica import delivery
+from metaquorum.replica.delivery import ListenerFeed
+from metaquorum.replica.log_store import LogStore, encode_records
 from metaquorum.testing.loopback import RecordingListener
 from metaquorum.tests.quorum_cluster import until
 from storage.testing.sim_disk import SimDisk

@@ -11,9 +11,9 @@ import pytest
 
 from metaquorum.raft.effects import AppendAsLeader, Proposal
 from metaquorum.raft.types import Offset, QuorumEpoch
-from metaquorum.runtime.disk_thread import DiskThread
-from metaquorum.runtime.log_flusher import LogFlusher
-from metaquorum.runtime.log_store import LogStore
+from metaquorum.replica.disk_thread import DiskThread
+from metaquorum.replica.log_flusher import LogFlusher
+from metaquorum.replica.log_store import LogStore
 from storage.errors import DiskFailedError
 from storage.testing.sim_disk import Refusal, SimDisk
 

@@ -10,9 +10,9 @@ from lograft.wire.batch import encode_batch, iter_batches
 
 from metaquorum.raft.effects import AppendAsLeader, LeaderChange, Proposal
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch
-from metaquorum.runtime import gathered as gathered_module
-from metaquorum.runtime.gathered import MAX_PROPOSAL_BYTES, MAX_PROPOSAL_RECORDS, gathered_size
-from metaquorum.runtime.log_store import LogStore, encode_control, encode_records
+from metaquorum.replica import gathered as gathered_module
+from metaquorum.replica.gathered import MAX_PROPOSAL_BYTES, MAX_PROPOSAL_RECORDS, gathered_size
+from metaquorum.replica.log_store import LogStore, encode_control, encode_records
 from metaquorum.testing.scripted_node import snapshot_id
 from storage.testing.sim_disk import SimDisk
 

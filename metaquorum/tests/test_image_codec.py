@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lograft.internal.v1 import metadata_record_pb2 as pb
 
-from metaquorum.controller.records import (
+from metaquorum.metadata import record_codec
+from metaquorum.metadata.record_codec import RecordDecodeError
+from metaquorum.metadata.records import (
     BrokerChangeRecord,
     BrokerRecord,
     ConfigRecord,
@@ -24,8 +26,6 @@ from metaquorum.controller.records import (
     RemoveTopicRecord,
     TopicRecord,
 )
-from metaquorum.runtime import record_codec
-from metaquorum.runtime.record_codec import RecordDecodeError
 
 INT32 = st.integers(0, 2**31 - 1)
 INT64 = st.integers(0, 2**63 - 1)

@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from metaquorum.controller import image_rows
 from metaquorum.controller.commands import AllocateProducerIds, Bootstrap, DeleteTopic
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.records import MetadataRecord, PartitionRecord
-from metaquorum.runtime import image_format, record_codec
-from metaquorum.runtime.image_format import ImageUnreadableError
-from metaquorum.runtime.image_store import ImageStore, open_image
+from metaquorum.metadata import image_format, image_rows, record_codec
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import ImageUnreadableError
+from metaquorum.metadata.image_store import ImageStore, open_image
+from metaquorum.metadata.records import MetadataRecord, PartitionRecord
 from metaquorum.tests.controller_world import World, create_topic, topic_id, view
 from metaquorum.tests.test_controller_overlay import STEPS, prepared, step
 
@@ -110,8 +109,8 @@ def test_image_from_replay_equals_image_from_reload(
 CHILD = """
 import sys
 from pathlib import Path
-from metaquorum.controller.image import MetadataImage
-from metaquorum.runtime.image_store import open_image
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_store import open_image
 from metaquorum.tests.test_image_store import sample_world, write
 
 world = sample_world()

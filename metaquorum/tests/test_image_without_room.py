@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 from rocksdict import Rdict, WriteBatch
 
-from metaquorum.controller import image_rows
 from metaquorum.controller.commands import DeleteTopic
-from metaquorum.controller.image import MetadataImage
+from metaquorum.metadata import image_rows, image_store
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import ImageUnreadableError
+from metaquorum.metadata.image_store import ImageStore, open_image
+from metaquorum.metadata.metadata_files import MetadataFiles, open_metadata
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import Voter, voter_set
-from metaquorum.runtime import image_store
-from metaquorum.runtime.image_format import ImageUnreadableError
-from metaquorum.runtime.image_store import ImageStore, open_image
-from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.tests.controller_world import create_topic, view
 from metaquorum.tests.test_image_store import EPOCH, as_format_2, sample_world, write
 

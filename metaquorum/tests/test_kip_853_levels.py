@@ -10,8 +10,8 @@ from metaquorum.raft.roles import Leader
 from metaquorum.raft.state import Identity
 from metaquorum.raft.types import FIRST_LEVEL_ONLY, LevelRange
 from metaquorum.raft.voter_changes import AddVoter, ChangeRefusal, RemoveVoter
-from metaquorum.runtime import quorum_codec
-from metaquorum.runtime.wire_fields import InvalidMessageError
+from metaquorum.raft_codec import quorum_codec
+from metaquorum.raft_codec.wire_fields import InvalidMessageError
 from metaquorum.testing.scripted_node import CLUSTER_ID, ScriptedNode, key
 from metaquorum.tests.raft_voter_changes import ask, catch_up, changes, ids, refused, settled
 

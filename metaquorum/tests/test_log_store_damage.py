@@ -8,7 +8,7 @@ import pytest
 from metaquorum.raft.effects import AppendAsLeader, Proposal
 from metaquorum.raft.types import Offset, QuorumEpoch
 from metaquorum.raft.voters import VoterSet
-from metaquorum.runtime.log_store import DamagedLogError, LogBase, LogStore, encode_records
+from metaquorum.replica.log_store import DamagedLogError, LogBase, LogStore, encode_records
 from storage.testing.sim_disk import SimDisk
 
 LOG = "/data/log"

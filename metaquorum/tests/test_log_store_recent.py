@@ -9,8 +9,8 @@ from lograft.wire.batch import RecordBatch
 from metaquorum.raft.effects import AppendAsFollower, AppendAsLeader, Proposal
 from metaquorum.raft.messages import BatchSpan, FetchedBatches
 from metaquorum.raft.types import Offset, QuorumEpoch
-from metaquorum.runtime import log_store as log_store_module
-from metaquorum.runtime.log_store import LogStore, encode_records
+from metaquorum.replica import log_store as log_store_module
+from metaquorum.replica.log_store import LogStore, encode_records
 from storage.testing.sim_disk import SimDisk
 
 LIMIT = 1 << 20

@@ -11,7 +11,7 @@ import pytest
 from metaquorum.raft.effects import AppendAsLeader, Proposal, VotersChange
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import Voter, voter_set
-from metaquorum.runtime.log_store import DamagedLogError, LogBase, LogStore, encode_control, encode_records
+from metaquorum.replica.log_store import DamagedLogError, LogBase, LogStore, encode_control, encode_records
 from metaquorum.testing.scripted_node import snapshot_id
 from storage.testing.sim_disk import Crash, SimDisk
 

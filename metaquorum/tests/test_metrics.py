@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from lograft.v1 import admin_pb2
 
-from metaquorum.rpc.metrics_listener import MetricsListener
-from metaquorum.runtime.quorum_metrics import QuorumSample
-from metaquorum.server import PortInUseError, QuorumServer
-from metaquorum.settings import Address, QuorumServerSettings, SettingsError
+from metaquorum.process.metrics_listener import MetricsListener
+from metaquorum.process.server import PortInUseError, QuorumServer
+from metaquorum.process.settings import Address, QuorumServerSettings, SettingsError
+from metaquorum.replica.quorum_metrics import QuorumSample
 from metaquorum.tests.metrics_scrape import ScrapeRefusedError, role_of, scrape, scrape_text
 from metaquorum.tests.quorum_cluster import HOST, BrokerStub, QuorumCluster, settings_for, until
 

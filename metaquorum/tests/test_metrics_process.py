@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from metaquorum.runtime.first_start import InitialVoter, format_with_voters
+from metaquorum.replica.first_start import InitialVoter, format_with_voters
 from metaquorum.tests.metrics_scrape import role_of, scrape
 from metaquorum.tests.quorum_cluster import HOST, free_ports
 

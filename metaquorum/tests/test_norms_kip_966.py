@@ -22,10 +22,10 @@ from metaquorum.controller.commands import (
     SweepPartitions,
 )
 from metaquorum.controller.elections import ElectionRules, Lossy, partition_change
-from metaquorum.controller.isr import changed_isr, needed_in_sync
-from metaquorum.controller.records import ConfigResource, LeaderChange, PartitionChangeRecord
-from metaquorum.controller.state import PartitionImage
-from metaquorum.rpc.codec import to_partition
+from metaquorum.controller_service.codec import to_partition
+from metaquorum.metadata.isr import changed_isr, needed_in_sync
+from metaquorum.metadata.records import ConfigResource, LeaderChange, PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.controller_world import World, register, topic_id
 
 TOPIC_ID: Final = b"t" * 16

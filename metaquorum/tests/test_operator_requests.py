@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.raft.effects import AnswerTransfer, AnswerVoterChange
 from metaquorum.raft.events import Event, TransferRequested, VoterChangeRequested
 from metaquorum.raft.types import NodeId, Offset
@@ -16,8 +17,7 @@ from metaquorum.raft.voter_changes import (
     RemoveVoter,
     TransferTimedOut,
 )
-from metaquorum.runtime.listener import QuorumLeader
-from metaquorum.runtime.operator_requests import MAX_REQUESTS, OperatorRequests
+from metaquorum.replica.operator_requests import MAX_REQUESTS, OperatorRequests
 from metaquorum.testing.scripted_node import key
 
 CHANGE = RemoveVoter(key=key(3))

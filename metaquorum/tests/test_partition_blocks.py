@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaquorum.controller import partition_blocks
-from metaquorum.controller.image import MetadataImage
-from metaquorum.controller.partition_blocks import BLOCK_PARTITIONS
-from metaquorum.controller.records import TopicRecord
-from metaquorum.controller.state import PartitionCounts, PartitionImage, Partitions, TopicImage, example
+from metaquorum.metadata import partition_blocks
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.partition_blocks import BLOCK_PARTITIONS
+from metaquorum.metadata.records import TopicRecord
+from metaquorum.metadata.state import PartitionCounts, PartitionImage, Partitions, TopicImage, example
 
 TOPIC = b"t" * 16
 

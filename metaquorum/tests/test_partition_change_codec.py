@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lograft.internal.v1 import metadata_record_pb2 as pb
 
-from metaquorum.controller.records import LeaderChange, PartitionChangeRecord
-from metaquorum.runtime import partition_change_codec, record_codec
-from metaquorum.runtime.record_codec import RecordDecodeError
+from metaquorum.metadata import partition_change_codec, record_codec
+from metaquorum.metadata.record_codec import RecordDecodeError
+from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord
 
 NODE_IDS = st.none() | st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 5), max_size=4).map(tuple)
 LEADERS = st.none() | st.builds(LeaderChange, leader_id=st.none() | st.integers(0, 2**31 - 1))

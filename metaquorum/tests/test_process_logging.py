@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 
-from metaquorum.runtime.process_logging import LineFormatter, log_to_stderr
+from metaquorum.process.logging_setup import LineFormatter, log_to_stderr
 
 LINE_FORMAT = "time=%(asctime)s level=%(levelname)s logger=%(name)s %(message)s"
 SWITCHES = ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing", "logAsyncioTasks")

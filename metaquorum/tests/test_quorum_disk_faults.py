@@ -10,10 +10,10 @@ import pytest
 
 from metaquorum.net.carrier import Carrier
 from metaquorum.raft.voters import Voter, voter_set
-from metaquorum.runtime.election_store import ElectionStore
-from metaquorum.runtime.first_start import write_initial_voters
-from metaquorum.runtime.log_store import DamagedLogError
-from metaquorum.runtime.quorum_node import NotLeaderError, QuorumNode, QuorumSettings
+from metaquorum.replica.election_store import ElectionStore
+from metaquorum.replica.first_start import write_initial_voters
+from metaquorum.replica.log_store import DamagedLogError
+from metaquorum.replica.quorum_node import NotLeaderError, QuorumNode, QuorumSettings
 from metaquorum.testing.loopback import RecordingListener, wait_for
 from metaquorum.testing.scripted_node import election_state, key
 from storage.data_directory import DataDirectory

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from metaquorum.raft.types import NodeId, ReplicaKey
-from metaquorum.runtime.election_store import ElectionStore
-from metaquorum.runtime.first_start import (
+from metaquorum.replica.election_store import ElectionStore
+from metaquorum.replica.first_start import (
     PENDING_FILE,
     FirstStart,
     FirstStartRefusedError,
@@ -20,7 +20,7 @@ from metaquorum.runtime.first_start import (
     is_formatted,
     read_initial_voters,
 )
-from metaquorum.runtime.first_start_decision import (
+from metaquorum.replica.first_start_decision import (
     FormatObserver,
     FormatVoter,
     ProbeAnswer,

@@ -18,9 +18,9 @@ from metaquorum.net.carrier import Carrier
 from metaquorum.net.peers import NotSentError
 from metaquorum.net.service import RefusalError
 from metaquorum.raft.events import Event
-from metaquorum.runtime.driver import Driver
-from metaquorum.runtime.election_store import COPY_NAME, FILE_NAME, VoteFileLostError
-from metaquorum.runtime.quorum_node import BusyError, NotLeaderError, QuorumError, QuorumNode, QuorumSettings
+from metaquorum.replica.driver import Driver
+from metaquorum.replica.election_store import COPY_NAME, FILE_NAME, VoteFileLostError
+from metaquorum.replica.quorum_node import BusyError, NotLeaderError, QuorumError, QuorumNode, QuorumSettings
 from metaquorum.testing.loopback import CLUSTER_ID, LoopbackQuorum, wait_for
 from metaquorum.testing.peer_client import PeerClient, QuorumCalls
 from storage.data_directory import DataDirectory

@@ -24,8 +24,8 @@ from metaquorum.net.peers import Peers
 from metaquorum.net.service import RefusalError
 from metaquorum.raft.events import Failure
 from metaquorum.raft.messages import FetchResponse, Request, Response
-from metaquorum.runtime import quorum_codec as codec
-from metaquorum.runtime.quorum_transport import PeerFailureError, QuorumTransport
+from metaquorum.raft_codec import quorum_codec as codec
+from metaquorum.replica.quorum_transport import PeerFailureError, QuorumTransport
 from metaquorum.testing.scripted_node import ScriptedNode
 from metaquorum.testing.void_server import VoidServer
 from metaquorum.tests.quorum_cluster import until

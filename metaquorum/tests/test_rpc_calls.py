@@ -10,12 +10,19 @@ from lograft.internal.v1 import quorum_pb2 as pb
 from lograft.v1.errors_pb2 import LeaderHint
 from lograft.wire.codes import ErrorCode
 
+from metaquorum.controller_service.calls import (
+    DEADLINE_MARGIN_MS,
+    MAX_WAIT_MS,
+    check_cluster,
+    refusal,
+    refusing,
+    wait_ms,
+)
+from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.link import RefusedByPeerError
 from metaquorum.net.service import decode_refusal
-from metaquorum.rpc.calls import DEADLINE_MARGIN_MS, MAX_WAIT_MS, check_cluster, refusal, refusing, wait_ms
-from metaquorum.runtime.commit_waiters import CommandError
-from metaquorum.runtime.listener import QuorumLeader
 
 METHOD = 100
 

@@ -12,7 +12,7 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import FenceBroker, Reassignment, ReassignPartitions
-from metaquorum.controller.state import PartitionImage
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.quorum_cluster import CLUSTER, BrokerStub, QuorumCluster, quorum_cluster, refused
 
 WAIT_MS = 10_000

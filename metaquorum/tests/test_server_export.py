@@ -13,7 +13,7 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import Reassignment, ReassignPartitions
-from metaquorum.runtime import metadata_export
+from metaquorum.controller_service import metadata_export
 from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, quorum_cluster, refused
 
 WAIT_MS = 10_000

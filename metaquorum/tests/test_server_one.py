@@ -18,14 +18,14 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
-from metaquorum.controller.records import ConfigResource
-from metaquorum.controller.topic_configs import TOPIC_CONFIGS
+from metaquorum.controller_service.admin_front import SERVICE
+from metaquorum.metadata.records import ConfigResource
+from metaquorum.metadata.topic_configs import TOPIC_CONFIGS
 from metaquorum.net.methods import Method
 from metaquorum.net.peers import NotSentError
-from metaquorum.rpc.admin_front import SERVICE
-from metaquorum.runtime.first_start import format_standalone
-from metaquorum.server import PortInUseError, QuorumServer
-from metaquorum.settings import SettingsError
+from metaquorum.process.server import PortInUseError, QuorumServer
+from metaquorum.process.settings import SettingsError
+from metaquorum.replica.first_start import format_standalone
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import (
     CLUSTER,

@@ -13,7 +13,7 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import AlterPartition, IsrProposal, Reassignment, ReassignPartitions
 from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
-from metaquorum.controller.state import PartitionImage, TopicImage
+from metaquorum.metadata.state import PartitionImage, TopicImage
 from metaquorum.tests.quorum_cluster import CLUSTER, BrokerStub, QuorumCluster, quorum_cluster, refused
 
 WAIT_MS = 10_000

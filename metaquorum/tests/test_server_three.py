@@ -15,8 +15,8 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
-from metaquorum.controller.image import MetadataImage
-from metaquorum.server import QuorumServer
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.process.server import QuorumServer
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import (
     DEADLINE_S,

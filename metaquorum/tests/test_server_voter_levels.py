@@ -13,9 +13,9 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.runtime.auto_join import STALE_VOTER_MS, AutoJoin
-from metaquorum.runtime.first_start import format_observer
-from metaquorum.server import QuorumServer
+from metaquorum.process.server import QuorumServer
+from metaquorum.replica.auto_join import STALE_VOTER_MS, AutoJoin
+from metaquorum.replica.first_start import format_observer
 from metaquorum.tests.quorum_cluster import (
     CLUSTER,
     HOST,

@@ -12,10 +12,10 @@ import pytest
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
+from metaquorum.process.server import QuorumServer
 from metaquorum.raft.voters import Voter
-from metaquorum.runtime.auto_join import AutoJoin
-from metaquorum.runtime.first_start import format_observer
-from metaquorum.server import QuorumServer
+from metaquorum.replica.auto_join import AutoJoin
+from metaquorum.replica.first_start import format_observer
 from metaquorum.tests.quorum_cluster import (
     CLUSTER,
     HOST,

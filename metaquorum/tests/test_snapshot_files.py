@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from metaquorum.controller.image import MetadataImage
-from metaquorum.raft.effects import LeaderChange
-from metaquorum.raft.types import NodeId, ReplicaKey, SnapshotId
-from metaquorum.raft.voters import Voter, voter_set
-from metaquorum.runtime.control_codec import encode_control_record
-from metaquorum.runtime.image_format import ImageUnreadableError, encode_voters
-from metaquorum.runtime.image_store import ImageStore, open_image, open_read_only
-from metaquorum.runtime.metadata_files import open_metadata
-from metaquorum.runtime.snapshot_files import SnapshotFiles, link_tree, parse_name, snapshot_name, sync_tree
-from metaquorum.runtime.snapshot_rows import (
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import ImageUnreadableError, encode_voters
+from metaquorum.metadata.image_store import ImageStore, open_image, open_read_only
+from metaquorum.metadata.metadata_files import open_metadata
+from metaquorum.metadata.snapshot_files import SnapshotFiles, link_tree, parse_name, snapshot_name, sync_tree
+from metaquorum.metadata.snapshot_rows import (
     InvalidSnapshotError,
     SnapshotReader,
     SnapshotWriter,
     snapshot_digest,
     split_rows,
 )
+from metaquorum.raft.effects import LeaderChange
+from metaquorum.raft.types import NodeId, ReplicaKey, SnapshotId
+from metaquorum.raft.voters import Voter, voter_set
+from metaquorum.raft_codec.control_codec import encode_control_record
 from metaquorum.testing.scripted_node import snapshot_id
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.test_image_store import EPOCH, as_format_2, sample_world, write

@@ -12,11 +12,11 @@ from crc32c import crc32c
 from lograft.internal.v1 import quorum_pb2 as pb
 
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.metadata.snapshot_rows import SnapshotDigest, split_rows
 from metaquorum.raft.types import SnapshotId
-from metaquorum.runtime import snapshot_server, snapshot_shell
-from metaquorum.runtime.quorum_codec import decode_snapshot_id
-from metaquorum.runtime.quorum_node import SnapshotSettings
-from metaquorum.runtime.snapshot_rows import SnapshotDigest, split_rows
+from metaquorum.raft_codec.quorum_codec import decode_snapshot_id
+from metaquorum.replica import snapshot_server, snapshot_shell
+from metaquorum.replica.quorum_node import SnapshotSettings
 from metaquorum.tests.quorum_cluster import CLUSTER, BrokerStub, QuorumCluster, until
 from metaquorum.tests.test_snapshots_three import create_topics, equal, trimmed
 

@@ -11,12 +11,12 @@ import pytest
 from lograft.v1 import admin_pb2
 
 from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.records import MetadataRecord
-from metaquorum.runtime.image_store import ImageStore
-from metaquorum.runtime.log_store import LogStore
-from metaquorum.runtime.quorum_node import SnapshotSettings
-from metaquorum.runtime.snapshot_files import SnapshotFiles, parse_name
-from metaquorum.runtime.snapshot_rows import snapshot_digest
+from metaquorum.metadata.image_store import ImageStore
+from metaquorum.metadata.records import MetadataRecord
+from metaquorum.metadata.snapshot_files import SnapshotFiles, parse_name
+from metaquorum.metadata.snapshot_rows import snapshot_digest
+from metaquorum.replica.log_store import LogStore
+from metaquorum.replica.quorum_node import SnapshotSettings
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, until
 

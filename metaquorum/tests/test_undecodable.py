@@ -21,6 +21,9 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
+from metaquorum.controller_service import decoding
+from metaquorum.controller_service.admin_front import SERVICE
+from metaquorum.controller_service.admin_service import REQUEST_TYPES
 from metaquorum.net import service, sparse_log
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.link import RefusedByPeerError
@@ -28,9 +31,6 @@ from metaquorum.net.methods import Method
 from metaquorum.net.peers import Peers
 from metaquorum.net.service import RefusalError, decode_refusal
 from metaquorum.net.sparse_log import SparseLog
-from metaquorum.rpc import decoding
-from metaquorum.rpc.admin_front import SERVICE
-from metaquorum.rpc.admin_service import REQUEST_TYPES
 from metaquorum.tests.quorum_cluster import CLUSTER, QuorumCluster, quorum_cluster
 
 NONSENSE = b"\xff\xff\xff\xff"

@@ -27,9 +27,9 @@ from metaquorum.raft.messages import (
 )
 from metaquorum.raft.types import EpochEnd, NodeId, Offset, QuorumEpoch, ReplicaKey
 from metaquorum.raft.voters import Voter, voter_set
-from metaquorum.runtime import quorum_codec as codec
-from metaquorum.runtime.control_codec import decode_control_batch, encode_control_record
-from metaquorum.runtime.wire_fields import MAX_OFFSET, InvalidMessageError
+from metaquorum.raft_codec import quorum_codec as codec
+from metaquorum.raft_codec.control_codec import decode_control_batch, encode_control_record
+from metaquorum.raft_codec.wire_fields import MAX_OFFSET, InvalidMessageError
 
 NODE_IDS = st.integers(0, 2**31 - 1).map(NodeId)
 EPOCHS = st.integers(0, 2**31 - 1).map(QuorumEpoch)

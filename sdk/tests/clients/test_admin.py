@@ -21,8 +21,8 @@ from lograft.errors import (
 from lograft.types import NewTopic
 from tests.clients.test_producer_errors import unused_address
 
-from metaquorum.rpc import admin_service
-from metaquorum.runtime.commit_waiters import CommandError
+from metaquorum.controller_service import admin_service
+from metaquorum.controller_service.commit_waiters import CommandError
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "x" * 250, "a/b", "a\0b", "a b", "ü"])

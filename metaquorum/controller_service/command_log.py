@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of the server's log about the changes that a controller appends: each one, as long as there are not too many.
+
+Owns the limit. A line costs as much as a twelfth of a small change, and a log that grows by thousands of lines a second
+is read by nobody; the metadata log has every change, `lograft metadata export` shows where they led.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from metaquorum.controller.commands import Command
+from metaquorum.controller_service.command_subjects import subject_of
+
+logger = logging.getLogger(__name__)
+
+MAX_LINES_PER_S: Final = 100
+"""Changes that are logged one by one in each second of the clock; the others are counted, and logged with DEBUG."""
+
+
+class CommandLog:
+    """Logs changes."""
+
+    def __init__(self) -> None:
+        self._second: int = 0
+        self._line_count = 0
+        self._left_out = 0
+        self._last_offset = 0
+
+    def note(self, command: Command, *, base_offset: int, last_offset: int, now_ms: int) -> None:
+        """A command was appended at these offsets, both inclusive."""
+        self.settle(now_ms)
+        self._line_count += 1
+        is_left_out = self._line_count > MAX_LINES_PER_S
+        level = logging.DEBUG if is_left_out else logging.INFO
+        if is_left_out:
+            self._left_out += 1
+            self._last_offset = last_offset
+        if logger.isEnabledFor(level):
+            logger.log(
+                level,
+                "event=command command=%s %s base_offset=%d last_offset=%d",
+                type(command).__name__,
+                subject_of(command),
+                base_offset,
+                last_offset,
+            )
+
+    def settle(self, now_ms: int) -> None:
+        """Say how many were left out in a second that is over; from time to time, and before each change."""
+        second = now_ms // 1_000
+        if second == self._second:
+            return
+        if self._left_out > 0:
+            logger.info("event=commands_not_listed count=%d last_offset=%d", self._left_out, self._last_offset)
+        self._second, self._line_count, self._left_out = second, 0, 0

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests about configs to commands, and configs to answers: what AlterConfigs and DescribeConfigs of AdminService need.
+
+Owns the translation. Must not decide which value holds.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lograft.v1 import admin_pb2
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.commands import AlterConfigs, Refusal, ResourceChanges
+from metaquorum.controller.configs import ConfigValue, describe
+from metaquorum.controller.limits import MAX_DESCRIBED_RESOURCES
+from metaquorum.controller_service.codec import CONFIG_SOURCES
+from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import ConfigResource
+
+_RESOURCES: Final = {
+    admin_pb2.CONFIG_RESOURCE_TYPE_TOPIC: ConfigResource.TOPIC,
+    admin_pb2.CONFIG_RESOURCE_TYPE_BROKER: ConfigResource.BROKER,
+    admin_pb2.CONFIG_RESOURCE_TYPE_CLUSTER: ConfigResource.CLUSTER,
+}
+
+
+def alter_command(request: admin_pb2.AlterConfigsRequest) -> AlterConfigs:
+    """Return the command of a request.
+
+    Raises:
+        CommandError: INVALID_REQUEST, a resource is of no known kind.
+    """
+    return AlterConfigs(
+        resources=tuple(
+            ResourceChanges(
+                resource=_kind(each.resource),
+                name=each.resource.name,
+                changes=tuple(
+                    (change.name, change.value if change.HasField("value") else None) for change in each.changes
+                ),
+            )
+            for each in request.resources
+        ),
+        validate_only=request.validate_only,
+    )
+
+
+def describe_answer(
+    request: admin_pb2.DescribeConfigsRequest, image: MetadataImage
+) -> admin_pb2.DescribeConfigsResponse:
+    """Return the configs that a request asks for.
+
+    Raises:
+        CommandError: INVALID_REQUEST, UNKNOWN_TOPIC.
+    """
+    if not 1 <= len(request.resources) <= MAX_DESCRIBED_RESOURCES:
+        raise CommandError(
+            ErrorCode.INVALID_REQUEST,
+            f"a request names 1 to {MAX_DESCRIBED_RESOURCES} resources, this one {len(request.resources)}",
+        )
+    broker_id = request.broker_id if request.HasField("broker_id") else None
+    answer = admin_pb2.DescribeConfigsResponse(metadata_offset=image.metadata_offset)
+    for resource in request.resources:
+        values = describe(image, _kind(resource), resource.name, broker_id)
+        if isinstance(values, Refusal):
+            raise CommandError(values.code, values.message)
+        answer.resources.add(resource=resource, configs=map(_entry, values))
+    return answer
+
+
+def _entry(value: ConfigValue) -> admin_pb2.ConfigEntry:
+    return admin_pb2.ConfigEntry(
+        name=value.definition.name,
+        value=value.value,
+        source=CONFIG_SOURCES[value.source],
+        meaning=value.definition.meaning,
+        allowed=value.definition.allowed,
+        default_value=value.definition.default,
+    )
+
+
+def _kind(resource: admin_pb2.ConfigResource) -> ConfigResource:
+    found = _RESOURCES.get(resource.type)
+    if found is None:
+        raise CommandError(
+            ErrorCode.INVALID_REQUEST,
+            f"configs belong to a topic, a broker or the cluster, not to type {resource.type}",
+        )
+    return found

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell of the controller: keeps the committed image of a voter, runs the controller core while the voter leads.
+
+Owns the image, its store, the core of the present leadership, and the callers that wait for a commit. Everything runs
+on the event loop thread; nothing is awaited between `decide` and `replay`, so commands are serial without a lock. Must
+not decide anything itself. Laws:
+
+* An answer is given only when everything appended up to its decision is committed.
+* Whoever is told "not controller", "overloaded" or "timed out" knows that nothing was appended; when something was appended
+  and its commit was not seen, the answer is OUTCOME_UNKNOWN. Source: `docs/controller.md` section "Shell".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, Protocol
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.controller.commands import (
+    Bootstrap,
+    Command,
+    Decision,
+    ExpireSessions,
+    Refusal,
+)
+from metaquorum.controller.controller import Controller
+from metaquorum.controller.features import current_level
+from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.sessions import BrokerSession
+from metaquorum.controller_service.command_log import CommandLog
+from metaquorum.controller_service.commit_waiters import (
+    RETRY_AFTER_MS,
+    CommandError,
+    OffsetWaiters,
+    Outcome,
+    ParkedAnswers,
+    give_up,
+    unconfirmed,
+    unconfirmed_change,
+)
+from metaquorum.controller_service.long_work import LongWork
+from metaquorum.metadata import image_rows, record_codec
+from metaquorum.metadata.image import BrokerImage, MetadataImage
+from metaquorum.metadata.image_format import LoadedImage
+from metaquorum.metadata.image_store import ImageStore
+from metaquorum.metadata.listener import CommittedBatch, QuorumLeader, control_voters
+from metaquorum.metadata.runs import runs
+from metaquorum.replica.quorum_node import BusyError, NotLeaderError
+
+logger = logging.getLogger(__name__)
+
+MIN_TICK_MS: Final = 20
+"""Shortest time between two looks for expired sessions and for periodic work."""
+
+
+class QuorumLog(Protocol):
+    """What the host needs of the quorum node."""
+
+    @property
+    def node_id(self) -> int:
+        """Id of this node."""
+        ...
+
+    def leader(self) -> QuorumLeader:
+        """Who leads, as far as this node knows."""
+        ...
+
+    @property
+    def log_end_offset(self) -> int:
+        """End of the metadata log of this node (exclusive)."""
+        ...
+
+    def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
+        """Append one batch; see `QuorumNode.append`."""
+        ...
+
+    def hurry(self) -> None:
+        """Have delivered at once what waits for others; see `QuorumNode.hurry`."""
+        ...
+
+    async def read_offset(self) -> int:
+        """End of what is committed now; see `QuorumNode.read_offset`."""
+        ...
+
+
+class ControllerHost:
+    """Listener of the quorum that carries the controller.
+
+    Args:
+        store: durable copy of the image; the host writes it and does not close it.
+        loaded: what the store held at the start.
+        settings: times and limits of the controller.
+    """
+
+    def __init__(self, store: ImageStore, loaded: LoadedImage, *, settings: ControllerSettings) -> None:
+        self._store = store
+        self._image = loaded.image
+        self._settings = settings
+        self._log: QuorumLog | None = None
+        self._controller: Controller | None = None
+        self._quorum_epoch = 0
+        self._parked = ParkedAnswers()
+        self._command_log = CommandLog()
+        self._readers = OffsetWaiters()
+        self._work = LongWork(self._run_own)
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._stopping = False
+
+    @property
+    def image(self) -> MetadataImage:
+        """The committed image."""
+        return self._image
+
+    @property
+    def settings(self) -> ControllerSettings:
+        """Times and limits of the controller."""
+        return self._settings
+
+    @property
+    def is_active(self) -> bool:
+        """True while this node is the active controller."""
+        return self._controller is not None and not self._stopping
+
+    def attach(self, log: QuorumLog) -> None:
+        """Give the host its quorum node; before the node starts."""
+        self._log = log
+
+    # Listener of the quorum.
+
+    @property
+    def applied_offset(self) -> int:
+        """Offset (exclusive) from which on the quorum must deliver."""
+        return self._image.metadata_offset
+
+    @property
+    def may_lag(self) -> bool:
+        """True while this node only stands by and nobody waits for an offset here."""
+        return self._controller is None and not self._readers
+
+    def on_commit(self, batch: CommittedBatch) -> None:
+        """Replay a committed batch on the image and in the store, then answer who waited for it."""
+        image = self._image
+        keys: list[bytes] = []
+        voters = control_voters(batch)
+        if not batch.is_control:
+            records = [record_codec.decode(data) for data in batch.records]
+            for offset, run in runs(records, batch.base_offset):
+                keys.extend(image_rows.touched_keys(run, image))
+                image.replay(run, offset)
+        image.advance(batch.next_offset)
+        self._store.apply(image, keys, quorum_epoch=batch.quorum_epoch, voters=voters)
+        if self._controller is not None:
+            self._controller.committed(batch.next_offset)
+        self._parked.committed(batch.next_offset)
+        self._readers.committed(batch.next_offset)
+
+    def on_snapshot(self, loaded: LoadedImage) -> None:
+        """Take the leader's image; the store has it already."""
+        assert self._controller is None, "the active controller would load a snapshot"
+        self._image = loaded.image
+        self._readers.committed(loaded.image.metadata_offset)
+
+    def on_leader(self, leader: QuorumLeader) -> None:
+        """Nothing to do: who leads is asked of the node when somebody wants to know."""
+
+    def on_activate(self, quorum_epoch: int) -> None:
+        """Start to decide: the image has everything from before this epoch."""
+        assert self._controller is None, f"activated for epoch {quorum_epoch} while active for {self._quorum_epoch}"
+        self._quorum_epoch = quorum_epoch
+        self._controller = Controller(self._image, settings=self._settings, now_ms=self._now_ms())
+        logger.info(
+            "event=controller_active quorum_epoch=%d metadata_offset=%d brokers=%d topics=%d",
+            quorum_epoch,
+            self._image.metadata_offset,
+            len(self._image.brokers),
+            len(self._image.topic_names),
+        )
+        self._work.add(Bootstrap())
+        self._arm()
+
+    def on_deactivate(self) -> None:
+        """Stop to decide; drop what is not committed and answer everybody who waits."""
+        logger.info("event=controller_inactive quorum_epoch=%d unanswered=%d", self._quorum_epoch, len(self._parked))
+        self._controller = None
+        self._work.clear()
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+            self._tick_handle = None
+        self._parked.fail_all(self._quorum().leader())
+
+    def stop(self) -> None:
+        """Refuse everything from here on; who waits for a commit goes on waiting until `on_deactivate`."""
+        self._stopping = True
+        self._readers.stop()
+
+    # Commands and reads.
+
+    async def submit(self, command: Command, *, timeout_ms: int) -> Outcome:
+        """Carry out a command and wait until that is committed.
+
+        Args:
+            command: what is asked.
+            timeout_ms: longest time to wait for the commit.
+
+        Raises:
+            CommandError: refused, not the controller, no room, or not committed in time.
+        """
+        future, appended = self._execute(command)
+        if future.done():
+            return future.result()
+        # A timer and the future itself: asyncio.wait() costs twice as much, for every command.
+        timer = self._loop.call_later(timeout_ms / 1000, give_up, future, appended, timeout_ms)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            future.cancel()
+
+    def require_active(self) -> None:
+        """Return while this node is the active controller.
+
+        Raises:
+            CommandError: it is not; who is, if known.
+        """
+        quorum = self._quorum()
+        leader = quorum.leader()
+        if self._stopping and leader.leader_id in (None, quorum.node_id):
+            raise CommandError(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another one")
+        if self._controller is not None:
+            return
+        if leader.leader_id is None:
+            raise CommandError(
+                ErrorCode.QUORUM_UNAVAILABLE,
+                "the quorum has no leader at the moment; try again",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        if leader.leader_id == quorum.node_id:
+            raise CommandError(
+                ErrorCode.QUORUM_UNAVAILABLE,
+                f"node {leader.leader_id} was just elected and is taking over; try again",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        raise CommandError(
+            ErrorCode.NOT_CONTROLLER,
+            f"node {quorum.node_id} is not the active controller, node {leader.leader_id} is",
+            leader=leader,
+        )
+
+    def check_applied(self, metadata_offset: int) -> None:
+        """Return when a broker can have applied the metadata up to an offset (exclusive).
+
+        Raises:
+            CommandError: as `require_active`; INVALID_REQUEST: this controller's log ends before, so that either the offset is wrong,
+                or another node leads meanwhile.
+        """
+        self.require_active()
+        end_offset = self._quorum().log_end_offset
+        if not 0 <= metadata_offset <= end_offset:
+            message = f"metadata offset {metadata_offset}: the log ends at {end_offset}, nobody can have applied more"
+            raise CommandError(ErrorCode.INVALID_REQUEST, message)
+
+    def session_of(self, broker: BrokerImage) -> BrokerSession | None:
+        """What the active controller knows of a broker's session; None: nothing, or this node is not the controller."""
+        return None if self._controller is None else self._controller.session_of(broker, self._now_ms())
+
+    def appended_level(self) -> int:
+        """Feature level of the cluster when all that this controller has appended is committed; raises as `require_active`."""
+        self.require_active()
+        assert self._controller is not None, "active without a controller"
+        return current_level(self._controller.image)
+
+    async def wait_for_offset(self, metadata_offset: int, *, timeout_ms: int) -> None:
+        """Wait until the committed image has everything below `metadata_offset` (exclusive).
+
+        Raises:
+            CommandError: METADATA_NOT_REACHED after `timeout_ms`, OVERLOADED, SHUTTING_DOWN.
+        """
+        if metadata_offset <= self._image.metadata_offset:
+            return
+        if self._stopping:
+            raise CommandError(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another one")
+        self._quorum().hurry()
+        await self._readers.wait(metadata_offset, timeout_ms=timeout_ms)
+
+    async def wait_for_everything(self, *, timeout_ms: int) -> None:
+        """Wait until the committed image has all that was committed when the wait began: a linearizable read.
+
+        Raises:
+            CommandError: this node does not lead (or cannot show it in time), METADATA_NOT_REACHED, OVERLOADED, SHUTTING_DOWN.
+        """
+        deadline = self._loop.time() + timeout_ms / 1000
+        try:
+            async with asyncio.timeout_at(deadline):
+                read_offset = await self._quorum().read_offset()
+        except NotLeaderError as error:
+            if error.leader.leader_id is None:
+                raise unconfirmed(timeout_ms) from None
+            raise CommandError(
+                ErrorCode.NOT_CONTROLLER, "this node has just lost the leadership", leader=error.leader
+            ) from error
+        except BusyError as error:
+            raise CommandError(ErrorCode.OVERLOADED, str(error), retry_after_ms=RETRY_AFTER_MS) from error
+        except TimeoutError:
+            raise unconfirmed(timeout_ms) from None
+        await self.wait_for_offset(read_offset, timeout_ms=int((deadline - self._loop.time()) * 1000))
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that this object lives on. Taken once: Python 3.11 makes a system call whenever it is asked for it."""
+        return asyncio.get_running_loop()
+
+    def _quorum(self) -> QuorumLog:
+        assert self._log is not None, "the host has no quorum node"
+        return self._log
+
+    def _execute(self, command: Command) -> tuple[asyncio.Future[Outcome], bool]:
+        """Decide and append; return the future answer and whether anything was appended."""
+        self.require_active()
+        controller = self._controller
+        assert controller is not None, "active without a controller"
+        self._parked.require_room()
+        now_ms = self._now_ms()
+        decision = controller.decide(command, now_ms)
+        if decision.heard is not None:
+            controller.hear(decision.heard, now_ms)
+        base_offset = self._append(controller, decision) if decision.records else None
+        self._report(command, decision, base_offset, now_ms)
+        if decision.then is not None:
+            self._work.add(decision.then)
+        if self._tick_handle is None:
+            self._arm()
+        future = self._parked.park(
+            decision.response,
+            wait_offset=controller.image.next_offset,
+            base_offset=base_offset,
+            committed_offset=self._image.metadata_offset,
+        )
+        return future, base_offset is not None
+
+    def _append(self, controller: Controller, decision: Decision) -> int:
+        data = [record_codec.encode(record) for record in decision.records]
+        try:
+            base_offset = self._quorum().append(data, quorum_epoch=self._quorum_epoch)
+        except NotLeaderError as error:
+            raise CommandError(
+                ErrorCode.NOT_CONTROLLER, "this node has just lost the leadership", leader=error.leader
+            ) from error
+        except BusyError as error:
+            raise CommandError(
+                ErrorCode.OVERLOADED,
+                "too many changes wait for their commit; try again",
+                retry_after_ms=RETRY_AFTER_MS,
+            ) from error
+        if self._controller is not controller:
+            # In the step of the append the quorum found that its leadership was over, as in a process that was stopped for a
+            # while. What another leader commits at this offset is no answer.
+            raise unconfirmed_change()
+        try:
+            for offset, run in runs(decision.records, base_offset):
+                controller.replay(run, offset)
+        except AssertionError:
+            # The overlay is wrong from here on. Decide nothing more; the commit of the record stops the node.
+            self._stopping = True
+            logger.critical("event=contradiction base_offset=%d records=%r", base_offset, decision.records[:10])
+            raise
+        return base_offset
+
+    def _report(self, command: Command, decision: Decision, base_offset: int | None, now_ms: int) -> None:
+        if isinstance(decision.response, Refusal):
+            # A refused heartbeat or request is the caller's affair; it is told.
+            reason = decision.response.code.name
+            logger.debug("event=command_refused command=%s reason=%s", type(command).__name__, reason)
+        elif base_offset is not None:
+            last_offset = base_offset + len(decision.records) - 1
+            self._command_log.note(command, base_offset=base_offset, last_offset=last_offset, now_ms=now_ms)
+
+    # Own commands: take-over, long work in slices, expired sessions, periodic work.
+
+    def _run_own(self, command: Command) -> asyncio.Future[Outcome] | None:
+        try:
+            future, _ = self._execute(command)
+        except CommandError as error:
+            # Either the leadership is ending, which on_deactivate will say, or there is no room just now.
+            logger.info("event=command_postponed command=%s reason=%s", type(command).__name__, error.code.name)
+            return None
+        future.add_done_callback(_retrieve)
+        return future
+
+    def _arm(self) -> None:
+        self._tick_handle = None
+        if self._controller is None:
+            return
+        now_ms = self._now_ms()
+        # Not longer than a session: a broker that comes meanwhile, or a shorter interval, brings the deadline forward.
+        delay_ms = max(MIN_TICK_MS, min(self._controller.deadline_ms() - now_ms, self._settings.session_timeout_ms))
+        planned_ms = now_ms + delay_ms
+        self._tick_handle = self._loop.call_later(delay_ms / 1000, self._tick, planned_ms)
+
+    def _tick(self, planned_ms: int) -> None:
+        self._tick_handle = None
+        self._command_log.settle(self._now_ms())
+        controller = self._controller
+        if controller is None or self._stopping:
+            return
+        late_ms = self._now_ms() - planned_ms
+        if late_ms > self._settings.session_timeout_ms // 2:
+            # This process was held up (paused, swapped out): heartbeats may wait unread in its sockets.
+            logger.warning("event=held_up late_ms=%d action=sessions_extended", late_ms)
+            controller.grace(self._now_ms())
+        else:
+            self._run_own(ExpireSessions())
+        if self._controller is not controller:
+            return
+        for work in controller.due(self._now_ms()):
+            if not self._work.has(type(work)):
+                self._work.add(work)
+        if self._tick_handle is None:
+            self._arm()
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+
+def _retrieve(future: asyncio.Future[Outcome]) -> None:
+    """Take the result of an internal command: its failure is logged where the leadership ends."""
+    if not future.cancelled():
+        future.exception()

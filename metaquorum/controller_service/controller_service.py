@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What brokers ask of the active controller.
+
+Owns requests to commands, and the look after a broker whose connection broke: when its port refuses, the process is gone
+and the broker is fenced at once, in milliseconds instead of a session timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from lograft.internal.v1 import controller_pb2 as pb
+
+from metaquorum.controller.commands import (
+    AllocateProducerIds,
+    BrokerRegistered,
+    FenceBroker,
+    Heartbeat,
+    HeartbeatAnswered,
+    ProducerIdsAllocated,
+    RegisterBroker,
+)
+from metaquorum.controller_service import alter_partition_calls, resignation_calls
+from metaquorum.controller_service.calls import check_cluster, not_started, refusal, refusing, wait_ms
+from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.controller_service.controller_host import ControllerHost
+from metaquorum.net.link import Link, ServedCall
+from metaquorum.net.methods import Method
+from metaquorum.net.service import ServiceTable
+
+logger = logging.getLogger(__name__)
+
+REDIAL_TIMEOUT_MS: Final = 500
+"""Longest time of one connection to the port of a broker whose connection broke."""
+
+REDIAL_ATTEMPTS: Final = 10
+"""Connections to that port that may be accepted and closed at once before the look is given up."""
+
+REDIAL_PAUSE_MS: Final = 20
+"""Milliseconds between two of them."""
+
+HEARTBEAT_WAIT_MS: Final = 3_000
+"""Longest time that one heartbeat waits for its answer."""
+
+
+class ControllerService:
+    """The service.
+
+    Args:
+        table: where it is added.
+        cluster_id: cluster that requests must name.
+    """
+
+    def __init__(self, table: ServiceTable, *, cluster_id: str) -> None:
+        self._cluster_id = cluster_id
+        self._attached: ControllerHost | None = None
+        # Whose heartbeats came over which connection: the last one, under its epoch.
+        self._beating: dict[Link, dict[int, int]] = {}
+        self._redials: dict[int, asyncio.Task[None]] = {}
+        table.add_waiting(Method.REGISTER_BROKER, pb.RegisterBrokerRequest, refusing(self._register))
+        table.add_waiting(Method.HEARTBEAT, pb.HeartbeatRequest, self._heartbeat)
+        table.add_waiting(Method.ALLOCATE_PRODUCER_IDS, pb.AllocateProducerIdsRequest, refusing(self._allocate))
+        table.add_waiting(Method.ALTER_PARTITION, pb.AlterPartitionRequest, refusing(self._alter_partition))
+        table.add_waiting(Method.RESIGN_LEADERSHIP, pb.ResignLeadershipRequest, refusing(self._resign))
+
+    def attach(self, host: ControllerHost) -> None:
+        """From here on the controller of this node answers."""
+        self._attached = host
+
+    async def detach(self) -> None:
+        """From here on every request is refused. Looks that are under way are given up."""
+        self._attached = None
+        tasks = list(self._redials.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _register(self, request: pb.RegisterBrokerRequest, timeout_ms: int) -> pb.RegisterBrokerResponse:
+        host = self._checked(request.cluster_id)
+        level = request.feature_level
+        command = RegisterBroker(
+            broker_id=request.broker_id,
+            incarnation_id=request.incarnation_id,
+            host=request.host,
+            port=request.port,
+            rack=request.rack or None,
+            log_directory_ids=tuple(request.log_directory_ids),
+            min_feature_level=level.min_level,
+            max_feature_level=level.max_level,
+            replication_port=request.replication_port,
+            clean_stop_epoch=request.clean_stop_epoch if request.HasField("clean_stop_epoch") else None,
+        )
+        outcome = await host.submit(command, timeout_ms=timeout_ms)
+        response = outcome.response
+        assert isinstance(response, BrokerRegistered), f"unexpected {response}"
+        epoch = outcome.base_offset if response.broker_epoch is None else response.broker_epoch
+        assert epoch is not None, f"a new registration without a record: {outcome}"
+        return pb.RegisterBrokerResponse(
+            broker_epoch=epoch,
+            heartbeat_interval_ms=host.settings.heartbeat_interval_ms,
+            session_timeout_ms=host.settings.session_timeout_ms,
+        )
+
+    async def _allocate(
+        self, request: pb.AllocateProducerIdsRequest, timeout_ms: int
+    ) -> pb.AllocateProducerIdsResponse:
+        host = self._checked(request.cluster_id)
+        command = AllocateProducerIds(broker_id=request.broker_id, broker_epoch=request.broker_epoch)
+        outcome = await host.submit(command, timeout_ms=timeout_ms)
+        response = outcome.response
+        assert isinstance(response, ProducerIdsAllocated), f"unexpected {response}"
+        return pb.AllocateProducerIdsResponse(first_producer_id=response.first_producer_id, count=response.count)
+
+    async def _alter_partition(self, request: pb.AlterPartitionRequest, timeout_ms: int) -> pb.AlterPartitionResponse:
+        host = self._checked(request.cluster_id)
+        outcome = await host.submit(alter_partition_calls.command(request), timeout_ms=timeout_ms)
+        return alter_partition_calls.answer(request, outcome)
+
+    async def _resign(self, request: pb.ResignLeadershipRequest, timeout_ms: int) -> pb.ResignLeadershipResponse:
+        host = self._checked(request.cluster_id)
+        outcome = await host.submit(resignation_calls.command(request), timeout_ms=timeout_ms)
+        return resignation_calls.answer(request, outcome)
+
+    async def _heartbeat(self, request: pb.HeartbeatRequest, call: ServedCall) -> pb.HeartbeatResponse:
+        beating = self._beating_over(call.link)
+        try:
+            response = await self._answer_heartbeat(request, min(wait_ms(call.timeout_ms), HEARTBEAT_WAIT_MS))
+        except CommandError as error:
+            # It begins anew, or goes elsewhere.
+            beating.pop(request.broker_id, None)
+            raise refusal(error) from error
+        if response.should_shutdown:
+            beating.pop(request.broker_id, None)
+        else:
+            beating[request.broker_id] = request.broker_epoch
+        return response
+
+    async def _answer_heartbeat(self, request: pb.HeartbeatRequest, timeout_ms: int) -> pb.HeartbeatResponse:
+        host = self._checked(request.cluster_id)
+        host.check_applied(request.metadata_offset)
+        command = Heartbeat(
+            broker_id=request.broker_id,
+            broker_epoch=request.broker_epoch,
+            metadata_offset=request.metadata_offset,
+            want_fence=request.want_fence,
+            want_shutdown=request.want_shutdown,
+            offline_log_directory_ids=tuple(request.offline_log_directory_ids),
+            lacks_room=request.lacks_room,
+        )
+        outcome = await host.submit(command, timeout_ms=timeout_ms)
+        answer = outcome.response
+        assert isinstance(answer, HeartbeatAnswered), f"unexpected {answer}"
+        return pb.HeartbeatResponse(
+            fenced=answer.fenced,
+            caught_up=answer.caught_up,
+            should_shutdown=answer.should_shutdown,
+            metadata_offset=outcome.metadata_offset,
+        )
+
+    def _beating_over(self, link: Link) -> dict[int, int]:
+        beating = self._beating.get(link)
+        if beating is None:
+            beating = self._beating[link] = {}
+            link.closed.add_done_callback(lambda _: self._on_closed(link))
+        return beating
+
+    def _on_closed(self, link: Link) -> None:
+        """A connection ended: whoever sent heartbeats over it may be gone."""
+        for broker_id, broker_epoch in self._beating.pop(link, {}).items():
+            self._look_after(broker_id, broker_epoch)
+
+    def _look_after(self, broker_id: int, broker_epoch: int) -> None:
+        """Find out in the background whether a broker whose connection ended is gone; one look per broker at a time."""
+        host = self._attached
+        if host is None or not host.is_active or broker_id in self._redials:
+            return
+        task = asyncio.get_running_loop().create_task(_fence_if_gone(host, broker_id, broker_epoch))
+        self._redials[broker_id] = task
+        task.add_done_callback(lambda _: self._redials.pop(broker_id, None))
+
+    def _checked(self, cluster_id: str) -> ControllerHost:
+        check_cluster(cluster_id, self._cluster_id, required=True)
+        if self._attached is None:
+            raise not_started()
+        self._attached.require_active()
+        return self._attached
+
+
+async def _fence_if_gone(host: ControllerHost, broker_id: int, broker_epoch: int) -> None:
+    broker = host.image.broker(broker_id)
+    if broker is None or broker.broker_epoch != broker_epoch or broker.fenced:
+        return
+    if not await is_gone(broker.host, broker.port):
+        return
+    logger.warning("event=broker_gone broker_id=%d port=refused action=fence", broker_id)
+    try:
+        await host.submit(FenceBroker(broker_id=broker_id, broker_epoch=broker_epoch), timeout_ms=HEARTBEAT_WAIT_MS)
+    except CommandError as error:
+        logger.info("event=fencing_given_up broker_id=%d reason=%s", broker_id, error.code.name)
+
+
+async def is_gone(host: str, port: int) -> bool:
+    """Return True when a port refuses, which proves that the process behind it has ended.
+
+    A killed process closes its sockets one after the other: its listener may accept for a moment when its connections
+    are closed already. So a connection counts as a sign of life only when something comes out of it (a gRPC server
+    speaks first); one that is closed at once is tried again. Silence proves nothing: a paused process accepts too.
+    """
+    for _ in range(REDIAL_ATTEMPTS):
+        try:
+            async with asyncio.timeout(REDIAL_TIMEOUT_MS / 1000):
+                reader, writer = await asyncio.open_connection(host, port)
+                try:
+                    if await reader.read(1):
+                        return False
+                finally:
+                    writer.close()
+        except ConnectionRefusedError:
+            return True
+        except ConnectionResetError:
+            logger.debug("event=redial_reset host=%s port=%d", host, port)
+        except (OSError, TimeoutError):
+            return False
+        await asyncio.sleep(REDIAL_PAUSE_MS / 1000)
+    return False

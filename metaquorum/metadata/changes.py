@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which topics and brokers a metadata record touches, and a bounded memory of it.
+
+Pure. Owns the answer to "what changed since offset N?"; must not hold any state of the cluster itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.records import (
+    BrokerChangeRecord,
+    BrokerRecord,
+    ConfigRecord,
+    ConfigResource,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RemoveBrokerRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from metaquorum.metadata.runs import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataChange:
+    """Names and ids that committed records below `metadata_offset` touched; their state stands in the image.
+
+    Attributes:
+        metadata_offset: end of the change (exclusive).
+        topics: names of the topics.
+        topic_ids: ids of the topics.
+        broker_ids: ids of the brokers.
+        inherited_configs: True: configs of the cluster or of a broker changed, which topics inherit.
+        partitions: of a topic of which nothing but some partitions changed, their numbers; a topic that is not here changed as a whole.
+    """
+
+    metadata_offset: int
+    topics: frozenset[str]
+    topic_ids: frozenset[bytes]
+    broker_ids: frozenset[int]
+    inherited_configs: bool = False
+    partitions: Mapping[bytes, frozenset[int]] = field(default_factory=dict[bytes, frozenset[int]])
+
+    @property
+    def is_empty(self) -> bool:
+        """True when only the offset moved."""
+        return not self.topic_ids and not self.broker_ids and not self.inherited_configs
+
+
+class ChangeCollector:
+    """Collects what one committed batch touches; one object for one batch."""
+
+    def __init__(self) -> None:
+        self._topics: set[str] = set()
+        self._topic_ids: set[bytes] = set()
+        self._broker_ids: set[int] = set()
+        self._inherited_configs = False
+        self._partitions: dict[bytes, set[int]] = {}
+        self._whole: set[bytes] = set()
+
+    def add(self, record: Run, image: MetadataImage) -> None:
+        """Note what a record, or a run, touches; `image` is the state before it."""
+        match record:
+            case list():
+                topic_id = record[0].topic_id
+                self._add_topic_id(topic_id, image)
+                self._partitions.setdefault(topic_id, set()).update(change.partition for change in record)
+            case TopicRecord():
+                self._topics.add(record.topic)
+                self._topic_ids.add(record.topic_id)
+                self._whole.add(record.topic_id)
+            case PartitionRecord() | PartitionChangeRecord():
+                self._add_topic_id(record.topic_id, image)
+                self._partitions.setdefault(record.topic_id, set()).add(record.partition)
+            case RemoveTopicRecord():
+                self._add_topic_id(record.topic_id, image)
+                self._whole.add(record.topic_id)
+            case ConfigRecord():
+                if record.resource is ConfigResource.TOPIC:
+                    topic_id = bytes.fromhex(record.resource_name)
+                    self._add_topic_id(topic_id, image)
+                    self._whole.add(topic_id)
+                else:
+                    self._inherited_configs = True
+            case BrokerRecord() | BrokerChangeRecord() | RemoveBrokerRecord():
+                self._broker_ids.add(record.broker_id)
+            case _:
+                pass  # producer ids, feature levels and no-ops are nothing that a client sees
+
+    def _add_topic_id(self, topic_id: bytes, image: MetadataImage) -> None:
+        self._topic_ids.add(topic_id)
+        topic = image.topic_by_id(topic_id)
+        if topic is not None:
+            self._topics.add(topic.topic)
+
+    def finish(self, metadata_offset: int) -> MetadataChange:
+        """Return what was collected, as the change that leads to `metadata_offset` (exclusive)."""
+        return MetadataChange(
+            metadata_offset=metadata_offset,
+            topics=frozenset(self._topics),
+            topic_ids=frozenset(self._topic_ids),
+            broker_ids=frozenset(self._broker_ids),
+            inherited_configs=self._inherited_configs,
+            partitions={
+                topic_id: frozenset(numbers)
+                for topic_id, numbers in self._partitions.items()
+                if topic_id not in self._whole
+            },
+        )
+
+
+class ChangeHistory:
+    """The last changes, so that a client can resume where it stopped.
+
+    Args:
+        max_changes: changes kept; older ones are forgotten.
+    """
+
+    def __init__(self, max_changes: int) -> None:
+        self._max_changes = max_changes
+        self._changes: deque[MetadataChange] = deque()
+        # Everything from this offset (inclusive) on is in the history.
+        self._from_offset: int | None = None
+
+    def add(self, change: MetadataChange, *, base_offset: int) -> None:
+        """Remember a change made by the records from `base_offset` (inclusive) on."""
+        if self._from_offset is None:
+            self._from_offset = base_offset
+        if change.topic_ids or change.broker_ids:
+            self._changes.append(change)
+        while len(self._changes) > self._max_changes:
+            self._from_offset = self._changes.popleft().metadata_offset
+
+    def since(self, metadata_offset: int) -> MetadataChange | None:
+        """Return everything that changed at or after `metadata_offset`, or None when that is not known any more."""
+        if self._from_offset is None or metadata_offset < self._from_offset:
+            return None
+        later = [change for change in reversed(self._changes) if change.metadata_offset > metadata_offset]
+        return MetadataChange(
+            metadata_offset=later[0].metadata_offset if later else metadata_offset,
+            topics=frozenset[str]().union(*(change.topics for change in later)),
+            topic_ids=frozenset[bytes]().union(*(change.topic_ids for change in later)),
+            broker_ids=frozenset[int]().union(*(change.broker_ids for change in later)),
+        )

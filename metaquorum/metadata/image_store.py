@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Durable copy of the committed metadata image, in RocksDB.
+
+Owns the database below `<data>/metadata/image`. Laws:
+
+* Each write batch carries the rows of one committed batch *and* the offset, epoch and voters behind it, so that whatever
+  survives a crash is the image of exactly one offset. The write-ahead log is not synced: after a power failure the image is
+  merely older, and the quorum log replays the gap.
+* The image is never the truth: one that cannot be read is thrown away and rebuilt from the newest snapshot and the log above it.
+* A disk without room is no damage: the image is read without a write, its owner goes on in memory, and the keys of all rows
+  that could not be written are owed. They are written in one batch when there is room again.
+
+A checkpoint of the database is a snapshot of the image: rows and state row of one offset (`snapshot_files` keeps them).
+
+Source: architecture section 7.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from rocksdict import AccessType, Checkpoint, DBCompressionType, Options, Rdict, WriteBatch
+
+from metaquorum.collector import collector_off
+from metaquorum.metadata import image_rows
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import (
+    FORMAT_VERSION,
+    STATE_KEY,
+    ImageState,
+    ImageUnreadableError,
+    LoadedImage,
+    encode_voters,
+)
+from metaquorum.metadata.image_rows import Row
+from metaquorum.metadata.row_codec import decode_row, encode_row
+from metaquorum.raft.voters import VoterSet
+
+logger = logging.getLogger(__name__)
+
+WRITE_BUFFER_BYTES: Final = 8 * 1024 * 1024
+"""Size at which RocksDB writes its table in memory to a file; two of them exist at most."""
+
+MAX_WAL_BYTES: Final = 32 * 1024 * 1024
+"""Size of the write-ahead log at which RocksDB flushes, so that it stays short."""
+
+MAX_OPEN_FILES: Final = 64
+"""Table files that RocksDB keeps open."""
+
+REOPEN_ROOM_BYTES: Final = 32 * 1024 * 1024
+"""Free bytes of the disk at which an image that had no room is written again: its tables, logs and what RocksDB reserves for them."""
+
+MAX_RETRY_AFTER_APPLIES: Final = 1_024
+"""Most committed batches between two attempts to write again; the first attempt is at the next one."""
+
+MAX_OWED_ROWS: Final = 100_000
+"""Most keys of rows that are remembered while there is no room; with more, the whole image is written when there is."""
+
+CURRENT_FILE: Final = "CURRENT"
+"""File of RocksDB without which there is no database."""
+
+_NO_ROOM: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+
+
+class ImageStore:
+    """The database. One owner; every call from one thread, but for `checkpoint`.
+
+    Args:
+        directory: where the database lives; created when absent.
+
+    Raises:
+        ImageUnreadableError: RocksDB cannot open it, though there is room.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._source = directory
+        self._voters_record = b""
+        self._owed: dict[bytes, None] = {}
+        # The database is of no use: what is owed is the whole image.
+        self._is_stale = False
+        self._applies_until_retry = 0
+        self._retry_after_applies = 1
+        # Held by whoever uses the database in another thread: it is not closed under them.
+        self._in_use = Lock()
+        self._is_failed = False
+        self._closed = False
+        self._database = self._open_if_room()
+
+    @property
+    def directory(self) -> Path:
+        """Where the database lives."""
+        return self._directory
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether what is applied goes to the disk at once; False: it had no room, and rows are owed."""
+        return self._database is not None and not self._is_failed
+
+    def load(self) -> LoadedImage:
+        """Read the whole image; an empty database gives an empty image at offset 0. Rows of an older format are written anew.
+
+        Raises:
+            ImageUnreadableError: a row is damaged, does not fit the others, or has another format.
+        """
+        database = self._database
+        if database is None:
+            return self._load_without_room()
+        loaded, old_keys = read_image(database, self._directory)
+        self._voters_record = encode_voters(loaded.voters)
+        if old_keys:
+            logger.info("event=image_converted format=%d rows=%d", FORMAT_VERSION, len(old_keys))
+            database.write(conversion(loaded, old_keys))
+        return loaded
+
+    def stand_for(self, source: Path, loaded: LoadedImage) -> None:
+        """Take a snapshot as the image, unwritten: there is no room for a copy. The whole image is owed from here on.
+
+        Args:
+            source: its directory; nobody writes it.
+            loaded: what it holds.
+        """
+        self._lose_room("a snapshot has no room to be copied")
+        self._close_database()
+        self._source = source
+        self._is_stale = True
+        self._voters_record = encode_voters(loaded.voters)
+
+    def apply(
+        self, image: MetadataImage, keys: Sequence[bytes], *, quorum_epoch: int, voters: VoterSet | None = None
+    ) -> None:
+        """Write the rows at `keys` as they are in `image` now, with its offset, as one atomic batch; owe them while there is no room.
+
+        Args:
+            image: the committed image after a committed batch.
+            keys: keys of all rows that the batch touched (`image_rows.touched_keys`); repetitions are harmless.
+            quorum_epoch: epoch of the batch.
+            voters: voters that the batch names; None when it names none.
+        """
+        assert not self._closed, f"{self._directory}: the image store is closed"
+        self._owe(keys)
+        if voters is not None:
+            self._voters_record = encode_voters(voters)
+        database = self._database if self.is_writable else self._reopen(image)
+        if database is None:
+            return
+        batch = WriteBatch(raw_mode=True)
+        for key in self._owed:
+            row = image_rows.row(image, key)
+            if row is None:
+                batch.delete(key)
+            else:
+                batch.put(key, encode_row(row))
+        state = ImageState(
+            metadata_offset=image.metadata_offset, quorum_epoch=quorum_epoch, voters_record=self._voters_record
+        )
+        batch.put(STATE_KEY, state.encode())
+        try:
+            database.write(batch)
+        except Exception as error:
+            if not is_out_of_room(error):
+                raise
+            self._lose_room(error)
+        else:
+            self._owed.clear()
+            self._is_stale = False
+
+    def rows(self) -> list[tuple[bytes, Row]]:
+        """Return every row in key order, the state row left out; for tests."""
+        assert self._database is not None, "there is no room"
+        return [(key, decode_row(key, value)) for key, value in items(self._database) if key != STATE_KEY]
+
+    def checkpoint(self, directory: Path) -> None:
+        """Make a copy of the database as it is now, of one offset; nothing of it is synced yet. From any thread.
+
+        Args:
+            directory: where; must not exist. Table files are hard links.
+
+        Raises:
+            OSError: ENOSPC, the database is behind for want of room.
+        """
+        with self._in_use:
+            if self._database is None or self._is_failed:
+                raise OSError(errno.ENOSPC, "the image waits for room", str(self._directory))
+            # A checkpoint writes the table in memory out while it holds the interpreter's lock, and the event loop with it;
+            # a flush lets go of the lock, and leaves the checkpoint next to nothing to write.
+            self._database.flush()
+            checkpoint = Checkpoint(self._database)
+            checkpoint.create_checkpoint(str(directory))
+
+    def replace(self, directory: Path) -> None:
+        """Put a whole database, closed, in the place of this one; a crash in between leaves none.
+
+        Args:
+            directory: the other database; it is renamed.
+
+        Raises:
+            ImageUnreadableError: it cannot be opened.
+        """
+        self._close_database()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        directory.rename(self._directory)
+        self._source = self._directory
+        self._owed.clear()
+        self._is_failed = self._is_stale = False
+        self._database = self._open_if_room()
+        database = self._database or open_read_only(self._directory)
+        value = database.get(STATE_KEY)
+        if self._database is None:
+            database.close()
+        self._voters_record = ImageState.decode(value if isinstance(value, bytes) else b"").voters_record
+
+    def close(self) -> None:
+        """Close the database and release its lock. Closing twice is allowed."""
+        if not self._closed:
+            self._closed = True
+            self._close_database()
+
+    def _open_if_room(self) -> Rdict | None:
+        try:
+            return _open(self._directory)
+        except ImageUnreadableError as error:
+            if not is_out_of_room(error):
+                raise
+            logger.warning("event=image_unwritable action=go_on_in_memory reason=%r", str(error))
+            return None
+
+    def _load_without_room(self) -> LoadedImage:
+        if self._source == self._directory and not (self._directory / CURRENT_FILE).exists():
+            return LoadedImage(image=MetadataImage(), quorum_epoch=0)
+        loaded, old_keys = read_only_image(self._source)
+        self._voters_record = encode_voters(loaded.voters)
+        self._is_stale = self._is_stale or bool(old_keys)
+        return loaded
+
+    def _owe(self, keys: Sequence[bytes]) -> None:
+        if self._is_stale:
+            return
+        self._owed.update(dict.fromkeys(keys))
+        if len(self._owed) > MAX_OWED_ROWS:
+            self._owed.clear()
+            self._is_stale = True
+
+    def _lose_room(self, reason: object) -> None:
+        self._is_failed = True
+        self._applies_until_retry = self._retry_after_applies = 1
+        logger.warning("event=image_unwritable action=go_on_in_memory reason=%r", str(reason))
+
+    def _reopen(self, image: MetadataImage) -> Rdict | None:
+        """Open the database again if there is room by now; each attempt in vain doubles the wait for the next one."""
+        self._applies_until_retry -= 1
+        if self._applies_until_retry > 0 or not has_room(self._directory) or not self._in_use.acquire(blocking=False):
+            return None
+        try:
+            self._close_database()
+            if self._is_stale:
+                shutil.rmtree(self._directory, ignore_errors=True)
+            self._database = self._open_if_room()
+        finally:
+            self._in_use.release()
+        self._is_failed = False
+        if self._database is None:
+            self._retry_after_applies = min(2 * self._retry_after_applies, MAX_RETRY_AFTER_APPLIES)
+            self._applies_until_retry = self._retry_after_applies
+        else:
+            self._retry_after_applies = 1
+            if self._is_stale:
+                self._owed = dict.fromkeys(image_rows.all_keys(image))
+            self._source = self._directory
+            logger.warning(
+                "event=image_writable owed_rows=%d metadata_offset=%d", len(self._owed), image.metadata_offset
+            )
+        return self._database
+
+    def _close_database(self) -> None:
+        database, self._database = self._database, None
+        if database is None:
+            return
+        try:
+            database.close()
+        except Exception as error:
+            if not self._is_failed and not is_out_of_room(error):
+                raise
+            # What was written is in the write-ahead log, or owed.
+            logger.warning("event=image_closed_without_room reason=%r", str(error))
+
+
+def open_image(directory: Path) -> tuple[ImageStore, LoadedImage]:
+    """Open the store and read its image; one that cannot be read is removed, and an empty one takes its place.
+
+    The caller replays the quorum log from the image's offset; after a removal that is 0, the start of the log.
+
+    Raises:
+        ImageUnreadableError: not even an empty database can be opened here (permissions, in use).
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    store: ImageStore | None = None
+    try:
+        store = ImageStore(directory)
+        return store, store.load()
+    except ImageUnreadableError as error:
+        if store is not None:
+            store.close()
+        logger.warning("event=image_unreadable action=rebuild_from_log directory=%s reason=%r", directory, str(error))
+    shutil.rmtree(directory, ignore_errors=True)
+    store = ImageStore(directory)
+    return store, store.load()
+
+
+def is_out_of_room(error: BaseException) -> bool:
+    """Tell whether RocksDB says that the disk has no room; it says so in words only."""
+    return any(text in str(error) for text in _NO_ROOM)
+
+
+def has_room(directory: Path) -> bool:
+    """Tell whether there is room enough to open and write a database again."""
+    return shutil.disk_usage(directory.parent).free >= REOPEN_ROOM_BYTES
+
+
+def read_image(database: Rdict, directory: Path) -> tuple[LoadedImage, list[bytes]]:
+    """Read the whole image out of an open database; an empty one gives an empty image at offset 0.
+
+    Returns:
+        The image, and the keys of its rows of an older format (`conversion` replaces them).
+
+    Raises:
+        ImageUnreadableError: a row is damaged, does not fit the others, or has another format.
+    """
+    image = MetadataImage()
+    state: ImageState | None = None
+    rows = 0
+    old_keys: list[bytes] = []
+    try:
+        with collector_off():
+            for key, value in items(database):
+                if key == STATE_KEY:
+                    state = ImageState.decode(value)
+                    continue
+                image_rows.add_row(image, decode_row(key, value))
+                rows += 1
+                if image_rows.is_old(key):
+                    old_keys.append(key)
+        voters = None if state is None else state.voters
+    except Exception as error:
+        # Damage shows as an exception of RocksDB, of the codec, or as a record that contradicts the image.
+        reason = error if isinstance(error, ImageUnreadableError) else repr(error)
+        raise ImageUnreadableError(f"{directory}: the image cannot be read: {reason}") from error
+    if state is None:
+        if rows:
+            raise ImageUnreadableError(f"{directory}: {rows} rows and no state row")
+        return LoadedImage(image=image, quorum_epoch=0), old_keys
+    image.reset_offset(state.metadata_offset)
+    return LoadedImage(image=image, quorum_epoch=state.quorum_epoch, voters=voters), old_keys
+
+
+def conversion(loaded: LoadedImage, old_keys: Sequence[bytes]) -> WriteBatch:
+    """Return the batch that puts the rows of this format in the place of older ones, and the state row with its version."""
+    batch = WriteBatch(raw_mode=True)
+    for key in old_keys:
+        batch.delete(key)
+    for topic in loaded.image.topics_by_id():
+        for key, data in zip(image_rows.block_keys(topic), topic.partitions.blocks(), strict=True):
+            batch.put(key, data)
+    state = ImageState(
+        metadata_offset=loaded.image.metadata_offset,
+        quorum_epoch=loaded.quorum_epoch,
+        voters_record=encode_voters(loaded.voters),
+    )
+    batch.put(STATE_KEY, state.encode())
+    return batch
+
+
+def items(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate over all rows in key order, the state row first."""
+    # Not `Rdict.items()`: that one ends without a word at a damaged block, and half an image would look whole.
+    iterator = database.iter()
+    iterator.seek_to_first()
+    while iterator.valid():
+        yield iterator.key(), iterator.value()
+        iterator.next()
+    iterator.status()
+
+
+def open_read_only(directory: Path) -> Rdict:
+    """Open a database that nobody writes, any number of times at once.
+
+    Raises:
+        ImageUnreadableError: RocksDB cannot open it.
+    """
+    try:
+        return Rdict(str(directory), options=Options(raw_mode=True), access_type=AccessType.read_only(False))
+    except Exception as error:
+        raise ImageUnreadableError(f"{directory}: RocksDB cannot open the snapshot: {error}") from error
+
+
+def read_only_image(directory: Path) -> tuple[LoadedImage, list[bytes]]:
+    """Read an image that nobody writes meanwhile; `read_image` says what comes back and what is raised."""
+    database = open_read_only(directory)
+    try:
+        return read_image(database, directory)
+    finally:
+        database.close()
+
+
+def _open(directory: Path) -> Rdict:
+    try:
+        return Rdict(str(directory), options=image_options())
+    except Exception as error:
+        # rocksdict raises plain Exception for whatever RocksDB refuses.
+        raise ImageUnreadableError(f"{directory}: RocksDB cannot open the image: {error}") from error
+
+
+def image_options() -> Options:
+    """Options of every database of images."""
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(WRITE_BUFFER_BYTES)
+    options.set_max_write_buffer_number(2)
+    options.set_max_total_wal_size(MAX_WAL_BYTES)
+    options.set_max_open_files(MAX_OPEN_FILES)
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(2)
+    options.set_compression_type(DBCompressionType.zstd())
+    return options

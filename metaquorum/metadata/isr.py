@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In-sync replicas and eligible leader replicas (ELR) of one partition: what becomes of them when the former change.
+
+Owns the rules of KIP-966 for one partition, as pure functions. Why they hold: the high watermark does not advance while there
+are fewer in-sync replicas than `min.insync.replicas`. So a replica that leaves then has everything that is committed for as long
+as that lasts, and may lead, which it may not once enough others went on without it.
+
+Law: whoever is in the in-sync replicas or in the ELR has every committed record. The in-sync replicas are never empty: those
+that are left when nobody can lead stay in them, where Kafka moves them to the ELR; who may lead is the same. Of the last ones, those
+whose log directory is gone are *awaited* (`awaited.py`): they had everything, and lead nothing.
+Source: KIP-966; `docs/controller.md` section "Elections".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from metaquorum.metadata.awaited import Packed
+from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord
+from metaquorum.metadata.state import PartitionImage, TopicImage
+from metaquorum.metadata.topic_configs import MIN_INSYNC_REPLICAS, TOPIC_CONFIGS
+
+
+@dataclass(frozen=True, slots=True)
+class IsrState:
+    """Which replicas have what is committed.
+
+    Attributes:
+        isr: the in-sync replicas.
+        elr: the eligible leader replicas.
+        last_known_elr: those that left the latter or the former by an unclean stop.
+        awaited: those of `isr` whose log directory is gone, packed.
+    """
+
+    isr: tuple[int, ...]
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
+    awaited: Packed = ()
+
+
+def min_insync_replicas(topic: TopicImage) -> int:
+    """Return the topic's `min.insync.replicas`; see `needed_in_sync` for what a partition needs."""
+    return int(topic.configs.get(MIN_INSYNC_REPLICAS, TOPIC_CONFIGS[MIN_INSYNC_REPLICAS].default))
+
+
+def needed_in_sync(partition: PartitionImage, min_isr: int) -> int:
+    """Return how many must be in sync before anything is committed.
+
+    A partition with fewer replicas than `min.insync.replicas` needs all of them; those that a reassignment is adding do not
+    count, or it would stop commits until they have caught up.
+    """
+    return min(min_isr, len(partition.replicas) - len(partition.adding))
+
+
+def changed_isr(
+    partition: PartitionImage,
+    isr: tuple[int, ...],
+    *,
+    min_isr: int,
+    lost: Collection[int] = (),
+    awaited: Packed | None = None,
+) -> IsrState:
+    """Return the state of a partition whose in-sync replicas become `isr`, which all have what is committed.
+
+    Args:
+        partition: the partition as it is.
+        isr: its next in-sync replicas.
+        min_isr: the topic's `min.insync.replicas`.
+        lost: replicas that may have lost records: they become no eligible leader replicas.
+        awaited: those of `isr` whose log directory is gone, packed; None: as before.
+    """
+    awaited = partition.awaited if awaited is None else awaited
+    if len(isr) >= needed_in_sync(partition, min_isr):
+        return IsrState(isr, awaited=awaited)
+    held = {*partition.isr, *partition.elr}
+    elr = tuple(node_id for node_id in partition.replicas if node_id in held and node_id not in {*isr, *lost})
+    known = {*partition.last_known_elr, *held.intersection(lost)}
+    last_known = tuple(node_id for node_id in partition.replicas if node_id in known and node_id not in {*isr, *elr})
+    return IsrState(isr, elr, last_known, awaited)
+
+
+def change_record(
+    topic_id: bytes, partition: PartitionImage, state: IsrState, leader_id: int | None
+) -> PartitionChangeRecord | None:
+    """Return the record that brings a partition to a state and a leader, or None when it is there."""
+    leader_changes = leader_id != partition.leader_id
+    record = PartitionChangeRecord(
+        topic_id=topic_id,
+        partition=partition.partition,
+        leader=LeaderChange(leader_id=leader_id) if leader_changes else None,
+        isr=state.isr if state.isr != partition.isr else None,
+        elr=state.elr if state.elr != partition.elr else None,
+        last_known_elr=state.last_known_elr if state.last_known_elr != partition.last_known_elr else None,
+        awaited=state.awaited if state.awaited != partition.awaited else None,
+    )
+    changes = (record.leader, record.isr, record.elr, record.last_known_elr, record.awaited)
+    return None if all(each is None for each in changes) else record
+
+
+def cleared_elr(topic: TopicImage, min_isr: int) -> list[PartitionChangeRecord]:
+    """Return the changes that a topic needs together with a new `min.insync.replicas`.
+
+    Where it lets the high watermark advance again, replicas outside the in-sync ones fall behind and may not lead any more.
+    """
+    changes = (
+        change_record(
+            topic.topic_id, partition, changed_isr(partition, partition.isr, min_isr=min_isr), partition.leader_id
+        )
+        for partition in topic.partitions
+    )
+    return [change for change in changes if change is not None]

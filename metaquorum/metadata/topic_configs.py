@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configs of topics, brokers and the cluster: names, defaults, ranges, meaning, and for what each may be set.
+
+Owns the table that everything else is derived from: validation, the effective settings of a topic, what DescribeTopic and
+DescribeConfigs list. Must not know how the log engine uses them, nor which values are inherited (`configs.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, MAX_BATCH_BYTES, MAX_ZSTD_LEVEL
+
+from metaquorum.metadata.records import ConfigResource
+
+CATCH_UP_RATE: Final = "replica.catch.up.max.bytes.per.second"
+DEFAULT_MIN_INSYNC: Final = "default.min.insync.replicas"
+FLUSH_POLICY: Final = "flush.policy"
+LEADER_REBALANCE: Final = "auto.leader.rebalance.enable"
+MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
+MOVE_RATE: Final = "replication.move.max.bytes.per.second"
+REBALANCE_INTERVAL: Final = "leader.imbalance.check.interval.seconds"
+UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+UNCLEAN_ELECTION_INTERVAL: Final = "unclean.leader.election.interval.ms"
+TRUE: Final = "true"
+
+ANYWHERE: Final = tuple(ConfigResource)
+"""For topics, and for brokers and the cluster as what topics inherit."""
+
+
+class FlushPolicy(Enum):
+    """When appended records count as stored."""
+
+    ACK = "ack"
+    """Only when flushed: an acknowledged record is on stable storage."""
+    INTERVAL = "interval"
+    """At once; a flush follows within `flush.interval.ms`."""
+    NONE = "none"
+    """At once; flushing is left to the operating system."""
+
+
+class CleanupPolicy(Enum):
+    """How old data goes. What lies below the log start goes under each of them."""
+
+    DELETE = "delete"
+    """Whole segments, by age and size."""
+    COMPACT = "compact"
+    """Records with a newer one of the same key."""
+    COMPACT_DELETE = "compact,delete"
+    """Both."""
+
+    @property
+    def deletes(self) -> bool:
+        """True if age and size count."""
+        return self is not CleanupPolicy.COMPACT
+
+    @property
+    def compacts(self) -> bool:
+        """True if older records of a key go."""
+        return self is not CleanupPolicy.DELETE
+
+
+class CompressionType(Enum):
+    """How batches are stored."""
+
+    PRODUCER = "producer"
+    """As they came."""
+    NONE = "none"
+    """Not compressed."""
+    ZSTD = "zstd"
+    """In zstd, at whatever level the producer chose, or by the broker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """Effective settings of one topic.
+
+    Attributes:
+        segment_bytes: size at which a segment is closed and the next begun.
+        segment_ms: age, by record timestamps, at which a segment is closed.
+        index_interval_bytes: bytes of batches between two entries of the sparse index.
+        max_message_bytes: most bytes of one batch, header included.
+        flush_policy: when a record counts as stored.
+        flush_interval_ms: longest time between flushes under `FlushPolicy.INTERVAL`.
+        cleanup_policy: how old data goes.
+        retention_ms: age at which a segment goes; None: none goes because of its age.
+        retention_bytes: bytes of a partition that are kept at least when segments go because of the size; None: none do.
+        file_delete_delay_ms: how long the files of a removed segment stay on disk, renamed.
+        min_compaction_lag_ms: a record younger than this is not compacted.
+        max_compaction_lag_ms: an older record is compacted however few there are.
+        min_cleanable_dirty_ratio: share of bytes not compacted yet above which a partition is compacted, 0 to 1.
+        timestamp_after_max_ms: how far after the broker's clock a record's timestamp may lie.
+        delete_retention_ms: how long a null value (a tombstone) stays after its first compaction.
+        compression_type: how batches are stored.
+        zstd_level: level at which the broker compresses where the producer did not.
+    """
+
+    segment_bytes: int
+    segment_ms: int
+    index_interval_bytes: int
+    max_message_bytes: int
+    flush_policy: FlushPolicy
+    flush_interval_ms: int
+    cleanup_policy: CleanupPolicy
+    retention_ms: int | None
+    retention_bytes: int | None
+    file_delete_delay_ms: int
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    min_cleanable_dirty_ratio: float
+    delete_retention_ms: int
+    timestamp_after_max_ms: int
+    compression_type: CompressionType
+    zstd_level: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigDefinition:
+    """One config. Either `choices` is set, or the value is an integer from `minimum` to `maximum`, both inclusive.
+
+    With `may_be_off` it may also be `OFF`. With `is_ratio` it is a decimal number from 0 to 1 instead, with `text_bytes` one line
+    of text of at most so many bytes in UTF-8. `scopes` names the resources that it may be set for.
+    """
+
+    name: str
+    default: str
+    meaning: str
+    minimum: int = 0
+    maximum: int = 0
+    choices: tuple[str, ...] = ()
+    may_be_off: bool = False
+    is_ratio: bool = False
+    text_bytes: int = 0
+    scopes: tuple[ConfigResource, ...] = ANYWHERE
+
+    @property
+    def allowed(self) -> str:
+        """What a value must be, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.is_ratio:
+            return "a decimal number from 0 to 1, such as 0.25"
+        if self.text_bytes:
+            return f"one line of text of at most {self.text_bytes} bytes in UTF-8, without control characters"
+        off = f", or {OFF} for no limit" if self.may_be_off else ""
+        return f"an integer from {self.minimum} to {self.maximum}{off}"
+
+    def problem(self, value: str) -> str | None:
+        """Say why `value` does not fit, or None when it does."""
+        return None if self._fits(value) else f"{self.name} must be {self.allowed}"
+
+    def _fits(self, value: str) -> bool:
+        if self.choices:
+            return value in self.choices
+        if self.may_be_off and value == OFF:
+            return True
+        if self.is_ratio:
+            return _RATIO.fullmatch(value) is not None
+        if self.text_bytes:
+            # The first comparison keeps a huge value from being encoded.
+            return len(value) <= self.text_bytes and value.isprintable() and len(value.encode()) <= self.text_bytes
+        # Only plain ASCII digits: int() would also take "1_000", " 7" and digits of other scripts.
+        plain = value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS
+        return plain and self.minimum <= int(value) <= self.maximum
+
+
+_RATIO: Final = re.compile(r"0(\.[0-9]{1,9})?|1(\.0{1,9})?")
+
+OFF: Final = "-1"
+"""Value of a limit that does not hold."""
+
+MAX_DIGITS: Final = 19
+"""Digits of the largest 64-bit integer; a longer value is refused before it is converted."""
+
+MAX_REPLICATION_FACTOR: Final = 100
+"""Most replicas of a partition that a config may speak of."""
+
+MAX_DESCRIPTION_BYTES: Final = 1_024
+"""Longest description of a topic, in bytes of UTF-8."""
+
+MIN_RATE: Final = 1_024
+"""Lowest limit of bytes a second; below, one batch of the usual size would take minutes."""
+
+_MAX_INT32: Final = 2**31 - 1
+_MAX_INT64: Final = 2**63 - 1
+
+_DEFINITIONS: Final = (
+    ConfigDefinition(
+        name=MIN_INSYNC_REPLICAS,
+        default="1",
+        minimum=1,
+        maximum=MAX_REPLICATION_FACTOR,
+        # For topics only: a lower value takes effect together with the eligible leader replicas that it ends, in one batch.
+        scopes=(ConfigResource.TOPIC,),
+        meaning="in-sync replicas below which nothing is committed; a partition with fewer replicas needs all of them",
+    ),
+    ConfigDefinition(
+        name=DEFAULT_MIN_INSYNC,
+        default="2",
+        minimum=1,
+        maximum=MAX_REPLICATION_FACTOR,
+        scopes=(ConfigResource.CLUSTER,),
+        meaning=f"{MIN_INSYNC_REPLICAS} of topics that are created without one, but less than their replication factor, and at least 1",
+    ),
+    ConfigDefinition(
+        name=UNCLEAN_ELECTION,
+        default="false",
+        choices=(TRUE, "false"),
+        # The controller elects; what a broker says does not count.
+        scopes=(ConfigResource.TOPIC, ConfigResource.CLUSTER),
+        meaning="whether a replica that lacks committed records may lead when no other can, and those records are lost",
+    ),
+    ConfigDefinition(
+        name=CATCH_UP_RATE,
+        default=OFF,
+        minimum=MIN_RATE,
+        maximum=_MAX_INT64,
+        may_be_off=True,
+        # About what a broker does for all topics together.
+        scopes=(ConfigResource.BROKER, ConfigResource.CLUSTER),
+        meaning="bytes a second that a broker sends, as a leader, to replicas out of sync, moved ones too; -1: no limit",
+    ),
+    ConfigDefinition(
+        name=MOVE_RATE,
+        default=OFF,
+        minimum=MIN_RATE,
+        maximum=_MAX_INT64,
+        may_be_off=True,
+        scopes=(ConfigResource.BROKER, ConfigResource.CLUSTER),
+        meaning="bytes a second that a broker sends, as a leader, to replicas that reassignments add, until in sync; -1: no limit",
+    ),
+    ConfigDefinition(
+        name=LEADER_REBALANCE,
+        default=TRUE,
+        choices=(TRUE, "false"),
+        scopes=(ConfigResource.CLUSTER,),
+        meaning="whether first replicas lead again by themselves once they are in sync and active",
+    ),
+    ConfigDefinition(
+        name=REBALANCE_INTERVAL,
+        default="300",
+        minimum=1,
+        maximum=_MAX_INT32,
+        scopes=(ConfigResource.CLUSTER,),
+        meaning="time between two looks for partitions that their first replica could lead, in seconds",
+    ),
+    ConfigDefinition(
+        name=UNCLEAN_ELECTION_INTERVAL,
+        default="300000",
+        # A look goes over all partitions: more often than this would be a load of its own.
+        minimum=1_000,
+        maximum=_MAX_INT64,
+        scopes=(ConfigResource.CLUSTER,),
+        meaning="time between two looks for partitions without a leader where an unclean one is allowed, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="description",
+        default="",
+        text_bytes=MAX_DESCRIPTION_BYTES,
+        scopes=(ConfigResource.TOPIC,),
+        meaning="free text about the topic, for people and tools; Lograft does not read it",
+    ),
+    ConfigDefinition(
+        name="segment.bytes",
+        default=str(1024**3),
+        minimum=16 * 1024,
+        maximum=_MAX_INT32,
+        meaning="size at which a segment file is closed and the next one begun, in bytes",
+    ),
+    ConfigDefinition(
+        name="segment.ms",
+        default=str(7 * 24 * 3600 * 1000),
+        minimum=1,
+        maximum=_MAX_INT64,
+        meaning="age at which a segment file is closed and the next one begun, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="index.interval.bytes",
+        default="4096",
+        minimum=1,
+        maximum=_MAX_INT32,
+        meaning="bytes of batches between two entries of the offset index",
+    ),
+    ConfigDefinition(
+        name="max.message.bytes",
+        default=str(DEFAULT_MAX_MESSAGE_BYTES),
+        minimum=1024,
+        maximum=MAX_BATCH_BYTES,
+        meaning="largest batch that is accepted, in bytes, as sent (after compression)",
+    ),
+    ConfigDefinition(
+        name=FLUSH_POLICY,
+        default=FlushPolicy.ACK.value,
+        choices=tuple(policy.value for policy in FlushPolicy),
+        meaning="when a record counts as stored: flushed (ack), flushed soon (interval), written (none)",
+    ),
+    ConfigDefinition(
+        name="flush.interval.ms",
+        default="1000",
+        minimum=1,
+        maximum=_MAX_INT32,
+        meaning="longest time between flushes under flush.policy=interval, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="cleanup.policy",
+        default=CleanupPolicy.DELETE.value,
+        choices=tuple(policy.value for policy in CleanupPolicy),
+        meaning="how old data goes: whole segments by age and size (delete), older records of a key (compact), or both",
+    ),
+    ConfigDefinition(
+        name="retention.ms",
+        default=str(7 * 24 * 3600 * 1000),
+        minimum=0,
+        maximum=_MAX_INT64,
+        may_be_off=True,
+        meaning="age of its newest record at which a segment goes under cleanup.policy=delete, in milliseconds; -1: never",
+    ),
+    ConfigDefinition(
+        name="retention.bytes",
+        default=OFF,
+        minimum=0,
+        maximum=_MAX_INT64,
+        may_be_off=True,
+        meaning="bytes of a partition beyond which its oldest segments go under cleanup.policy=delete; -1: no limit",
+    ),
+    ConfigDefinition(
+        name="file.delete.delay.ms",
+        default="60000",
+        minimum=0,
+        maximum=_MAX_INT64,
+        meaning="time that the files of a removed segment stay on disk, renamed, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="min.compaction.lag.ms",
+        default="0",
+        minimum=0,
+        maximum=_MAX_INT64,
+        meaning="age of a record below which it is not compacted, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="max.compaction.lag.ms",
+        default=str(_MAX_INT64),
+        minimum=1,
+        maximum=_MAX_INT64,
+        meaning="age of a record at which it is compacted however few there are, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="min.cleanable.dirty.ratio",
+        default="0.5",
+        is_ratio=True,
+        meaning="share of bytes not compacted yet above which a partition is compacted, 0 to 1",
+    ),
+    ConfigDefinition(
+        name="compression.type",
+        default=CompressionType.PRODUCER.value,
+        choices=tuple(kind.value for kind in CompressionType),
+        meaning="how batches are stored: as the producer compressed them (producer), or in this codec, by the broker if need be",
+    ),
+    ConfigDefinition(
+        name="compression.zstd.level",
+        default="1",
+        minimum=1,
+        maximum=MAX_ZSTD_LEVEL,
+        meaning="level at which the broker compresses under compression.type=zstd; batches that are zstd already stay as they are",
+    ),
+    ConfigDefinition(
+        name="message.timestamp.after.max.ms",
+        default=str(3600 * 1000),
+        minimum=0,
+        maximum=_MAX_INT64,
+        meaning="how far after the broker's clock the timestamp of a record may lie, in milliseconds",
+    ),
+    ConfigDefinition(
+        name="delete.retention.ms",
+        default=str(24 * 3600 * 1000),
+        minimum=0,
+        maximum=_MAX_INT64,
+        meaning="time that a null value stays after its first compaction, so that readers see the deletion, in milliseconds",
+    ),
+)
+
+TOPIC_CONFIGS: Final[Mapping[str, ConfigDefinition]] = MappingProxyType(
+    {definition.name: definition for definition in sorted(_DEFINITIONS, key=lambda definition: definition.name)}
+)
+"""All configs by name, ascending. Most are those of a topic, which brokers and the cluster may be given for it to inherit."""
+
+
+def problem(configs: Mapping[str, str]) -> str | None:
+    """Say what is wrong with the configs of a topic, or None when every name is known and every value fits."""
+    for name in sorted(configs):
+        found = value_problem(ConfigResource.TOPIC, name, configs[name])
+        if found is not None:
+            return found
+    return None
+
+
+def value_problem(resource: ConfigResource, name: str, value: str) -> str | None:
+    """Say why a config may not be set to `value` for a resource of this kind, or None when it may."""
+    found = name_problem(resource, name)
+    if found is not None:
+        return found
+    found = TOPIC_CONFIGS[name].problem(value)
+    return None if found is None else f"{found}, not {value[:100]!r}"
+
+
+def name_problem(resource: ConfigResource, name: str) -> str | None:
+    """Say why a resource of this kind has no such config, or None when it has."""
+    definition = TOPIC_CONFIGS.get(name)
+    if definition is None:
+        known = ", ".join(each.name for each in TOPIC_CONFIGS.values() if resource in each.scopes)
+        return f"unknown config {name[:100]!r}; known are {known}"
+    if resource not in definition.scopes:
+        kinds = " or a ".join(kind.name.lower() for kind in definition.scopes)
+        return f"{name} can be set for a {kinds} only, not for a {resource.name.lower()}"
+    return None
+
+
+def effective(configs: Mapping[str, str]) -> TopicSettings:
+    """Return the settings of a topic: what is set for it, else the defaults. The configs must be valid."""
+
+    def value(name: str) -> str:
+        return configs.get(name, TOPIC_CONFIGS[name].default)
+
+    return TopicSettings(
+        segment_bytes=int(value("segment.bytes")),
+        segment_ms=int(value("segment.ms")),
+        index_interval_bytes=int(value("index.interval.bytes")),
+        max_message_bytes=int(value("max.message.bytes")),
+        flush_policy=FlushPolicy(value(FLUSH_POLICY)),
+        flush_interval_ms=int(value("flush.interval.ms")),
+        cleanup_policy=CleanupPolicy(value("cleanup.policy")),
+        retention_ms=_limit(value("retention.ms")),
+        retention_bytes=_limit(value("retention.bytes")),
+        file_delete_delay_ms=int(value("file.delete.delay.ms")),
+        min_compaction_lag_ms=int(value("min.compaction.lag.ms")),
+        max_compaction_lag_ms=int(value("max.compaction.lag.ms")),
+        min_cleanable_dirty_ratio=float(value("min.cleanable.dirty.ratio")),
+        delete_retention_ms=int(value("delete.retention.ms")),
+        timestamp_after_max_ms=int(value("message.timestamp.after.max.ms")),
+        compression_type=CompressionType(value("compression.type")),
+        zstd_level=int(value("compression.zstd.level")),
+    )
+
+
+def _limit(value: str) -> int | None:
+    return None if value == OFF else int(value)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back for a quorum whose epochs ran out: each stopped voter goes back to an epoch that its log has reached.
+
+Owns the checks. Every election opens an epoch, and the last one that can be stored is `MAX_QUORUM_EPOCH`: a voter there can elect
+nobody. It takes two thousand million elections, or a message of a process that is no voter, which voters of before believed.
+
+Law: the epoch that a voter goes back to is not below that of any record in its log, so that an epoch that had a leader never
+has another one. The operator sees to the rest: all voters stopped, all to the same epoch.
+Source: docs/quorum.md section "An epoch that ran out".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaquorum.process.settings import SettingsError
+from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NodeId, QuorumEpoch, ReplicaKey
+from metaquorum.replica.election_store import ElectionStore
+from storage.data_directory import DataDirectory
+from storage.env_posix import PosixDisk
+from storage.log import LogSettings, PartitionLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoterEpochs:
+    """Epochs of one stopped voter.
+
+    Attributes:
+        node_id: node id.
+        quorum_epoch: epoch in its vote file.
+        log_epoch: largest epoch in its log, 0 for an empty one.
+    """
+
+    node_id: int
+    quorum_epoch: int
+    log_epoch: int
+
+
+def read_epochs(path: Path) -> VoterEpochs:
+    """Return the epochs of a stopped voter; blocks for file access.
+
+    Raises:
+        StorageError: the directory cannot be used, or a process uses it.
+        VoteFileLostError: the vote file is gone.
+    """
+    directory, store = _open(path)
+    try:
+        return _read(directory, store)
+    finally:
+        directory.close()
+
+
+def reset_epoch(path: Path, epoch: int) -> VoterEpochs:
+    """Put a stopped voter back to an epoch, without a vote; return what it had. Blocks for file access.
+
+    Raises:
+        SettingsError: the epoch is below one in the log, not below the present one, or leaves no room for elections.
+        StorageError: the directory cannot be used, or a process uses it.
+        VoteFileLostError: the vote file is gone.
+    """
+    directory, store = _open(path)
+    try:
+        found = _read(directory, store)
+        if not found.log_epoch <= epoch <= MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP:
+            raise SettingsError(
+                f"the epoch must be from {found.log_epoch}, the largest in the log of {path}, to "
+                f"{MAX_QUORUM_EPOCH - MAX_EPOCH_LEAP}, not {epoch}"
+            )
+        if epoch >= found.quorum_epoch:
+            raise SettingsError(f"{path} is in epoch {found.quorum_epoch}: {epoch} is no way back")
+        store.reset(QuorumEpoch(epoch))
+        return found
+    finally:
+        directory.close()
+
+
+def _open(path: Path) -> tuple[DataDirectory, ElectionStore]:
+    disk = PosixDisk()
+    directory = DataDirectory.open(disk, str(path.absolute()))
+    key = ReplicaKey(node_id=NodeId(directory.node_id), directory_id=directory.directory_id)
+    return directory, ElectionStore(disk, directory.metadata_path, key)
+
+
+def _read(directory: DataDirectory, store: ElectionStore) -> VoterEpochs:
+    log = PartitionLog.open(directory.disk, directory.metadata_log_path, settings=LogSettings(), now_ms=0).log
+    try:
+        log_epoch = log.last_epoch or 0
+    finally:
+        log.close(clean=False)
+    return VoterEpochs(node_id=directory.node_id, quorum_epoch=store.load().quorum_epoch, log_epoch=log_epoch)

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quorum server: builds the objects of one voter, connects them, starts and stops them in order.
+
+Owns nothing but the composition. Start: listener, first start if asked for, data directory, image, controller, quorum
+node. Stop, in reverse: new work is refused, the leadership handed over, the listener closed, the image and the
+directory last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from lograft.wire.keepalive import server_options
+from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
+
+from metaquorum.controller_service import admin_front
+from metaquorum.controller_service.admin_service import AdminOperations, AdminService
+from metaquorum.controller_service.controller_host import ControllerHost
+from metaquorum.controller_service.controller_service import ControllerService
+from metaquorum.controller_service.decoding import add_reflection, decoding
+from metaquorum.controller_service.metadata_export import MetadataExports
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import ImageUnreadableError
+from metaquorum.metadata.listener import MetadataListener
+from metaquorum.metadata.metadata_files import MetadataFiles, open_metadata
+from metaquorum.net.carrier import Carrier
+from metaquorum.net.peers import Peers
+from metaquorum.net.service import ServiceTable
+from metaquorum.process.settings import Address, QuorumServerSettings
+from metaquorum.raft.types import LevelRange
+from metaquorum.replica.auto_join import AutoJoin
+from metaquorum.replica.first_start import FirstStart, is_formatted
+from metaquorum.replica.quorum_node import QuorumNode, QuorumSettings
+from metaquorum.replica.quorum_service import QuorumService
+from storage.data_directory import DataDirectory
+from storage.env_posix import PosixDisk
+
+logger = logging.getLogger(__name__)
+
+MAX_CONCURRENT_RPCS: Final = 50_000
+"""Calls that the listener serves at once; more are refused by gRPC with RESOURCE_EXHAUSTED."""
+
+KEEPALIVE_MS: Final = 10_000
+"""Milliseconds of silence after which a caller is pinged."""
+
+KEEPALIVE_TIMEOUT_MS: Final = 20_000
+"""Milliseconds without an answer to such a ping after which the caller's connection is closed."""
+
+STOP_GRACE_S: Final = 1.0
+"""Seconds that calls under way get when the listener closes."""
+
+
+class ServerError(Exception):
+    """The server cannot start; the message says why and what to do."""
+
+
+class PortInUseError(ServerError):
+    """The address cannot be listened on: another process does, or it is not one of this machine."""
+
+
+class QuorumServer:
+    """One voter of the metadata quorum with its controller.
+
+    Args:
+        settings: what it is told.
+        data_directory: path of its data directory; or the opened directory, which then stays the caller's.
+        listeners: further users of the committed metadata (the broker in combined mode).
+        add_services: adds what a broker in the same process answers to other servers.
+
+    Raises:
+        SettingsError: the settings cannot work.
+    """
+
+    def __init__(
+        self,
+        settings: QuorumServerSettings,
+        data_directory: Path | DataDirectory,
+        *,
+        listeners: Sequence[MetadataListener] = (),
+        add_services: Callable[[ServiceTable], None] | None = None,
+    ) -> None:
+        settings.check()
+        self._settings = settings
+        self._given_directory = data_directory
+        self._listeners = tuple(listeners)
+        self._stack = AsyncExitStack()
+        self._address: Address | None = None
+        self._directory: DataDirectory | None = None
+        self._host: ControllerHost | None = None
+        self._node: QuorumNode | None = None
+        self._started = False
+        self._carrier = Carrier(cluster_id=settings.cluster_id, node_id=settings.node_id)
+        self._quorum = QuorumService(self._carrier.table)
+        self._controller = ControllerService(self._carrier.table, cluster_id=settings.cluster_id)
+        self._admin = AdminService(self._carrier.table)
+        if add_services is not None:
+            add_services(self._carrier.table)
+        self._admin_address: Address | None = None
+        self._metrics_address: Address | None = None
+
+    @property
+    def address(self) -> Address:
+        """Its internal port, which other servers dial; after `start`."""
+        assert self._address is not None, "the server was not started"
+        return self._address
+
+    @property
+    def peers(self) -> Peers:
+        """The connections of this process to other servers; after `start`."""
+        return self._carrier.peers
+
+    @property
+    def admin_address(self) -> Address | None:
+        """Where `AdminService` is served by gRPC, with the real port; None: nowhere."""
+        return self._admin_address
+
+    @property
+    def metrics_address(self) -> Address | None:
+        """Where metrics are served, with the real port; None: nowhere."""
+        return self._metrics_address
+
+    @property
+    def data_directory(self) -> DataDirectory:
+        """The opened data directory; after `start`."""
+        assert self._directory is not None, "the server was not started"
+        return self._directory
+
+    @property
+    def node(self) -> QuorumNode:
+        """The quorum node; after `start`."""
+        assert self._node is not None, "the server was not started"
+        return self._node
+
+    @property
+    def image(self) -> MetadataImage:
+        """The committed metadata; after `start`."""
+        return self.host.image
+
+    @property
+    def host(self) -> ControllerHost:
+        """The controller's shell; after `start`."""
+        assert self._host is not None, "the server was not started"
+        return self._host
+
+    async def start(self) -> None:
+        """Start everything; returns before a leader is known. A failed start has stopped everything again.
+
+        Raises:
+            ServerError: the port is in use, or the image cannot be opened.
+            StorageError: the data directory cannot be used.
+        """
+        assert not self._started, "a server starts once"
+        self._started = True
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        is_open = False
+        if isinstance(self._given_directory, Path):
+            if settings.first_start and not is_formatted(self._given_directory):
+                await self._open_port()
+                is_open = True
+                await self._first_start(self._given_directory)
+            self._directory = DataDirectory.open(
+                PosixDisk(),
+                str(self._given_directory.absolute()),
+                cluster_id=settings.cluster_id,
+                node_id=settings.node_id,
+            )
+            self._stack.callback(self._directory.close)
+        else:
+            self._directory = self._given_directory
+        metadata = self._open_metadata(self._directory)
+        if not is_open:
+            await self._open_port()
+        self._host = host = ControllerHost(metadata.store, metadata.loaded, settings=settings.controller)
+        advertised = settings.advertise or self.address
+        self._node = node = QuorumNode(
+            QuorumSettings(
+                node_id=settings.node_id,
+                cluster_id=settings.cluster_id,
+                voters=settings.voters or {settings.node_id: str(advertised)},
+                advertised_address=str(advertised),
+                timers=settings.timers,
+                snapshots=settings.snapshots,
+                levels=LevelRange(min_level=1, max_level=settings.controller.max_feature_level),
+            ),
+            self._directory,
+            self.peers,
+            listeners=(host, *self._listeners),
+            metadata=metadata,
+        )
+        host.attach(node)
+        operations = AdminOperations(host, node, MetadataExports(metadata, cluster_id=settings.cluster_id))
+        checks: health.aio.HealthServicer | None = None
+        if settings.admin_listen is not None:
+            checks = await self._serve_admin(operations, settings.admin_listen)
+        if settings.metrics_listen is not None:
+            self._metrics_address = self._serve_metrics(node, settings.metrics_listen)
+        self._controller.attach(host)
+        self._stack.push_async_callback(self._controller.detach)
+        self._admin.attach(operations)
+        self._stack.callback(self._admin.detach)
+        self._quorum.attach(node)
+        self._stack.callback(self._quorum.detach)
+        await node.start()
+        self._stack.push_async_callback(node.stop)
+        self._stack.callback(host.stop)
+        if settings.auto_join:
+            self._stack.push_async_callback(_end, asyncio.create_task(AutoJoin(node, self.peers).run()))
+        if checks is not None:
+            self._stack.push_async_callback(checks.enter_graceful_shutdown)
+            for name in ("", admin_front.SERVICE):
+                await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        logger.info(
+            "event=server_started node_id=%d address=%s advertised=%s", settings.node_id, self._address, advertised
+        )
+
+    async def _open_port(self) -> None:
+        """Take the internal port: from here on other servers are answered, with refusals at first."""
+        settings = self._settings
+        listen = settings.listen
+        try:
+            port = self._carrier.bind(listen.host, listen.port)
+        except OSError as error:
+            raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another --listen") from error
+        self._address = Address(host=listen.host, port=port)
+        self._stack.push_async_callback(self._carrier.close)
+        await self._carrier.start(str(settings.advertise or self._address))
+
+    async def _serve_admin(self, operations: AdminOperations, listen: Address) -> health.aio.HealthServicer:
+        server = new_grpc_server()
+        decoding(server).add_generic_rpc_handlers((admin_front.admin_handler(operations),))
+        checks = add_health_and_reflection(server)
+        self._admin_address = bind(server, listen)
+        await server.start()
+        self._stack.push_async_callback(server.stop, STOP_GRACE_S)
+        return checks
+
+    def _serve_metrics(self, node: QuorumNode, listen: Address) -> Address:
+        # Loaded where it is used: a server without metrics need not know the library.
+        from metaquorum.process.metrics_listener import MetricsAddressError, MetricsListener
+
+        metrics = MetricsListener(node.sample)
+        try:
+            address = metrics.open(listen)
+        except MetricsAddressError as error:
+            raise PortInUseError(str(error)) from error
+        self._stack.push_async_callback(metrics.close)
+        return address
+
+    async def _first_start(self, data_directory: Path) -> None:
+        """Answer Probe alone until the voters agree and the directory is formatted."""
+        settings = self._settings
+        first_start = FirstStart(
+            data_directory, node_id=settings.node_id, cluster_id=settings.cluster_id, voters=settings.voters
+        )
+        self._quorum.attach(first_start)
+        logger.info("event=first_start_asks voters=%s", settings.voters)
+        try:
+            await first_start.run(self.peers)
+        finally:
+            self._quorum.detach()
+
+    def _open_metadata(self, directory: DataDirectory) -> MetadataFiles:
+        try:
+            metadata = open_metadata(Path(directory.metadata_path))
+        except ImageUnreadableError as error:
+            raise ServerError(f"{error}; free the directory or its disk") from error
+        self._stack.callback(metadata.store.close)
+        offset = metadata.loaded.image.metadata_offset
+        logger.info("event=image_open metadata_offset=%d quorum_epoch=%d", offset, metadata.loaded.quorum_epoch)
+        for listener in self._listeners:
+            if offset > listener.applied_offset:
+                # Each has an image of its own, for they go on apart.
+                listener.on_snapshot(metadata.store.load())
+        return metadata
+
+    async def wait_stopped(self) -> None:
+        """Wait until the quorum node has stopped; raises what stopped it when that was a failure."""
+        await self.node.wait_stopped()
+
+    async def stop(self) -> None:
+        """Stop in an orderly way: a leader hands over first. Idempotent."""
+        await self._stack.aclose()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end; a failure of it is logged."""
+    task.cancel()
+    (failure,) = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(failure, Exception):
+        logger.error("event=task_failed error=%r", failure)
+
+
+def new_grpc_server() -> grpc.aio.Server:
+    """Return a gRPC server with explicit limits."""
+    return grpc.aio.server(
+        options=(
+            ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_BYTES),
+            # Without this two servers could listen on one port and each get half of the calls.
+            ("grpc.so_reuseport", 0),
+            *server_options(quiet_ms=KEEPALIVE_MS, timeout_ms=KEEPALIVE_TIMEOUT_MS),
+        ),
+        maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
+    )
+
+
+def bind(server: grpc.aio.Server, listen: Address) -> Address:
+    """Bind the listener; return the address with its real port.
+
+    Raises:
+        PortInUseError: it cannot be bound.
+    """
+    _require_free(listen)
+    try:
+        port = server.add_insecure_port(str(listen))
+    except RuntimeError as error:
+        raise PortInUseError(f"cannot listen on {listen}: {error}") from error
+    return Address(host=listen.host, port=port)
+
+
+def _require_free(listen: Address) -> None:
+    """Bind and close the address once: the system's own reason is clearer than gRPC's, which also logs by itself."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise PortInUseError(f"cannot listen on {listen}: {error.strerror}; choose another port") from error
+
+
+def add_health_and_reflection(server: grpc.aio.Server) -> health.aio.HealthServicer:
+    """Add the standard services; every service is reported as not serving until it is said to be."""
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, decoding(server))
+    add_reflection((admin_front.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return checks

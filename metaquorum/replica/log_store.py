@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metadata log on disk: a `storage.PartitionLog`, as the Raft core wants it.
+
+Owns opening (epochs and voter sets are given to the core; the log is read only above what the image has), the encoding
+of batches and control batches, small proposals that become one batch, trimming, beginning again at a snapshot, and
+flushing in a thread. Decides nothing; every offset comes from the core and is checked against the log.
+One owner (the event loop thread) calls everything; only the work of a flush runs in the disk thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lograft.wire.batch import RecordBatch, encode_batch, iter_batches, read_header
+from lograft.wire.header import BatchHeader
+
+from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.raft.effects import AppendAsFollower, AppendAsLeader, LeaderChange, VotersChange
+from metaquorum.raft.log_view import LogView
+from metaquorum.raft.snapshots import must_restart_log
+from metaquorum.raft.types import LOG_BEGIN, Offset, QuorumEpoch, SnapshotId
+from metaquorum.raft.voters import VoterSet
+from metaquorum.raft_codec.control_codec import decode_control_batch, encode_control_record
+from metaquorum.replica.gathered import GatheredProposals
+from storage.env import Disk
+from storage.errors import DataLossError
+from storage.log import FlushWork, LogSettings, PartitionLog
+from storage.log_start import LogStartFile
+from storage.names import LOG_SUFFIX
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+"""Segment size of the metadata log: small, so that a trimmed log gives its space back soon."""
+
+RECENT_BYTES = 256 * 1024
+"""Most bytes of the log that are kept in memory to be read again."""
+
+SCAN_BYTES = 1024 * 1024
+"""Bytes of one read while the log is opened."""
+
+
+_ADVICE = (
+    "Wipe the data directory and start the node again: it then joins as a new replica and fetches the records from the"
+    " others"
+)
+
+
+class DamagedLogError(Exception):
+    """Flushed records of the metadata log are damaged: a voter that goes on with a part of them may lose commits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBase:
+    """What image and snapshots know of the log, so that it need not be read for it.
+
+    Attributes:
+        image_offset: every record below (exclusive) is in the image, so committed.
+        voters: voters in force there; None when no record below names any.
+        snapshots: ids of the snapshots on disk, ascending.
+        damaged: ids of snapshots that are needed and cannot be read: the log has to cover them.
+    """
+
+    image_offset: Offset = LOG_BEGIN
+    voters: VoterSet | None = None
+    snapshots: tuple[SnapshotId, ...] = ()
+    damaged: tuple[SnapshotId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """How the log is kept; a simulation brings its own.
+
+    Attributes:
+        segment_bytes: size of a segment.
+        clock: milliseconds since 1970; stamped into batches and files, decides nothing.
+    """
+
+    segment_bytes: int = SEGMENT_BYTES
+    clock: Callable[[], int] = field(default_factory=lambda: wall_clock_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RecentRead:
+    """What was read last and judged: both followers of a round, and the own image after it, want the same bytes."""
+
+    offset: int
+    end_offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """What was decoded last: every listener of the node wants the same. What is committed is never cut, so it stays right."""
+
+    offset: int
+    commit_offset: int
+    max_bytes: int
+    batches: list[CommittedBatch]
+
+
+class LogStore:
+    """The open metadata log.
+
+    Attributes:
+        voters: voter sets by the offset of their records; the first may stand for all before the image's offset.
+        committed_offset: offset (exclusive) below which all is known to be committed.
+        read_bytes: bytes read from the log so far, for all purposes.
+        cut_bytes: bytes of a torn tail that were cut when the log was opened.
+    """
+
+    def __init__(self, disk: Disk, directory: str, base: LogBase, options: LogOptions) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._options = options
+        self._log, self.cut_bytes = self._open()
+        self._snapshots = base.snapshots
+        self._start: SnapshotId | None = None
+        self._flush: FlushWork | None = None
+        self._gathered = GatheredProposals()
+        self._recent: _RecentRead | None = None
+        self._committed: _Decoded | None = None
+        self.voters: tuple[tuple[Offset, VoterSet], ...] = ()
+        self.committed_offset = base.image_offset
+        self.read_bytes = 0
+
+    @classmethod
+    def open(
+        cls, disk: Disk, directory: str, base: LogBase | None = None, *, options: LogOptions | None = None
+    ) -> LogStore:
+        """Open the log, recover it after a crash, finish an interrupted install, and read its voter sets.
+
+        Args:
+            disk: the disk.
+            directory: of the log.
+            base: what image and snapshots know; None: nothing, and the log is read from its beginning.
+            options: how the log is kept.
+
+        Raises:
+            DamagedLogError: records that were flushed are damaged or missing; this node must not take part without them.
+            storage.errors.StorageError: the log cannot be opened.
+        """
+        base = base or LogBase()
+        store = cls(disk, directory, base, options or LogOptions())
+        try:
+            store._take_up(base)
+        except DataLossError as error:
+            store.close(is_clean=False)
+            raise DamagedLogError(f"{error}. {_ADVICE}") from error
+        except BaseException:
+            store.close(is_clean=False)
+            raise
+        return store
+
+    def _take_up(self, base: LogBase) -> None:
+        newest = base.snapshots[-1] if base.snapshots else None
+        self._start = self._find_start()
+        self._check_damaged(base.damaged)
+        if newest is not None and must_restart_log(newest, self.view()):
+            logger.warning("event=log_restarted snapshot=%d log_end_offset=%d", newest.end_offset, self.end_offset)
+            self.truncate_fully(newest)
+        log = self._log
+        if base.image_offset > log.log_end_offset:
+            raise DamagedLogError(f"the log ends at {log.log_end_offset}, its image at {base.image_offset}. {_ADVICE}")
+        self._refuse_damage()
+        voters: list[tuple[Offset, VoterSet]] = []
+        scan_from = log.log_start_offset
+        if base.voters is not None and base.image_offset > 0:
+            # The record lies below; which offset it has no longer matters, for nothing below is ever cut.
+            voters.append((Offset(base.image_offset - 1), base.voters))
+            scan_from = base.image_offset
+        self.voters = (*voters, *self._scan_voters(scan_from))
+        # Headers below were walked over to find the first batch, and may have been found damaged.
+        self._refuse_damage()
+
+    def _refuse_damage(self) -> None:
+        if self._log.damaged:
+            raise DamagedLogError(f"the log is damaged at {self._log.damaged}. {_ADVICE}")
+
+    def _find_start(self) -> SnapshotId | None:
+        """The snapshot that stands for what is below the log; an interrupted install leaves a newer one beside it."""
+        offset = self._log.log_start_offset
+        if offset == 0:
+            return None
+        for snapshot in self._snapshots:
+            if snapshot.end_offset == offset:
+                return snapshot
+        raise DamagedLogError(f"the log begins at {offset} and no snapshot ends there. {_ADVICE}")
+
+    def _check_damaged(self, damaged: tuple[SnapshotId, ...]) -> None:
+        """What is in a damaged snapshot must be in the log, which then has been committed so far.
+
+        A log that does not reach it was about to begin at it: it may have been emptied for that, so that it has lost what this
+        voter gave its word for.
+        """
+        view = self.view()
+        for snapshot in damaged:
+            if snapshot.end_offset < view.log_start_offset:
+                continue
+            if not view.contains(snapshot):
+                raise DamagedLogError(f"{snapshot} is damaged, and the log does not have what it holds. {_ADVICE}")
+            self.committed_offset = max(self.committed_offset, snapshot.end_offset)
+
+    @property
+    def kept_snapshots(self) -> tuple[SnapshotId, ...]:
+        """Ids of the snapshots at or above the log start, ascending."""
+        return tuple(one for one in self._snapshots if one.end_offset >= self._log.log_start_offset)
+
+    def view(self) -> LogView:
+        """The shadow of the log for the core."""
+        log = self._log
+        epochs: list[tuple[QuorumEpoch, Offset]] = []
+        epoch, end_offset = log.last_epoch, log.log_end_offset
+        while epoch is not None and end_offset > log.log_start_offset:
+            before = log.end_offset_for_epoch(epoch - 1)
+            start_offset = log.log_start_offset if before is None else before.end_offset
+            epochs.append((QuorumEpoch(epoch), Offset(start_offset)))
+            epoch, end_offset = (None if before is None else before.epoch), start_offset
+        return LogView(
+            epochs=list(reversed(epochs)),
+            log_end_offset=Offset(log.log_end_offset),
+            flushed_offset=Offset(log.flushed_offset),
+            start=self._start,
+        )
+
+    @property
+    def log_start_offset(self) -> int:
+        """First readable offset (inclusive)."""
+        return self._log.log_start_offset
+
+    @property
+    def end_offset(self) -> int:
+        """Offset that the next record gets (exclusive end)."""
+        return self._log.log_end_offset
+
+    @property
+    def flushed_offset(self) -> int:
+        """Everything below is on stable storage (exclusive)."""
+        return self._log.flushed_offset
+
+    def size_bytes(self) -> int:
+        """Bytes of the log on disk."""
+        names = self._disk.list_directory(self._directory)
+        return sum(self._disk.size_bytes(f"{self._directory}/{name}") for name in names if name.endswith(LOG_SUFFIX))
+
+    def truncate_prefix(self, to: SnapshotId) -> None:
+        """Let the log begin at a snapshot's end, durably, and drop whole segments below."""
+        self._recent = None
+        self._write_gathered()
+        self._log.truncate_prefix(to.end_offset, self._options.clock())
+        assert self._log.log_start_offset == to.end_offset, f"log starts at {self._log.log_start_offset}, not at {to}"
+        self._start = to
+
+    def truncate_fully(self, to: SnapshotId) -> None:
+        """Empty the log and let it begin at a snapshot's end, durably.
+
+        Order: all records go; the log start is written; the log is opened again there. A crash in between leaves a log that
+        does not contain the end of the newest snapshot, so the next `open` does the same again.
+        A flush that was under way must have ended in its thread; it is taken back here.
+        """
+        self._recent = None
+        self._write_gathered()
+        if self._flush is not None:
+            self.end_flush(self._flush)
+        self._log.truncate_suffix(self._log.log_start_offset)
+        self._log.close(clean=False)
+        start = LogStartFile.read(self._disk, self._directory)
+        start.write_synced(to.end_offset)
+        self._log, _ = self._open()
+        log = self._log
+        assert (log.log_start_offset, log.log_end_offset) == (to.end_offset, to.end_offset), (
+            f"log from {log.log_start_offset} to {log.log_end_offset}, not at {to}"
+        )
+        self._start = to
+
+    def gather(self, effect: AppendAsLeader, records: Sequence[bytes]) -> None:
+        """Append a small proposal, in one batch with those that follow before anybody looks at the log."""
+        if not self._gathered.has_room(effect, records):
+            self._write_gathered()
+        self._gathered.add(effect, records)
+
+    def _write_gathered(self) -> None:
+        if self._gathered:
+            effect, records = self._gathered.take()
+            self.append_as_leader(effect, encode_records(records))
+
+    def append_as_leader(self, effect: AppendAsLeader, batch: bytes | bytearray) -> None:
+        """Append an encoded batch at the offset that the core gave it."""
+        self._write_gathered()
+        header = read_header(batch)
+        appended = self._log.append_as_leader(
+            memoryview(batch), header, leader_epoch=effect.quorum_epoch, now_ms=self._options.clock()
+        )
+        assert (appended.base_offset, appended.next_offset) == (effect.base_offset, effect.next_offset), (
+            f"appended at {appended}, the core meant {effect}"
+        )
+
+    def append_as_follower(self, effect: AppendAsFollower) -> None:
+        """Append fetched batches as they are."""
+        self._write_gathered()
+        self._log.append_as_follower(effect.batches.data, now_ms=self._options.clock())
+        spans = effect.batches.spans
+        end_offset = spans[-1].next_offset
+        self._remember(spans[0].base_offset, end_offset, effect.batches.data)
+        assert self._log.log_end_offset == end_offset, f"log ends at {self._log.log_end_offset}, not at {end_offset}"
+
+    def truncate_suffix(self, to_offset: Offset) -> None:
+        """Drop everything from to_offset (inclusive) on, durably."""
+        self._recent = None
+        self._write_gathered()
+        self._log.truncate_suffix(to_offset)
+        assert self._log.log_end_offset == to_offset, f"log ends at {self._log.log_end_offset}, not at {to_offset}"
+
+    def read(self, offset: int, max_bytes: int) -> bytes:
+        """Read whole batches from an offset on: at least one, else at most max_bytes.
+
+        Raises:
+            DamagedLogError: a batch is not of the epoch that the log has there.
+            storage.errors.DataLossError: the first batch is damaged.
+        """
+        self._write_gathered()
+        recent = self._recent
+        is_whole = recent is not None and recent.offset == offset and recent.end_offset == self._log.log_end_offset
+        if recent is not None and is_whole and len(recent.data) <= max_bytes:
+            return recent.data
+        read = self._log.read(offset, max_bytes)
+        for _ in self._walk(read.data):
+            pass
+        self._remember(offset, read.next_offset, read.data)
+        return read.data
+
+    def _remember(self, offset: int, end_offset: int, data: bytes) -> None:
+        small = len(data) <= RECENT_BYTES
+        self._recent = _RecentRead(offset=offset, end_offset=end_offset, data=data) if small else None
+
+    def read_committed(self, offset: int, max_bytes: int, *, commit_offset: int) -> Sequence[CommittedBatch]:
+        """Read whole batches below commit_offset (exclusive) and decode them."""
+        last = self._committed
+        if last is not None and (last.offset, last.commit_offset, last.max_bytes) == (offset, commit_offset, max_bytes):
+            return last.batches
+        recent = self._recent
+        if recent is not None and recent.offset == offset and offset < recent.end_offset <= commit_offset:
+            data = recent.data
+        else:
+            self._write_gathered()
+            data = self._log.read(offset, max_bytes, end_offset=commit_offset).data
+        batches = [_decode(batch) for header, batch in self._walk(data) if header.base_offset >= offset]
+        small = len(data) <= RECENT_BYTES
+        self._committed = _Decoded(offset, commit_offset, max_bytes, batches) if small else None
+        return batches
+
+    def _walk(self, data: bytes) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Walk over batches that were read. No CRC covers the epoch of a batch, so the epochs of the log judge it.
+
+        Raises:
+            DamagedLogError: a batch is not of the epoch that the log has there: a follower would append it as it is.
+        """
+        self.read_bytes += len(data)
+        view = memoryview(data)
+        for position, header in iter_batches(view):
+            known = self._log.epoch_at(header.base_offset)
+            if header.leader_epoch != known and header.base_offset >= self._log.log_start_offset:
+                raise DamagedLogError(
+                    f"the batch at offset {header.base_offset} says epoch {header.leader_epoch}, the log {known}. {_ADVICE}"
+                )
+            yield header, view[position : position + header.size_bytes]
+
+    def begin_flush(self) -> FlushWork | None:
+        """Work that puts everything appended so far on stable storage; None when there is none left."""
+        self._write_gathered()
+        self._flush = self._log.begin_flush()
+        return self._flush
+
+    def end_flush(self, work: FlushWork) -> None:
+        """The work was run. One of a log that has begun again meanwhile was taken back then."""
+        if work is self._flush:
+            self._flush = None
+            self._log.end_flush(work)
+
+    def _scan_voters(self, offset: int) -> Iterator[tuple[Offset, VoterSet]]:
+        log = self._log
+        while offset < log.log_end_offset:
+            read = log.read(offset, SCAN_BYTES)
+            for header, batch in self._walk(read.data):
+                if header.is_control:
+                    change = decode_control_batch(batch)
+                    if isinstance(change, VotersChange) and header.base_offset >= offset:
+                        yield Offset(header.base_offset), change.voters
+            offset = read.next_offset
+
+    def _open(self) -> tuple[PartitionLog, int]:
+        """Open the log; also returns the bytes of a torn tail that were cut."""
+        settings = LogSettings(segment_bytes=self._options.segment_bytes)
+        opened = PartitionLog.open(self._disk, self._directory, settings=settings, now_ms=self._options.clock())
+        return opened.log, opened.report.cut_bytes
+
+    def close(self, *, is_clean: bool) -> None:
+        """Close the log; after a failure nothing more is written, and the next start recovers."""
+        if is_clean:
+            self._write_gathered()
+        self._log.close(clean=is_clean)
+
+
+def encode_records(records: Sequence[bytes]) -> bytearray:
+    """Encode one batch of metadata records."""
+    return encode_batch(records, timestamps_ms=wall_clock_ms())
+
+
+def encode_control(content: LeaderChange | VotersChange) -> bytearray:
+    """Encode one control batch."""
+    return encode_batch([encode_control_record(content)], timestamps_ms=wall_clock_ms(), control=True)
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since 1970; only stamped into batches, never used for a decision."""
+    return time.time_ns() // 1_000_000
+
+
+def _decode(batch: memoryview) -> CommittedBatch:
+    decoded = RecordBatch(batch, verify_crc=False)
+    header = decoded.header
+    return CommittedBatch(
+        base_offset=header.base_offset,
+        next_offset=header.next_offset,
+        quorum_epoch=header.leader_epoch,
+        append_timestamp_ms=header.max_timestamp_ms,
+        records=[value or b"" for value in decoded.values()],
+        is_control=header.is_control,
+        size_bytes=header.size_bytes,
+    )
