@@ -122,9 +122,6 @@ MAX_CLUSTER_TOPICS: Final = 10_000
 WATCH_MESSAGE_PARTITIONS: Final = 20_000
 """Partitions after which a watch goes on in the next message (about 1 MiB)."""
 
-WATCH_HISTORY_CHANGES: Final = 4_096
-"""Metadata changes that a broker remembers, so that a watch can resume by delta; an older one gets a snapshot."""
-
 MAX_PEER_CHANNELS: Final = 256
 """Channels to other brokers that are kept open; the one used longest ago is closed for a new one."""
 

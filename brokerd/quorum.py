@@ -14,8 +14,7 @@ from typing import Protocol
 
 from brokerd.errors import AddressInUseError
 from brokerd.settings import BrokerSettings, CombinedSettings
-from metaquorum.metadata.image_store import ImageStore
-from metaquorum.metadata.listener import MetadataListener
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.metadata_files import MetadataFiles, open_metadata
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.peers import Peers
@@ -77,30 +76,22 @@ class QuorumMember(Protocol):
         ...
 
 
-class StoredListener(MetadataListener, Protocol):
-    """A listener that can keep its image on disk; the voter of a combined node has a copy already and does not ask."""
-
-    def store_in(self, store: ImageStore) -> None:
-        """Write the image to `store` from here on."""
-        ...
-
-
 async def open_quorum_member(
-    settings: BrokerSettings, listener: StoredListener, add_services: Callable[[ServiceTable], None]
+    settings: BrokerSettings, loader: MetadataLoader, add_services: Callable[[ServiceTable], None]
 ) -> QuorumMember:
     """Open the data directory and the internal port, and start the quorum node of this process.
 
     Args:
         settings: of the broker.
-        listener: takes the committed metadata.
+        loader: takes the committed metadata.
         add_services: adds what the broker answers to other servers.
 
     Raises:
         SettingsError, StorageError, QuorumError, ServerError: why not.
     """
     if settings.combined is None:
-        return await _Observer.open(settings, listener, add_services)
-    return await _Voter.open(settings, settings.combined, listener, add_services)
+        return await _Observer.open(settings, loader, add_services)
+    return await _Voter.open(settings, settings.combined, loader, add_services)
 
 
 class _Observer:
@@ -112,7 +103,7 @@ class _Observer:
         self,
         settings: BrokerSettings,
         data_directory: DataDirectory,
-        listener: StoredListener,
+        loader: MetadataLoader,
         metadata: MetadataFiles,
         carrier: Carrier,
         port: int,
@@ -130,13 +121,13 @@ class _Observer:
             ),
             data_directory,
             carrier.peers,
-            listeners=(listener,),
+            listener=loader,
             metadata=metadata,
         )
 
     @classmethod
     async def open(
-        cls, settings: BrokerSettings, listener: StoredListener, add_services: Callable[[ServiceTable], None]
+        cls, settings: BrokerSettings, loader: MetadataLoader, add_services: Callable[[ServiceTable], None]
     ) -> _Observer:
         path = settings.data_directory
         if not is_formatted(path):
@@ -154,16 +145,14 @@ class _Observer:
         try:
             metadata = open_metadata(Path(data_directory.metadata_path))
             try:
-                if metadata.loaded.image.metadata_offset > 0:
-                    listener.on_snapshot(metadata.loaded)
-                listener.store_in(metadata.store)
+                loader.open(metadata.store, metadata.loaded)
                 carrier = Carrier(cluster_id=data_directory.cluster_id, node_id=settings.node_id)
                 add_services(carrier.table)
                 try:
                     port = _bind(carrier, settings)
                     host = (settings.advertise or settings.listen).host
                     await carrier.start(str(Address(host=host, port=port)))
-                    member = cls(settings, data_directory, listener, metadata, carrier, port)
+                    member = cls(settings, data_directory, loader, metadata, carrier, port)
                     await member._node.start()
                 except BaseException:
                     await carrier.close()
@@ -214,7 +203,7 @@ class _Voter:
         cls,
         settings: BrokerSettings,
         combined: CombinedSettings,
-        listener: MetadataListener,
+        loader: MetadataLoader,
         add_services: Callable[[ServiceTable], None],
     ) -> _Voter:
         opened: DataDirectory | None = None
@@ -235,7 +224,7 @@ class _Voter:
                 snapshots=combined.snapshots,
             ),
             settings.data_directory if opened is None else opened,
-            listeners=(listener,),
+            loader=loader,
             add_services=add_services,
         )
         try:

@@ -39,7 +39,6 @@ from brokerd.listener import make_server
 from brokerd.log_directories import OpenedDirectories, open_log_directories
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
 from brokerd.metadata.touch import ControllerTouch
@@ -63,6 +62,7 @@ from brokerd.rpc.replicate_handshake import Leader
 from brokerd.rpc.replicate_service import ReplicateService
 from brokerd.settings import BrokerSettings
 from brokerd.short_turns import ShortTurns
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.service import ServiceTable
 from metaquorum.process.settings import Address
 from storage.clean_stop import last_clean_stop, mark_clean_stop
@@ -92,7 +92,7 @@ class BrokerServer:
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
-        self._observer = MetadataObserver()
+        self._observer = MetadataLoader()
         self._touch = ControllerTouch()
         self._peers = PeerChannels()
         self._health = Health()
@@ -139,7 +139,7 @@ class BrokerServer:
         return None if own_voter is None else own_voter[1]
 
     @property
-    def observer(self) -> MetadataObserver:
+    def observer(self) -> MetadataLoader:
         """The metadata of this broker."""
         return self._observer
 

@@ -94,7 +94,7 @@ def test_a_checkpoint_stays_as_it_was_and_can_be_sent_and_installed(tmp_path: Pa
         image = MetadataImage()
         write(store, image, world.log)
         reader = SnapshotReader(path / "snapshot", snapshot)
-        writer = SnapshotWriter(path / "copy", snapshot, reader.voters_record, image_count=1)
+        writer = SnapshotWriter(path / "copy", snapshot, reader.voters_record)
         pieces = [writer.add(piece, crc32c(piece)) for piece in reader.pieces(PIECE_BYTES)]
         loaded = writer.finish(row_count=reader.digest.row_count, digest=reader.digest.value())
         reader.close()
@@ -103,7 +103,7 @@ def test_a_checkpoint_stays_as_it_was_and_can_be_sent_and_installed(tmp_path: Pa
         rows = store.rows()
         store.close()
         digests = [snapshot_digest(path / name, snapshot) for name in ("snapshot", "copy", "image")]
-        return len(pieces), [each.snapshot_id for each in loaded], rows, digests
+        return len(pieces), loaded.snapshot_id, rows, digests
 
     _, _, _, digests = same(scenario, tmp_path)
     assert len(set(digests)) == 1

@@ -13,10 +13,10 @@ from lograft.internal.v1 import replication_pb2
 
 from brokerd.following.connecting import StreamError, StreamRefusedError, fetch_range
 from brokerd.limits import REPAIR_CALL_MS
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import replication_address
 from brokerd.replication.damage_news import DamageNews
 from brokerd.replication.repair_peers import RepairCallError
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.peers import Peers
 
 
@@ -37,7 +37,7 @@ class RepairCalls:
 
     def __init__(
         self,
-        observer: MetadataObserver,
+        observer: MetadataLoader,
         peers: Peers,
         *,
         cluster_id: str,

@@ -9,12 +9,12 @@ from brokerd.following.link import LinkIdentity
 from brokerd.following.links import Links
 from brokerd.following.repair_calls import RepairCalls
 from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import replication_address
 from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.replication.replica_peers import ReplicaPeers
 from brokerd.replication.resignations import Resignations
 from brokerd.replication.withdrawals import Withdrawals
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.peers import Peers
 from metaquorum.process.settings import Address
 
@@ -39,7 +39,7 @@ class Replication:
     def __init__(
         self,
         calls: ControllerCalls,
-        observer: MetadataObserver,
+        observer: MetadataLoader,
         peers: Peers,
         *,
         cluster_id: str,

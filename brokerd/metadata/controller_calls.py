@@ -20,8 +20,8 @@ from lograft.v1.errors_pb2 import LeaderHint
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import Failure, LeaderPlace, RefusedError
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import hinted_address
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.connection import BusyError
 from metaquorum.net.link import CallError, Link, Outcome, RefusedByPeerError
 from metaquorum.net.methods import Method
@@ -84,7 +84,7 @@ class ControllerCalls:
 
     def __init__(
         self,
-        observer: MetadataObserver,
+        observer: MetadataLoader,
         peers: Peers,
         bootstrap_addresses: Sequence[str],
         *,

@@ -29,8 +29,8 @@ from lograft.wire.codes import ErrorCode
 from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
 from brokerd.failure import RefusedError, refused
 from brokerd.metadata.controller_calls import RETRY_MS, RETRY_MS_MAX, ControllerCalls, ControllerRefusedError
-from brokerd.metadata.observer import MetadataObserver
 from metaquorum.controller_service.controller_service import is_gone
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.methods import Method
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class BrokerLifecycle:
     def __init__(
         self,
         identity: BrokerIdentity,
-        observer: MetadataObserver,
+        observer: MetadataLoader,
         calls: ControllerCalls,
         *,
         on_state: Callable[[BrokerState], None],

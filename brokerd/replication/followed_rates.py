@@ -10,16 +10,16 @@ from __future__ import annotations
 import logging
 
 from brokerd.clock import monotonic_ms
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing.rate import PushRates
 from metaquorum.controller.configs import value_for_broker
 from metaquorum.metadata.changes import MetadataChange
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.topic_configs import CATCH_UP_RATE, MOVE_RATE
 
 logger = logging.getLogger(__name__)
 
 
-def followed_rates(observer: MetadataObserver, node_id: int) -> PushRates:
+def followed_rates(observer: MetadataLoader, node_id: int) -> PushRates:
     """Return the rates of a broker, which follow the metadata from now on, as long as `observer` lives."""
     rates = PushRates()
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
-from brokerd.metadata.observer import MetadataObserver
 from metaquorum.metadata.image import TopicImage
+from metaquorum.metadata.loader import MetadataLoader
 
 SLICE_TOPICS: Final = 200
 """Topics looked at in one turn of the event loop; some 5 ms with a few partitions each."""
@@ -28,7 +28,7 @@ class InheritedConfigs:
     """
 
     def __init__(
-        self, observer: MetadataObserver, topic_ids: Collection[bytes], reconcile: Callable[[TopicImage], None]
+        self, observer: MetadataLoader, topic_ids: Collection[bytes], reconcile: Callable[[TopicImage], None]
     ) -> None:
         self._observer = observer
         self._topic_ids = topic_ids

@@ -9,11 +9,11 @@ from __future__ import annotations
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.replica_host import ReplicaHost
 from metaquorum.controller.topic_names import problem as name_problem
 from metaquorum.metadata.image import TopicImage
+from metaquorum.metadata.loader import MetadataLoader
 
 LEADER_RETRY_MS = 250
 """Advice to clients whose partition has no leader yet."""
@@ -22,7 +22,7 @@ LEADER_RETRY_MS = 250
 class Locator:
     """Look-ups over one broker's metadata and replicas."""
 
-    def __init__(self, *, node_id: int, observer: MetadataObserver, host: ReplicaHost) -> None:
+    def __init__(self, *, node_id: int, observer: MetadataLoader, host: ReplicaHost) -> None:
         self._node_id = node_id
         self._observer = observer
         self._host = host

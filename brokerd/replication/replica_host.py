@@ -28,7 +28,6 @@ from lograft.wire.codes import ErrorCode
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.failure import LeaderPlace, refused
 from brokerd.limits import FLUSH_THREADS, NO_ROOM_RETRY_MS, REPLICA_SLICE, RETENTION_CHECK_MS
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.events import BrokerChanged
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.cleaning import LogCleaning
@@ -54,6 +53,7 @@ from metaquorum.controller.configs import settings_of
 from metaquorum.metadata.awaited import awaited_directories
 from metaquorum.metadata.changes import MetadataChange
 from metaquorum.metadata.image import PartitionImage, TopicImage
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.topic_configs import TopicSettings
 from storage.compaction.cleaner import CleanerSettings
 from storage.directories import LogDirectories, LogDirectory
@@ -96,7 +96,7 @@ class ReplicaHost:
         *,
         directories: LogDirectories,
         own: OwnBroker,
-        observer: MetadataObserver,
+        observer: MetadataLoader,
         now_ms: Callable[[], int] = wall_ms,
         retention_check_ms: int = RETENTION_CHECK_MS,
         cleaner: CleanerSettings = DEFAULT_CLEANER,

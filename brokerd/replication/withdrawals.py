@@ -20,9 +20,9 @@ from brokerd.clock import monotonic_ms
 from brokerd.failure import RefusedError
 from brokerd.limits import WITHDRAWAL_CALL_MS
 from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
 from metaquorum.metadata.changes import MetadataChange
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.state import PartitionImage
 from metaquorum.net.methods import Method
 
@@ -43,7 +43,7 @@ class Withdrawals:
     def __init__(
         self,
         calls: ControllerCalls,
-        observer: MetadataObserver,
+        observer: MetadataLoader,
         *,
         cluster_id: str,
         node_id: int,

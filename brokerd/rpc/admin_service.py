@@ -19,13 +19,13 @@ from lograft.wire.codes import ErrorCode
 from brokerd.failure import RefusedError, refused
 from brokerd.limits import FORWARD_WAIT_MS
 from brokerd.metadata.controller_calls import ControllerCalls, ControllerRefusedError
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.rpc.calls import ServicerContext, check_cluster, left_ms, raw_unary, unary, undecodable
 from brokerd.rpc.log_directory_calls import LogDirectoryCalls
 from brokerd.rpc.metadata_export import export_handler
 from metaquorum.controller_service import topic_answers
 from metaquorum.controller_service.commit_waiters import CommandError
 from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.methods import Method
 
 _ImageQuestion = admin_pb2.ListTopicsRequest | admin_pb2.DescribeTopicRequest
@@ -79,7 +79,7 @@ class AdminService:
     """The service of one broker."""
 
     def __init__(
-        self, calls: ControllerCalls, observer: MetadataObserver, log_directories: LogDirectoryCalls, *, cluster_id: str
+        self, calls: ControllerCalls, observer: MetadataLoader, log_directories: LogDirectoryCalls, *, cluster_id: str
     ) -> None:
         self._cluster_id = cluster_id
         self._calls = calls

@@ -16,10 +16,10 @@ from lograft.wire.header import read_header
 
 from brokerd.failure import refused
 from brokerd.limits import REPLICA_CHUNK_BYTES
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.calls import check_named_cluster
 from brokerd.rpc.registered import check_registered
+from metaquorum.metadata.loader import MetadataLoader
 from storage.errors import StorageError
 from storage.log import PartitionLog
 
@@ -39,7 +39,7 @@ class FetchRangeCalls:
         *,
         cluster_id: str,
         node_id: int,
-        observer: MetadataObserver,
+        observer: MetadataLoader,
         find: Callable[[bytes, int], HostedReplica | None],
     ) -> None:
         self._cluster_id = cluster_id

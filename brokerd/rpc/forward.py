@@ -16,11 +16,11 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
 from brokerd.failure import LeaderPlace, RefusedError, refused
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels, is_ready_within, peer_address, unary_method
 from brokerd.rpc.calls import CallFailedError
 from brokerd.rpc.forwarded import forwarded_mark
 from brokerd.rpc.status import remote_failure
+from metaquorum.metadata.loader import MetadataLoader
 
 CONNECT_MS: Final = 1_000
 """Milliseconds that a forwarded call waits for the connection."""
@@ -31,7 +31,7 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 class Forwarder:
     """Calls to other brokers over shared channels."""
 
-    def __init__(self, peers: PeerChannels, observer: MetadataObserver) -> None:
+    def __init__(self, peers: PeerChannels, observer: MetadataLoader) -> None:
         self._peers = peers
         self._observer = observer
 

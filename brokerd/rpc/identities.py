@@ -9,7 +9,7 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
 from brokerd.failure import refused
-from brokerd.metadata.observer import MetadataObserver
+from metaquorum.metadata.loader import MetadataLoader
 
 MAX_PRODUCER_EPOCH: Final = 32_767
 """Largest producer epoch: it is a signed 16-bit number in the batch header."""
@@ -21,7 +21,7 @@ IDENTITY_RETRY_MS: Final = 250
 """Advice to a client whose id has not come here."""
 
 
-async def check_identity(observer: MetadataObserver, producer_id: int, producer_epoch: int) -> None:
+async def check_identity(observer: MetadataLoader, producer_id: int, producer_epoch: int) -> None:
     """Refuse an identity that the quorum never gave out, as far as is known here: a later owner of the id would collide with it.
 
     Raises:

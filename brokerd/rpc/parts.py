@@ -13,12 +13,12 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import refused
 from brokerd.fetch_buffer import FetchBuffer
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
 from brokerd.metadata.touch import ControllerTouch
 from brokerd.replication.locator import Locator
 from brokerd.rpc.batch_check import BatchThreads
+from metaquorum.metadata.loader import MetadataLoader
 
 
 class DrainableStream(Protocol):
@@ -90,7 +90,7 @@ class BrokerParts:
 
     cluster_id: str
     node_id: int
-    observer: MetadataObserver
+    observer: MetadataLoader
     locator: Locator
     peers: PeerChannels
     producer_ids: ProducerIds

@@ -18,7 +18,6 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAGIC
 
 from brokerd.failure import Failure, refused
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing.rate import PushRates
 from brokerd.pushing.traffic import Traffic
 from brokerd.replication.follower_route import LedReplica
@@ -27,6 +26,7 @@ from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.recent_reads import RecentReads
 from brokerd.rpc.registered import UNREGISTERED_RETRY_MS, check_registered, stale
+from metaquorum.metadata.loader import MetadataLoader
 
 REFUSAL_LOG_MS: Final = 1_000
 """Milliseconds in which at most one line of the log is about followers that say what cannot be."""
@@ -129,7 +129,7 @@ class Leader:
 
     cluster_id: str
     node_id: int
-    observer: MetadataObserver
+    observer: MetadataLoader
     broker_epoch: Callable[[], int | None]
     find: Callable[[bytes, int], LedReplica | None]
     ranges: FetchRangeCalls

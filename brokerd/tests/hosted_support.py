@@ -9,7 +9,6 @@ from collections.abc import Callable
 from lograft.wire.batch import encode_batch, read_header
 from lograft.wire.header import stamp
 
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.effects import ProposeIsr, SendAck, Subscribe
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replication.follower_route import FollowerRequest
@@ -22,6 +21,7 @@ from brokerd.replication.replica_peers import LostReplicas, ProposingReplica, Re
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import (
     BrokerRecord,
     ConfigRecord,
@@ -131,7 +131,7 @@ class Hosted:
             self.disk.make_directory("/data")
             self.disk.make_directory("/data/partitions")
         self.said = Said()
-        self.observer = MetadataObserver()
+        self.observer = MetadataLoader()
         self.host = ReplicaHost(
             directories=LogDirectories([LogDirectory(self.disk, "/data")]),
             own=OwnBroker(1, bytes(15) + bytes([1])),

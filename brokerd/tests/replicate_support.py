@@ -23,7 +23,6 @@ from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import RemoteStatus
 
 from brokerd.limits import MAX_REPLICATE_STREAMS
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing import pulse, session
 from brokerd.pushing.rate import PushRates
 from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
@@ -33,6 +32,7 @@ from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID, LeadingReplica
 from brokerd.tests.support import WAIT_S
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.state import BrokerImage
 from metaquorum.process.settings import Address
 
@@ -125,7 +125,7 @@ class LeaderWorld:
         self._directory = directory
         self.replicas: dict[tuple[bytes, int], LedReplica] = {}
         self.own_epoch: int | None = 10
-        self.observer = MetadataObserver()
+        self.observer = MetadataLoader()
         self.streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
         self.rates = PushRates()
         self.leader = Leader(

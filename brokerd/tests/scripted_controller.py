@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.observer import MetadataObserver
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.connection import Limits
 from metaquorum.net.hello import Identity
@@ -172,8 +172,8 @@ async def broker_peers(limits: Limits | None = None) -> AsyncIterator[Peers]:
 
 @asynccontextmanager
 async def calls_to(
-    *controllers: ScriptedController, observer: MetadataObserver | None = None, limits: Limits | None = None
+    *controllers: ScriptedController, observer: MetadataLoader | None = None, limits: Limits | None = None
 ) -> AsyncIterator[ControllerCalls]:
     """The calls of a broker whose list of voters has these controllers."""
     async with broker_peers(limits) as peers:
-        yield ControllerCalls(observer or MetadataObserver(), peers, [each.address for each in controllers])
+        yield ControllerCalls(observer or MetadataLoader(), peers, [each.address for each in controllers])

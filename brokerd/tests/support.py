@@ -19,7 +19,6 @@ from brokerd.fetch_buffer import FetchBuffer
 from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.metadata.producer_ids import ProducerIds
 from brokerd.metadata.touch import ControllerTouch
@@ -30,6 +29,7 @@ from brokerd.rpc.batch_check import BatchThreads
 from brokerd.rpc.parts import BrokerParts, StreamRegister
 from brokerd.server import BrokerServer
 from brokerd.standalone import standalone_settings
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.hello import Identity
 from metaquorum.net.link import Services
 from metaquorum.net.peers import Peers
@@ -240,7 +240,7 @@ async def refusal(call: Any) -> RemoteStatus:
     raise AssertionError(f"the call was answered: {response}")
 
 
-def offline_parts(observer: MetadataObserver, host: ReplicaHost | None = None) -> BrokerParts:
+def offline_parts(observer: MetadataLoader, host: ReplicaHost | None = None) -> BrokerParts:
     """Parts of a broker without a network: for services that need metadata and replicas only."""
     own = Identity(cluster_id="c", node_id=1, incarnation_id=bytes(16), address=None)
     calls = ControllerCalls(observer, Peers(own, Services(requests={}, streams={})), ())

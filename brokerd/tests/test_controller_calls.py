@@ -17,9 +17,9 @@ from lograft.wire.codes import ErrorCode
 from brokerd.failure import LeaderPlace, RefusedError
 from brokerd.metadata import controller_calls
 from brokerd.metadata.controller_calls import ControllerCalls, ControllerRefusedError
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.tests.scripted_controller import ScriptedController, answer, calls_to, controller_of, never
 from metaquorum.metadata.listener import QuorumLeader
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.connection import Limits
 from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
@@ -37,7 +37,7 @@ class Handover:
     """A leader of old that is silent and one that answers, and the calls of a broker that knows the first."""
 
     def __init__(
-        self, silent: ScriptedController, new: ScriptedController, observer: MetadataObserver, calls: ControllerCalls
+        self, silent: ScriptedController, new: ScriptedController, observer: MetadataLoader, calls: ControllerCalls
     ) -> None:
         self.silent = silent
         self.observer = observer
@@ -58,7 +58,7 @@ class Handover:
 async def handover() -> AsyncIterator[Handover]:
     """Both leaders; the broker knows the silent one."""
     async with controller_of(ScriptedController(never)) as old, controller_of(ScriptedController()) as new:
-        observer = MetadataObserver()
+        observer = MetadataLoader()
         async with calls_to(old, observer=observer) as calls:
             made = Handover(old, new, observer, calls)
             made.know_leader(made.old_address, 1)

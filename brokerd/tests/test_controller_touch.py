@@ -16,12 +16,12 @@ from lograft.wire.status import parse_rpc_error
 
 from brokerd.metadata import lifecycle as lifecycle_module
 from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.touch import ControllerTouch
 from brokerd.server import BrokerServer
 from brokerd.tests.scripted_controller import calls_to
 from brokerd.tests.support import WAIT_S, connected
 from brokerd.tests.test_replicated import append_to_all, three_brokers
+from metaquorum.metadata.loader import MetadataLoader
 
 LATEST = log_pb2.OFFSET_POSITION_LATEST
 EARLIEST = log_pb2.OFFSET_POSITION_EARLIEST
@@ -49,7 +49,7 @@ async def test_an_answer_counts_from_when_it_was_asked_for(monkeypatch: pytest.M
     now_s = 100.0
     monkeypatch.setattr(lifecycle_module, "time", SimpleNamespace(monotonic=lambda: now_s))
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     async with calls_to(observer=observer) as calls:
         lifecycle: Any = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
         lifecycle._state = BrokerState(broker_epoch=7, is_fenced=False, may_stop=False)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing.rate import PushRates
 from brokerd.pushing.traffic import Traffic
 from brokerd.replication.followed_rates import followed_rates
@@ -11,6 +10,7 @@ from metaquorum.metadata import record_codec
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.image_format import LoadedImage
 from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import BrokerRecord, ConfigRecord, ConfigResource
 from metaquorum.metadata.topic_configs import CATCH_UP_RATE, MOVE_RATE
 
@@ -35,7 +35,7 @@ def limits(rates: PushRates) -> tuple[int, int]:
     return rates.message_bytes(Traffic.CATCH_UP, HUGE), rates.message_bytes(Traffic.MOVING, HUGE)
 
 
-def commit(observer: MetadataObserver, *records: ConfigRecord) -> None:
+def commit(observer: MetadataLoader, *records: ConfigRecord) -> None:
     """Let a batch be committed."""
     offset = observer.metadata_offset
     observer.on_commit(
@@ -52,7 +52,7 @@ def commit(observer: MetadataObserver, *records: ConfigRecord) -> None:
 
 def test_limits_follow_committed_configs() -> None:
     """Those that are there at first count, then each change; a broker's own value wins, and one of another broker is none of it."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     commit(observer, config(CATCH_UP_RATE, "5000"))
     rates = followed_rates(observer, 1)
     assert limits(rates) == (5_000, 5_000)
@@ -66,7 +66,7 @@ def test_limits_follow_committed_configs() -> None:
 
 def test_limits_follow_an_image_that_takes_the_place_of_this_one() -> None:
     """A snapshot of the metadata does not say which configs changed."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     rates = followed_rates(observer, 1)
     assert limits(rates) == (HUGE, HUGE)
     image = MetadataImage()

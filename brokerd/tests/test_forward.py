@@ -16,11 +16,11 @@ from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import LeaderPlace, RefusedError
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.rpc.forward import Forwarder
 from brokerd.rpc.forwarded import FORWARDED_KEY
 from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.metadata.loader import MetadataLoader
 
 METHOD = "/lograft.v1.LogService/Read"
 Behaviour = Callable[[bytes, Any], Awaitable[bytes]]
@@ -40,7 +40,7 @@ async def peer(behaviour: Behaviour) -> AsyncIterator[tuple[Forwarder, LeaderPla
     await server.start()
     peers = PeerChannels()
     try:
-        yield Forwarder(peers, MetadataObserver()), place(port), server
+        yield Forwarder(peers, MetadataLoader()), place(port), server
     finally:
         await peers.close()
         await server.stop(None)
@@ -73,7 +73,7 @@ async def test_peer_that_cannot_be_reached_got_nothing() -> None:
     peers = PeerChannels()
     for is_read_only in (True, False):
         code = await code_of(
-            Forwarder(peers, MetadataObserver()), place(port), is_read_only=is_read_only, timeout_ms=2_000
+            Forwarder(peers, MetadataLoader()), place(port), is_read_only=is_read_only, timeout_ms=2_000
         )
         assert code is ErrorCode.LEADER_NOT_AVAILABLE
     await peers.close()
@@ -128,7 +128,7 @@ async def test_call_says_what_the_forwarder_had_seen() -> None:
         return b""
 
     async with peer(note) as (_, leader, _):
-        peers, observer = PeerChannels(), MetadataObserver()
+        peers, observer = PeerChannels(), MetadataLoader()
         forwarder = Forwarder(peers, observer)
         for next_offset in (3, 7):
             observer.on_commit(nothing_committed_up_to(next_offset))

@@ -16,10 +16,10 @@ from lograft.wire.codes import ErrorCode
 from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
 from brokerd.metadata.controller_calls import ControllerCalls
 from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.tests.scripted_controller import CLUSTER, ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.listener import QuorumLeader
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.connection import Limits
 from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
@@ -70,7 +70,7 @@ class Controller(ScriptedController):
 class Broker:
     """Broker 2 and what it says of its state."""
 
-    def __init__(self, calls: ControllerCalls, observer: MetadataObserver) -> None:
+    def __init__(self, calls: ControllerCalls, observer: MetadataLoader) -> None:
         self.states: list[BrokerState] = []
         identity = BrokerIdentity(cluster_id=CLUSTER, broker_id=2, rack="r", log_directory_ids=(bytes(16),))
         self.lifecycle = BrokerLifecycle(identity, observer, calls, on_state=self.states.append)
@@ -80,7 +80,7 @@ class Broker:
 @asynccontextmanager
 async def broker_of(*controllers: ScriptedController, limits: Limits | None = None) -> AsyncIterator[Broker]:
     """A broker that has begun to register."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     async with calls_to(*controllers, observer=observer, limits=limits) as calls:
         broker = Broker(calls, observer)
         broker.lifecycle.start(host="127.0.0.1", port=9)

@@ -10,12 +10,12 @@ import pytest
 from lograft.v1 import metadata_pb2
 
 from brokerd.limits import WATCH_MESSAGE_PARTITIONS
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.rpc.watch import Watch
 from brokerd.tests.support import WAIT_S, offline_parts
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.changes import ChangeHistory, MetadataChange
 from metaquorum.metadata.listener import CommittedBatch, QuorumLeader
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import (
     BrokerChangeRecord,
     BrokerRecord,
@@ -33,7 +33,7 @@ from metaquorum.metadata.records import (
 TOPIC_ID = bytes(range(16))
 
 
-def commit(observer: MetadataObserver, *records: MetadataRecord, is_control: bool = False) -> None:
+def commit(observer: MetadataLoader, *records: MetadataRecord, is_control: bool = False) -> None:
     base_offset = observer.metadata_offset
     observer.on_commit(
         CommittedBatch(
@@ -77,7 +77,7 @@ def broker(broker_id: int) -> BrokerRecord:
 
 def test_each_record_touches_its_topic_or_broker() -> None:
     """Topics are told by name and id, also when they are removed; what clients never see is told to nobody."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     seen: list[MetadataChange] = []
     stop = observer.on_change(seen.append)
     config = ConfigRecord(
@@ -108,7 +108,7 @@ def test_each_record_touches_its_topic_or_broker() -> None:
 
 def test_a_change_names_the_partitions_where_nothing_else_of_the_topic_changed() -> None:
     """So that nobody looks at thousands of partitions for one; with a config or a new topic in the batch it changed as a whole."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     commit(observer, *topic("t", TOPIC_ID, 3), *topic("u", bytes(16)))
     seen: list[MetadataChange] = []
     observer.on_change(seen.append)
@@ -158,7 +158,7 @@ def test_history_answers_only_what_it_knows_wholly() -> None:
 
 async def test_waits_for_offsets_end_in_order_and_in_time() -> None:
     """A wait ends when its offset is applied; one that times out leaves the others waiting."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     late = asyncio.create_task(observer.wait_for(2, timeout_ms=int(WAIT_S * 1000)))
     early = asyncio.create_task(observer.wait_for(1, timeout_ms=int(WAIT_S * 1000)))
     assert not await observer.wait_for(3, timeout_ms=1)
@@ -173,7 +173,7 @@ async def test_waits_for_offsets_end_in_order_and_in_time() -> None:
 
 def test_leader_news_are_told_once() -> None:
     """The same leader again is no news."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     calls: list[int] = []
     stop = observer.on_leader_change(lambda: calls.append(1))
     leader = QuorumLeader(leader_id=1, quorum_epoch=2, address="h:1")
@@ -195,7 +195,7 @@ async def take(
 @pytest.mark.parametrize("resumes", [False, True])
 async def test_large_state_goes_out_in_parts_that_can_be_resumed(resumes: bool) -> None:
     """Parts carry the offset that the client had before; only the last carries the offset of the whole."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     commit(observer, broker(1))
     before = observer.metadata_offset
     for number in range(3):
@@ -212,7 +212,7 @@ async def test_large_state_goes_out_in_parts_that_can_be_resumed(resumes: bool) 
 
 async def test_slow_watcher_gets_many_changes_as_one() -> None:
     """Names pile up, not states: what changed often is sent once, as it is at the end."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     watch = Watch(offline_parts(observer), frozenset())
     with watch.following():
         watch.begin(None)
@@ -233,7 +233,7 @@ async def test_slow_watcher_gets_many_changes_as_one() -> None:
 
 async def test_watcher_that_misses_too_much_gets_the_state_anew() -> None:
     """Beyond the bound of names the watch forgets them and sends a snapshot."""
-    observer = MetadataObserver()
+    observer = MetadataLoader()
     watch = Watch(offline_parts(observer), frozenset())
     with watch.following():
         watch.begin(0)

@@ -11,7 +11,6 @@ from lograft.wire.batch import encode_batch, read_batches, read_header
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import Failure, RefusedError
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability, PartitionChanged
 from brokerd.replication import inherited_configs
@@ -23,6 +22,7 @@ from brokerd.replication.set_aside import SetAside
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import (
     BrokerChangeRecord,
     BrokerRecord,
@@ -49,7 +49,7 @@ class Host:
     def __init__(self, disk: SimDisk, *more: LogDirectory) -> None:
         self.disk = disk
         self.now_ms = 1_000_000
-        self.observer = MetadataObserver()
+        self.observer = MetadataLoader()
         self.set_aside = SetAside(disk, ROOT, lambda: self.now_ms)
         directories = LogDirectories([LogDirectory(disk, "/data"), *more])
         self.host = ReplicaHost(

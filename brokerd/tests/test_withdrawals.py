@@ -11,12 +11,12 @@ from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.replication.withdrawals import Withdrawals
 from brokerd.tests.scripted_controller import calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_isr_proposals import Answer, Controller, accept, refuse
 from brokerd.tests.test_metadata_changes import commit
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
 from metaquorum.net.service import RefusalError
 from metaquorum.tests.quorum_cluster import until
@@ -30,7 +30,7 @@ class Scene:
     def __init__(self, controller: Controller, calls: ControllerCalls) -> None:
         self.controller = controller
         self.broker_epoch: int | None = 7
-        self.observer = MetadataObserver()
+        self.observer = MetadataLoader()
         self.asked: asyncio.Queue[controller_pb2.AlterPartitionRequest] = asyncio.Queue()
         self.withdrawals = Withdrawals(
             calls, self.observer, cluster_id="c", node_id=1, broker_epoch=lambda: self.broker_epoch

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits for a commit: callers with an answer ready, and readers of a metadata offset.
+"""Who waits for a commit: callers with an answer ready.
 
-Owns the two bounded waiting rooms of the controller's shell and the error that callers get. Must not know the
-controller or the quorum. Law: whoever is told anything but OUTCOME_UNKNOWN knows whether the command took effect.
+Owns the bounded waiting room of the controller's shell and the error that callers get. Must not know the controller or
+the quorum. Law: whoever is told anything but OUTCOME_UNKNOWN knows whether the command took effect.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from metaquorum.metadata.listener import QuorumLeader
 
 MAX_PARKED_COMMANDS: Final = 10_000
 """Commands that wait for their commit at once; more are refused with OVERLOADED."""
-
-MAX_OFFSET_WAITERS: Final = 10_000
-"""Readers that wait at once for a metadata offset; more are refused with OVERLOADED."""
 
 RETRY_AFTER_MS: Final = 100
 """Advice to a caller that was refused for lack of a leader, of room or of time."""
@@ -187,51 +184,3 @@ def unconfirmed(timeout_ms: int) -> CommandError:
         f"no majority of the voters confirmed within {timeout_ms} ms that this node still leads; try again",
         retry_after_ms=RETRY_AFTER_MS,
     )
-
-
-class OffsetWaiters:
-    """Readers that wait until the committed image has reached an offset."""
-
-    def __init__(self) -> None:
-        self._waiters: dict[asyncio.Future[None], int] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiters)
-
-    async def wait(self, metadata_offset: int, *, timeout_ms: int) -> None:
-        """Wait for `committed` with at least `metadata_offset` (exclusive).
-
-        Raises:
-            CommandError: METADATA_NOT_REACHED after `timeout_ms`, OVERLOADED, SHUTTING_DOWN.
-        """
-        if len(self._waiters) >= MAX_OFFSET_WAITERS:
-            raise CommandError(
-                ErrorCode.OVERLOADED,
-                f"{MAX_OFFSET_WAITERS} readers wait already; try again",
-                retry_after_ms=RETRY_AFTER_MS,
-            )
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[future] = metadata_offset
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await future
-        except TimeoutError:
-            raise CommandError(
-                ErrorCode.METADATA_NOT_REACHED,
-                f"metadata offset {metadata_offset} was not reached within {timeout_ms} ms",
-                retry_after_ms=RETRY_AFTER_MS,
-            ) from None
-        finally:
-            del self._waiters[future]
-
-    def committed(self, next_offset: int) -> None:
-        """Wake the readers whose offset is reached."""
-        for future, metadata_offset in self._waiters.items():
-            if metadata_offset <= next_offset and not future.done():
-                future.set_result(None)
-
-    def stop(self) -> None:
-        """Send everybody away."""
-        for future in self._waiters:
-            if not future.done():
-                future.set_exception(CommandError(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another one"))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell of the controller: keeps the committed image of a voter, runs the controller core while the voter leads.
+"""The shell of the controller: runs the controller core on the committed image of this process while its node leads.
 
-Owns the image, its store, the core of the present leadership, and the callers that wait for a commit. Everything runs
-on the event loop thread; nothing is awaited between `decide` and `replay`, so commands are serial without a lock. Must
-not decide anything itself. Laws:
+Owns the core of the present leadership, and the callers that wait for a commit. Everything runs on the event loop thread; nothing is
+awaited between `decide` and `replay`, so commands are serial without a lock. Must not decide anything itself. Laws:
 
 * An answer is given only when everything appended up to its decision is committed.
 * Whoever is told "not controller", "overloaded" or "timed out" knows that nothing was appended; when something was appended
@@ -35,7 +34,6 @@ from metaquorum.controller_service.command_log import CommandLog
 from metaquorum.controller_service.commit_waiters import (
     RETRY_AFTER_MS,
     CommandError,
-    OffsetWaiters,
     Outcome,
     ParkedAnswers,
     give_up,
@@ -43,11 +41,10 @@ from metaquorum.controller_service.commit_waiters import (
     unconfirmed_change,
 )
 from metaquorum.controller_service.long_work import LongWork
-from metaquorum.metadata import image_rows, record_codec
+from metaquorum.metadata import record_codec
 from metaquorum.metadata.image import BrokerImage, MetadataImage
-from metaquorum.metadata.image_format import LoadedImage
-from metaquorum.metadata.image_store import ImageStore
-from metaquorum.metadata.listener import CommittedBatch, QuorumLeader, control_voters
+from metaquorum.metadata.listener import QuorumLeader
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.runs import runs
 from metaquorum.replica.quorum_node import BusyError, NotLeaderError
 
@@ -88,32 +85,30 @@ class QuorumLog(Protocol):
 
 
 class ControllerHost:
-    """Listener of the quorum that carries the controller.
+    """The controller of a voter; see above.
 
     Args:
-        store: durable copy of the image; the host writes it and does not close it.
-        loaded: what the store held at the start.
+        loader: the committed image of this process; the host attaches itself.
         settings: times and limits of the controller.
     """
 
-    def __init__(self, store: ImageStore, loaded: LoadedImage, *, settings: ControllerSettings) -> None:
-        self._store = store
-        self._image = loaded.image
+    def __init__(self, loader: MetadataLoader, *, settings: ControllerSettings) -> None:
+        self._loader = loader
         self._settings = settings
         self._log: QuorumLog | None = None
         self._controller: Controller | None = None
         self._quorum_epoch = 0
         self._parked = ParkedAnswers()
         self._command_log = CommandLog()
-        self._readers = OffsetWaiters()
         self._work = LongWork(self._run_own)
         self._tick_handle: asyncio.TimerHandle | None = None
         self._stopping = False
+        loader.attach(self)
 
     @property
     def image(self) -> MetadataImage:
         """The committed image."""
-        return self._image
+        return self._loader.image
 
     @property
     def settings(self) -> ControllerSettings:
@@ -129,55 +124,30 @@ class ControllerHost:
         """Give the host its quorum node; before the node starts."""
         self._log = log
 
-    # Listener of the quorum.
-
-    @property
-    def applied_offset(self) -> int:
-        """Offset (exclusive) from which on the quorum must deliver."""
-        return self._image.metadata_offset
+    # What the loader tells.
 
     @property
     def may_lag(self) -> bool:
-        """True while this node only stands by and nobody waits for an offset here."""
-        return self._controller is None and not self._readers
+        """True while this node only stands by."""
+        return self._controller is None
 
-    def on_commit(self, batch: CommittedBatch) -> None:
-        """Replay a committed batch on the image and in the store, then answer who waited for it."""
-        image = self._image
-        keys: list[bytes] = []
-        voters = control_voters(batch)
-        if not batch.is_control:
-            records = [record_codec.decode(data) for data in batch.records]
-            for offset, run in runs(records, batch.base_offset):
-                keys.extend(image_rows.touched_keys(run, image))
-                image.replay(run, offset)
-        image.advance(batch.next_offset)
-        self._store.apply(image, keys, quorum_epoch=batch.quorum_epoch, voters=voters)
+    def on_applied(self, metadata_offset: int) -> None:
+        """Answer whose changes the image has now."""
         if self._controller is not None:
-            self._controller.committed(batch.next_offset)
-        self._parked.committed(batch.next_offset)
-        self._readers.committed(batch.next_offset)
-
-    def on_snapshot(self, loaded: LoadedImage) -> None:
-        """Take the leader's image; the store has it already."""
-        assert self._controller is None, "the active controller would load a snapshot"
-        self._image = loaded.image
-        self._readers.committed(loaded.image.metadata_offset)
-
-    def on_leader(self, leader: QuorumLeader) -> None:
-        """Nothing to do: who leads is asked of the node when somebody wants to know."""
+            self._controller.committed(metadata_offset)
+        self._parked.committed(metadata_offset)
 
     def on_activate(self, quorum_epoch: int) -> None:
         """Start to decide: the image has everything from before this epoch."""
         assert self._controller is None, f"activated for epoch {quorum_epoch} while active for {self._quorum_epoch}"
         self._quorum_epoch = quorum_epoch
-        self._controller = Controller(self._image, settings=self._settings, now_ms=self._now_ms())
+        self._controller = Controller(self.image, settings=self._settings, now_ms=self._now_ms())
         logger.info(
             "event=controller_active quorum_epoch=%d metadata_offset=%d brokers=%d topics=%d",
             quorum_epoch,
-            self._image.metadata_offset,
-            len(self._image.brokers),
-            len(self._image.topic_names),
+            self.image.metadata_offset,
+            len(self.image.brokers),
+            len(self.image.topic_names),
         )
         self._work.add(Bootstrap())
         self._arm()
@@ -195,7 +165,7 @@ class ControllerHost:
     def stop(self) -> None:
         """Refuse everything from here on; who waits for a commit goes on waiting until `on_deactivate`."""
         self._stopping = True
-        self._readers.stop()
+        self._loader.stop()
 
     # Commands and reads.
 
@@ -279,12 +249,21 @@ class ControllerHost:
         Raises:
             CommandError: METADATA_NOT_REACHED after `timeout_ms`, OVERLOADED, SHUTTING_DOWN.
         """
-        if metadata_offset <= self._image.metadata_offset:
+        if metadata_offset <= self.image.metadata_offset:
+            return
+        if self._loader.is_crowded and not self._stopping:
+            message = "too many readers wait already; try again"
+            raise CommandError(ErrorCode.OVERLOADED, message, retry_after_ms=RETRY_AFTER_MS)
+        self._quorum().hurry()
+        if not self._stopping and await self._loader.wait_for(metadata_offset, timeout_ms=timeout_ms):
             return
         if self._stopping:
             raise CommandError(ErrorCode.SHUTTING_DOWN, "this node is stopping; ask another one")
-        self._quorum().hurry()
-        await self._readers.wait(metadata_offset, timeout_ms=timeout_ms)
+        raise CommandError(
+            ErrorCode.METADATA_NOT_REACHED,
+            f"metadata offset {metadata_offset} was not reached within {timeout_ms} ms",
+            retry_after_ms=RETRY_AFTER_MS,
+        )
 
     async def wait_for_everything(self, *, timeout_ms: int) -> None:
         """Wait until the committed image has all that was committed when the wait began: a linearizable read.
@@ -337,7 +316,7 @@ class ControllerHost:
             decision.response,
             wait_offset=controller.image.next_offset,
             base_offset=base_offset,
-            committed_offset=self._image.metadata_offset,
+            committed_offset=self.image.metadata_offset,
         )
         return future, base_offset is not None
 

@@ -112,19 +112,18 @@ class SnapshotReader:
 
 
 class SnapshotWriter:
-    """Writes what comes into a database of its own, and replays it into images on the way.
+    """Writes what comes into a database of its own, and replays it into an image on the way.
 
     Args:
         directory: of the new database; must not exist.
         snapshot: what was asked for.
         voters_record: voters as sent.
-        image_count: images to fill: one for each listener, since they go on apart.
 
     Raises:
         InvalidSnapshotError: the voters are damaged or missing.
     """
 
-    def __init__(self, directory: Path, snapshot: SnapshotId, voters_record: bytes, *, image_count: int) -> None:
+    def __init__(self, directory: Path, snapshot: SnapshotId, voters_record: bytes) -> None:
         self._snapshot = snapshot
         self._state = ImageState(
             metadata_offset=snapshot.end_offset, quorum_epoch=snapshot.epoch, voters_record=voters_record
@@ -136,7 +135,7 @@ class SnapshotWriter:
         if voters is None:
             raise InvalidSnapshotError(f"{snapshot} names no voters")
         self.voters = voters
-        self._images = [MetadataImage() for _ in range(image_count)]
+        self._image = MetadataImage()
         self._digest = SnapshotDigest(snapshot, voters_record)
         self._last_key = STATE_KEY
         self._old_keys: list[bytes] = []
@@ -158,8 +157,7 @@ class SnapshotWriter:
                 if key <= self._last_key:
                     raise InvalidSnapshotError(f"row {key.hex()} after {self._last_key.hex()}")
                 row = decode_row(key, value)
-                for image in self._images:
-                    image_rows.add_row(image, row)
+                image_rows.add_row(self._image, row)
                 if image_rows.is_old(key):
                     self._old_keys.append(key)
                 batch.put(key, value)
@@ -172,11 +170,11 @@ class SnapshotWriter:
         self._digest.add(piece, len(rows))
         self._database.write(batch)
 
-    def finish(self, *, row_count: int, digest: bytes) -> list[LoadedImage]:
+    def finish(self, *, row_count: int, digest: bytes) -> LoadedImage:
         """Compare the digest, write the state row and close; nothing is synced yet.
 
         Returns:
-            The images.
+            The image.
 
         Raises:
             InvalidSnapshotError: rows are missing or others.
@@ -186,13 +184,10 @@ class SnapshotWriter:
             raise InvalidSnapshotError(
                 f"{self._snapshot}: {self._digest.row_count} rows came and {row_count} were sent, or the digest differs"
             )
-        for image in self._images:
-            image.reset_offset(self._snapshot.end_offset)
-        loaded = [
-            LoadedImage(image=image, quorum_epoch=self._snapshot.epoch, voters=self.voters) for image in self._images
-        ]
+        self._image.reset_offset(self._snapshot.end_offset)
+        loaded = LoadedImage(image=self._image, quorum_epoch=self._snapshot.epoch, voters=self.voters)
         if self._old_keys:
-            self._database.write(conversion(loaded[0], self._old_keys))
+            self._database.write(conversion(loaded, self._old_keys))
         self._database.put(STATE_KEY, self._state.encode())
         self._database.flush()
         self.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ from metaquorum.controller_service.decoding import add_reflection, decoding
 from metaquorum.controller_service.metadata_export import MetadataExports
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.image_format import ImageUnreadableError
-from metaquorum.metadata.listener import MetadataListener
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.metadata_files import MetadataFiles, open_metadata
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.peers import Peers
@@ -73,7 +73,7 @@ class QuorumServer:
     Args:
         settings: what it is told.
         data_directory: path of its data directory; or the opened directory, which then stays the caller's.
-        listeners: further users of the committed metadata (the broker in combined mode).
+        loader: the committed metadata of this process, which a broker in it (combined mode) follows; None: one of its own.
         add_services: adds what a broker in the same process answers to other servers.
 
     Raises:
@@ -85,13 +85,13 @@ class QuorumServer:
         settings: QuorumServerSettings,
         data_directory: Path | DataDirectory,
         *,
-        listeners: Sequence[MetadataListener] = (),
+        loader: MetadataLoader | None = None,
         add_services: Callable[[ServiceTable], None] | None = None,
     ) -> None:
         settings.check()
         self._settings = settings
         self._given_directory = data_directory
-        self._listeners = tuple(listeners)
+        self._loader = loader or MetadataLoader()
         self._stack = AsyncExitStack()
         self._address: Address | None = None
         self._directory: DataDirectory | None = None
@@ -143,7 +143,7 @@ class QuorumServer:
     @property
     def image(self) -> MetadataImage:
         """The committed metadata; after `start`."""
-        return self.host.image
+        return self._loader.image
 
     @property
     def host(self) -> ControllerHost:
@@ -186,7 +186,7 @@ class QuorumServer:
         metadata = self._open_metadata(self._directory)
         if not is_open:
             await self._open_port()
-        self._host = host = ControllerHost(metadata.store, metadata.loaded, settings=settings.controller)
+        self._host = host = ControllerHost(self._loader, settings=settings.controller)
         advertised = settings.advertise or self.address
         self._node = node = QuorumNode(
             QuorumSettings(
@@ -200,7 +200,7 @@ class QuorumServer:
             ),
             self._directory,
             self.peers,
-            listeners=(host, *self._listeners),
+            listener=self._loader,
             metadata=metadata,
         )
         host.attach(node)
@@ -283,10 +283,7 @@ class QuorumServer:
         self._stack.callback(metadata.store.close)
         offset = metadata.loaded.image.metadata_offset
         logger.info("event=image_open metadata_offset=%d quorum_epoch=%d", offset, metadata.loaded.quorum_epoch)
-        for listener in self._listeners:
-            if offset > listener.applied_offset:
-                # Each has an image of its own, for they go on apart.
-                listener.on_snapshot(metadata.store.load())
+        self._loader.open(metadata.store, metadata.loaded)
         return metadata
 
     async def wait_stopped(self) -> None:

@@ -87,7 +87,7 @@ class QuorumNode:
         settings: addresses, times, limits.
         data_directory: the formatted, locked directory of this node; the node opens `<data>/metadata/` in it.
         peers: connections of this process to other servers; outlive the node.
-        listeners: users of the committed log; one of them writes the image of `metadata`.
+        listener: user of the committed log, which writes the image of `metadata`; None: nobody.
         metadata: image and snapshots; None: nobody keeps an image, so no snapshot is made, and none can be installed.
     """
 
@@ -97,7 +97,7 @@ class QuorumNode:
         data_directory: DataDirectory,
         peers: Peers,
         *,
-        listeners: Sequence[MetadataListener] = (),
+        listener: MetadataListener | None = None,
         metadata: MetadataFiles | None = None,
     ) -> None:
         if data_directory.node_id != settings.node_id or data_directory.cluster_id != settings.cluster_id:
@@ -108,7 +108,7 @@ class QuorumNode:
         self._settings = settings
         self._data_directory = data_directory
         self._peers = peers
-        self._listeners = tuple(listeners)
+        self._listener = listener
         self._metadata = metadata
         self._snapshot_server: SnapshotServer | None = None
         self._key = ReplicaKey(node_id=NodeId(settings.node_id), directory_id=data_directory.directory_id)
@@ -178,8 +178,8 @@ class QuorumNode:
         driver = self._driver
         if self._metadata is not None:
             self._snapshot_server = SnapshotServer(self._raft.state, self._metadata.snapshots, driver.submit)
-        listeners = (*self._listeners, *(() if snapshots is None else (snapshots.maker,)))
-        self._feeds = [ListenerFeed(listener, log, driver.fail) for listener in listeners]
+        listeners = (self._listener, None if snapshots is None else snapshots.maker)
+        self._feeds = [ListenerFeed(listener, log, driver.fail) for listener in listeners if listener is not None]
         driver.start(self._feeds)
 
     def _snapshot_shell(self, metadata: MetadataFiles, log: LogStore, transport: QuorumTransport) -> SnapshotShell:

@@ -43,10 +43,10 @@ SnapshotEvent = SnapshotCreated | SnapshotProgressed | SnapshotDownloaded | Snap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ready:
-    """A download that is whole, checked and synced: its directory, and an image for each listener."""
+    """A download that is whole, checked and synced: its directory, and its image."""
 
     part: Path
-    images: list[LoadedImage]
+    image: LoadedImage
 
 
 class SnapshotShell:
@@ -107,7 +107,7 @@ class SnapshotShell:
 
         Args:
             submit: takes an event to the core.
-            feeds: of every listener, the maker's last.
+            feeds: of every listener.
             settle_flush: returns when no flush of the log is running in its thread.
         """
         self._submit, self._feeds, self._settle_flush = submit, feeds, settle_flush
@@ -149,10 +149,8 @@ class SnapshotShell:
         self._log.truncate_fully(snapshot)
         self._files.store.replace(self._files.image_part)
         self._remove(self._files.snapshots.remove_below(snapshot.end_offset))
-        *feeds, maker_feed = self._feeds
-        for feed, image in zip(feeds, ready.images, strict=False):
-            feed.install(image)
-        maker_feed.install(ready.images[0])
+        for feed in self._feeds:
+            feed.install(ready.image)
 
     async def _fetch(self, effect: DownloadSnapshot) -> None:
         download_id = effect.download_id
@@ -211,8 +209,8 @@ class SnapshotShell:
                         rows = message.rows
                         await loop.run_in_executor(self._thread, writer.add, rows.keys_and_values, rows.crc)
                     elif kind == "end" and writer is not None:
-                        images = await loop.run_in_executor(self._thread, self._finish, part, writer, message.end)
-                        return _Ready(part=part, images=images)
+                        image = await loop.run_in_executor(self._thread, self._finish, part, writer, message.end)
+                        return _Ready(part=part, image=image)
                     else:
                         raise InvalidSnapshotError(f"{kind} out of turn")
                     self._submit(SnapshotProgressed(download_id=effect.download_id))
@@ -225,15 +223,13 @@ class SnapshotShell:
     def _new_writer(self, part: Path, effect: DownloadSnapshot, header: pb.SnapshotHeader) -> SnapshotWriter:
         if codec.decode_snapshot_id(header.snapshot) != effect.snapshot:
             raise InvalidSnapshotError(f"{header.snapshot} came, {effect.snapshot} was asked for")
-        # The maker's feed, the last one, needs no image of its own.
-        image_count = max(1, len(self._feeds) - 1)
-        return SnapshotWriter(part, effect.snapshot, header.voters_record, image_count=image_count)
+        return SnapshotWriter(part, effect.snapshot, header.voters_record)
 
-    def _finish(self, part: Path, writer: SnapshotWriter, end: pb.SnapshotEnd) -> list[LoadedImage]:
-        images = writer.finish(row_count=end.row_count, digest=end.digest)
+    def _finish(self, part: Path, writer: SnapshotWriter, end: pb.SnapshotEnd) -> LoadedImage:
+        image = writer.finish(row_count=end.row_count, digest=end.digest)
         sync_tree(part)
         link_tree(part, self._files.image_part)
-        return images
+        return image
 
     def _forget(self, download_id: int) -> None:
         if self._download is not None and self._download[0] == download_id:
@@ -256,7 +252,7 @@ class SnapshotShell:
 
 
 def _voters(ready: _Ready) -> VoterSet:
-    voters = ready.images[0].voters
+    voters = ready.image.voters
     assert voters is not None, "the writer takes no snapshot without voters"
     return voters
 

@@ -125,7 +125,7 @@ class LoopbackNode:
             advertised_address=self.address,
             timers=self._timers,
         )
-        self.node = QuorumNode(settings, self._directory, carrier.peers, listeners=[self.listener])
+        self.node = QuorumNode(settings, self._directory, carrier.peers, listener=self.listener)
         service.attach(self.node)
         await self.node.start()
         return self.node

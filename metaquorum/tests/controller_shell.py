@@ -19,6 +19,7 @@ from metaquorum.controller_service.commit_waiters import Outcome
 from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.metadata.image_store import ImageStore, open_image
 from metaquorum.metadata.listener import CommittedBatch, QuorumLeader
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.raft.effects import LeaderChange
 from metaquorum.raft.types import NodeId
 from metaquorum.raft_codec.control_codec import encode_control_record
@@ -87,22 +88,24 @@ class Shell:
         self.store: ImageStore
         self.store, loaded = open_image(directory)
         self.log = ManualLog()
-        self.host = ControllerHost(self.store, loaded, settings=settings)
+        self.loader = MetadataLoader()
+        self.loader.open(self.store, loaded)
+        self.host = ControllerHost(self.loader, settings=settings)
         self.host.attach(self.log)
-        if self.host.applied_offset == 0:
-            self.host.on_commit(control(0, 2))
-        self.log.end_offset = self.host.applied_offset
+        if self.loader.applied_offset == 0:
+            self.loader.on_commit(control(0, 2))
+        self.log.end_offset = self.loader.applied_offset
 
     async def activate(self) -> None:
         """Become the controller and commit what it does by itself."""
-        self.host.on_activate(EPOCH)
+        self.loader.on_activate(EPOCH)
         await self.settle()
 
     def commit(self) -> None:
         """Commit everything that is appended."""
         batches, self.log.pending = self.log.pending, []
         for batch in batches:
-            self.host.on_commit(batch)
+            self.loader.on_commit(batch)
 
     async def settle(self) -> None:
         """Commit until the host has nothing more to do."""

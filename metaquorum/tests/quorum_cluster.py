@@ -247,7 +247,7 @@ class BrokerStub:
         With no metadata offset the broker has applied what the voter has.
         """
         if metadata_offset is None:
-            metadata_offset = self._cluster.servers[node_id].host.applied_offset
+            metadata_offset = self._cluster.servers[node_id].image.metadata_offset
         if self._client is None:
             self._client = PeerClient(CLUSTER, node_id=self.broker_id)
             await self._client.open()

@@ -22,6 +22,7 @@ from metaquorum.controller.controller import Controller
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller_service import commit_waiters
 from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.metadata import waiters
 from metaquorum.metadata.listener import CommittedBatch, QuorumLeader
 from metaquorum.replica.quorum_node import BusyError, NotLeaderError
 from metaquorum.tests.controller_shell import EPOCH, Shell, control
@@ -54,12 +55,12 @@ async def test_answer_comes_with_the_commit_and_not_before(shell: Shell) -> None
     done, _ = await asyncio.wait((first, second), timeout=0.05)
     assert not done
     batches, shell.log.pending = shell.log.pending, []
-    shell.host.on_commit(batches[0])
+    shell.loader.on_commit(batches[0])
     outcome = await first
     assert isinstance(outcome.response, TopicCreated)
     assert outcome.metadata_offset == batches[0].next_offset
     assert not second.done()
-    shell.host.on_commit(batches[1])
+    shell.loader.on_commit(batches[1])
     assert (await second).metadata_offset == batches[1].next_offset
 
 
@@ -98,7 +99,7 @@ def end_in_append(shell: Shell) -> None:
     def end() -> None:
         shell.log.on_append = None
         shell.log.known = QuorumLeader(leader_id=2, quorum_epoch=EPOCH + 1, address="127.0.0.1:9642")
-        shell.host.on_deactivate()
+        shell.loader.on_deactivate()
 
     shell.log.on_append = end
 
@@ -111,7 +112,7 @@ async def test_leadership_that_ends_within_an_append_leaves_the_outcome_unknown(
     change = asyncio.ensure_future(shell.host.submit(create_topic("a"), timeout_ms=5_000))
     await asyncio.sleep(0)
     shell.log.pending.clear()
-    shell.host.on_commit(control(shell.host.applied_offset, shell.log.end_offset + 10))
+    shell.loader.on_commit(control(shell.loader.applied_offset, shell.log.end_offset + 10))
     with pytest.raises(CommandError, match="OUTCOME_UNKNOWN"):
         await change
     assert shell.host.image.topic_by_name("a") is None
@@ -154,7 +155,7 @@ async def test_end_of_leadership_answers_everybody(shell: Shell) -> None:
     impatient.cancel()
     await asyncio.sleep(0)
     shell.log.known = QuorumLeader(leader_id=2, quorum_epoch=EPOCH + 1, address="127.0.0.1:9642")
-    shell.host.on_deactivate()
+    shell.loader.on_deactivate()
     with pytest.raises(CommandError, match="OUTCOME_UNKNOWN"):
         await appended
     with pytest.raises(CommandError) as caught:
@@ -173,7 +174,7 @@ async def test_next_leadership_starts_from_what_is_committed(shell: Shell) -> No
     epoch = await shell.broker(1)
     await failure(shell, create_topic("vanishes"))
     await failure(shell, AllocateProducerIds(broker_id=1, broker_epoch=epoch))
-    shell.host.on_deactivate()
+    shell.loader.on_deactivate()
     shell.log.pending.clear()
     shell.log.end_offset = shell.host.image.metadata_offset
     await shell.activate()
@@ -193,7 +194,7 @@ async def test_next_leadership_starts_from_what_is_committed(shell: Shell) -> No
 async def test_inactive_node_says_why(shell: Shell, known: QuorumLeader, code: ErrorCode, words: str) -> None:
     """No leader, just elected, another leader: three different answers, nothing appended."""
     shell.log.known = known
-    shell.host.on_leader(known)
+    shell.loader.on_leader(known)
     error = await failure(shell, create_topic("a"))
     assert error.code is code
     assert words in error.message
@@ -219,7 +220,7 @@ async def test_own_work_is_tried_again_when_there_was_no_room(shell: Shell, capl
     """A sweep or a bootstrap that found the log full is not forgotten."""
     shell.log.failure = BusyError("full")
     with caplog.at_level(logging.INFO):
-        shell.host.on_activate(EPOCH)
+        shell.loader.on_activate(EPOCH)
         await until(lambda: "event=command_postponed" in caplog.text, what="a postponed command")
     shell.log.failure = None
 
@@ -247,7 +248,7 @@ async def test_parked_commands_are_bounded(shell: Shell, monkeypatch: pytest.Mon
 
 async def test_offset_waiters_are_bounded_and_woken_in_any_order(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers wait for their offset, not more of them than allowed, and a stop sends them away."""
-    monkeypatch.setattr(commit_waiters, "MAX_OFFSET_WAITERS", 2)
+    monkeypatch.setattr(waiters, "MAX_OFFSET_WAITERS", 2)
     here = shell.host.image.metadata_offset
     await shell.host.wait_for_offset(here, timeout_ms=1)
     far = asyncio.ensure_future(shell.host.wait_for_offset(here + 5, timeout_ms=5_000))
@@ -255,7 +256,7 @@ async def test_offset_waiters_are_bounded_and_woken_in_any_order(shell: Shell, m
     await asyncio.sleep(0)
     with pytest.raises(CommandError, match="OVERLOADED"):
         await shell.host.wait_for_offset(here + 1, timeout_ms=5_000)
-    shell.host.on_commit(control(here, here + 1))
+    shell.loader.on_commit(control(here, here + 1))
     await near
     assert not far.done()
     with pytest.raises(CommandError, match="METADATA_NOT_REACHED"):
@@ -280,7 +281,7 @@ async def test_stop_lets_own_work_and_ticks_rest(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             await until(lambda: shell.log.end_offset != appended, what="an append that must not come")
-    shell.host.on_deactivate()
+    shell.loader.on_deactivate()
     shell.store.close()
 
 
@@ -295,7 +296,7 @@ async def test_missed_heartbeats_fence_after_the_session(tmp_path: Path) -> None
         return shell.host.image.brokers[1].fenced
 
     await until(fenced, what="the session to end")
-    shell.host.on_deactivate()
+    shell.loader.on_deactivate()
     shell.store.close()
 
 
@@ -315,7 +316,7 @@ async def test_controller_that_was_held_up_does_not_blame_the_brokers(
         await until(lambda: "event=held_up" in caplog.text, what="the late tick")
     shell.commit()
     assert not shell.host.image.brokers[1].fenced
-    shell.host.on_deactivate()
+    shell.loader.on_deactivate()
     shell.store.close()
 
 
@@ -324,12 +325,12 @@ async def test_restart_replays_only_what_the_image_lacks(shell: Shell, tmp_path:
     await shell.activate()
     await shell.broker(1)
     await shell.run(create_topic("a", partition_count=3, configs={"segment.ms": "5"}))
-    shell.host.on_deactivate()
+    shell.loader.on_deactivate()
     before = view(shell.host.image)
-    offset = shell.host.applied_offset
+    offset = shell.loader.applied_offset
     shell.store.close()
     again = Shell(tmp_path / "image")
-    assert again.host.applied_offset == offset
+    assert again.loader.applied_offset == offset
     assert view(again.host.image) == before
     again.store.close()
 
@@ -340,7 +341,7 @@ async def test_damaged_record_stops_the_listener(shell: Shell) -> None:
         base_offset=2, next_offset=3, quorum_epoch=EPOCH, append_timestamp_ms=0, records=[b"\xff"], is_control=False
     )
     with pytest.raises(Exception, match="metadata record"):
-        shell.host.on_commit(broken)
+        shell.loader.on_commit(broken)
 
 
 async def test_contradiction_ends_all_deciding(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +366,7 @@ async def test_linearizable_read_waits_for_the_quorum_and_for_the_image(shell: S
     await until(lambda: bool(shell.log.reads), what="the read to be sent")
     shell.log.reads[0].set_result(here + 1)
     assert not (await asyncio.wait((reading,), timeout=0.05))[0]
-    shell.host.on_commit(control(here, here + 1))
+    shell.loader.on_commit(control(here, here + 1))
     await reading
 
 
@@ -394,19 +395,19 @@ async def test_linearizable_read_that_cannot_be_given_says_why(
 
 async def test_only_a_standby_that_nobody_waits_at_may_lag(shell: Shell) -> None:
     """A reader of an offset ends the wait of what is held back, and keeps what comes next from waiting."""
-    host = shell.host
-    assert host.may_lag
-    reached = host.applied_offset
+    host, loader = shell.host, shell.loader
+    assert loader.may_lag
+    reached = loader.applied_offset
     await host.wait_for_offset(reached, timeout_ms=1_000)
     assert shell.log.hurry_count == 0
     reader = asyncio.ensure_future(host.wait_for_offset(reached + 1, timeout_ms=5_000))
     await asyncio.sleep(0)
-    assert (host.may_lag, shell.log.hurry_count) == (False, 1)
-    host.on_commit(control(reached, reached + 1))
+    assert (loader.may_lag, shell.log.hurry_count) == (False, 1)
+    loader.on_commit(control(reached, reached + 1))
     await reader
-    assert host.may_lag
+    assert loader.may_lag
     shell.log.end_offset = reached + 1
     await shell.activate()
-    assert not host.may_lag
-    host.on_deactivate()
-    assert host.may_lag
+    assert not loader.may_lag
+    loader.on_deactivate()
+    assert loader.may_lag

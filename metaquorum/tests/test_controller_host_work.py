@@ -43,7 +43,7 @@ async def test_two_slices_of_a_sweep_wait_for_their_commit_and_the_next_one_for_
             break
         in_flight.append(len(shell.log.pending))
         # The oldest commits alone, as it does where the next one was appended after its round had begun.
-        shell.host.on_commit(shell.log.pending.pop(0))
+        shell.loader.on_commit(shell.log.pending.pop(0))
     await fencing
     topic = shell.host.image.topic_by_name("t")
     assert topic is not None
@@ -63,10 +63,10 @@ async def test_slices_in_flight_end_with_the_leadership(shell: Shell, monkeypatc
     for _ in range(50):
         await asyncio.sleep(0)
     fenced, first, second = shell.log.pending
-    shell.host.on_commit(fenced)
-    shell.host.on_commit(first)
+    shell.loader.on_commit(fenced)
+    shell.loader.on_commit(first)
     await fencing
-    shell.host.on_deactivate()
+    shell.loader.on_deactivate()
     shell.log.pending.clear()
     shell.log.end_offset = second.base_offset
     await shell.activate()
@@ -80,7 +80,7 @@ async def test_stopping_node_names_the_leader_that_it_handed_over_to(shell: Shel
     await shell.activate()
     shell.host.stop()
     assert (await failure(shell, create_topic("a"))).code is ErrorCode.SHUTTING_DOWN
-    shell.host.on_deactivate()
+    shell.loader.on_deactivate()
     shell.log.known = QuorumLeader(leader_id=None, quorum_epoch=EPOCH, address=None)
     assert (await failure(shell, create_topic("a"))).code is ErrorCode.SHUTTING_DOWN
     shell.log.known = QuorumLeader(leader_id=2, quorum_epoch=EPOCH + 1, address="127.0.0.1:9642")

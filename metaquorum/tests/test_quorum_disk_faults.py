@@ -86,7 +86,7 @@ class SimulatedServer:
         self.carrier = Carrier(cluster_id="c1", node_id=1)
         await self.carrier.start(None)
         settings = QuorumSettings(node_id=1, cluster_id="c1")
-        self.node = QuorumNode(settings, directory, self.carrier.peers, listeners=[self.listener])
+        self.node = QuorumNode(settings, directory, self.carrier.peers, listener=self.listener)
         await self.node.start()
         return self.node
 

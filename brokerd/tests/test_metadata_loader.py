@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from lograft.v1 import admin_pb2
 
-from brokerd.metadata.observer import MetadataObserver
 from brokerd.quorum import open_quorum_member
 from brokerd.settings import BrokerSettings
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.metadata.changes import MetadataChange
 from metaquorum.metadata.listener import CommittedBatch
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.process.server import QuorumServer
 from metaquorum.process.settings import Address
 from metaquorum.replica.quorum_node import SnapshotSettings
@@ -24,7 +24,7 @@ from metaquorum.tests.quorum_cluster import CLUSTER, HOST, BrokerStub, QuorumClu
 PATIENT = ControllerSettings(session_timeout_ms=600_000)
 
 
-class Delivered(MetadataObserver):
+class Delivered(MetadataLoader):
     """Remembers which batches it was given."""
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ async def test_a_broker_catches_up_by_snapshot_and_begins_from_its_disk(voter: Q
     offset = await create_topics(voter, 0, 40)
     await trimmed(voter, 0)
     settings = broker_settings(voter, tmp_path / "broker")
-    observer = MetadataObserver()
-    member = await open_quorum_member(settings, observer)
+    observer = MetadataLoader()
+    member = await open_quorum_member(settings, observer, lambda _: None)
     assert await observer.wait_for(offset, timeout_ms=20_000)
     assert view(observer.image) == view(voter.servers[1].image)
     await member.stop()
 
     second = Delivered()
-    member = await open_quorum_member(settings, second)
+    member = await open_quorum_member(settings, second, lambda _: None)
     assert second.metadata_offset == observer.metadata_offset, "its image is on its disk"
     assert view(second.image) == view(observer.image)
     assert await second.wait_for(await create_topics(voter, 40, 1), timeout_ms=20_000)
@@ -96,10 +96,10 @@ async def test_a_broker_catches_up_by_snapshot_and_begins_from_its_disk(voter: Q
 
     end = await create_topics(voter, 41, 39)
     await trimmed(voter, second.metadata_offset)
-    third = MetadataObserver()
+    third = MetadataLoader()
     changes: list[MetadataChange] = []
     third.on_change(changes.append)
-    member = await open_quorum_member(settings, third)
+    member = await open_quorum_member(settings, third, lambda _: None)
     assert third.metadata_offset < end
     assert await third.wait_for(end, timeout_ms=20_000)
     assert view(third.image) == view(voter.servers[1].image)
@@ -108,19 +108,17 @@ async def test_a_broker_catches_up_by_snapshot_and_begins_from_its_disk(voter: Q
     await member.stop()
 
 
-async def test_a_second_listener_of_a_voter_begins_with_an_image_of_its_own(voter: QuorumCluster) -> None:
-    """A combined node: the log is trimmed, so the broker in it cannot replay it; it gets the voter's image."""
+async def test_a_broker_in_a_voter_has_the_same_image(voter: QuorumCluster) -> None:
+    """A combined node: there is one image, which begins with what the disk has, and the controller decides on it."""
     offset = await create_topics(voter, 0, 40)
     await trimmed(voter, 0)
     await voter.stop(1)
-    observer = MetadataObserver()
+    loader = MetadataLoader()
     server = QuorumServer(
-        settings_for(1, voter.ports[1], voter.voters, controller=PATIENT), voter.path(1), listeners=(observer,)
+        settings_for(1, voter.ports[1], voter.voters, controller=PATIENT), voter.path(1), loader=loader
     )
     await server.start()
-    assert observer.metadata_offset >= offset
-    assert observer.image is not server.image
+    assert loader.metadata_offset >= offset
+    assert loader.image is server.image is server.host.image
     await until(lambda: server.host.is_active or None, what="leadership")
-    await until(lambda: observer.metadata_offset == server.image.metadata_offset or None, what="the observer")
-    assert view(observer.image) == view(server.image)
     await server.stop()

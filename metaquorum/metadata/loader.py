@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster metadata of one process: loads what the quorum commits into the image, once, for the controller and the broker alike.
+
+    loader = MetadataLoader()
+    loader.open(metadata.store, metadata.loaded)      # what the disk has
+    QuorumNode(..., listener=loader)                  # the rest comes from the quorum
+    unsubscribe = loader.on_change(callback)
+    await loader.wait_for(offset, timeout_ms=1_000)
+
+Owns the image, its copy in RocksDB, the last changes, who waits for an offset, and who follows changes. It decides nothing about
+the metadata. Laws: the image holds committed records only, in offset order; `metadata_offset` never goes back; the controller is told
+of a batch when the image has it, and everybody else after the controller.
+Everything runs on the event loop thread.
+Source: docs/controller.md; Kafka, MetadataLoader (KIP-866).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from metaquorum.metadata import image_rows, record_codec
+from metaquorum.metadata.changes import ChangeCollector, ChangeHistory, MetadataChange
+from metaquorum.metadata.image import MetadataImage
+from metaquorum.metadata.image_format import LoadedImage
+from metaquorum.metadata.image_store import ImageStore
+from metaquorum.metadata.listener import CommittedBatch, QuorumLeader, control_voters
+from metaquorum.metadata.runs import runs
+from metaquorum.metadata.waiters import OffsetWaiters
+
+logger = logging.getLogger(__name__)
+
+HISTORY_CHANGES: Final = 4_096
+"""Changes that are kept for those who resume where they stopped; an older resume gets the whole image."""
+
+ChangeCallback = Callable[[MetadataChange], None]
+
+
+class LocalController(Protocol):
+    """The controller of this process, where there is one."""
+
+    @property
+    def may_lag(self) -> bool:
+        """True while it only stands by."""
+        ...
+
+    def on_applied(self, metadata_offset: int) -> None:
+        """Learn that the image has everything below an offset (exclusive)."""
+        ...
+
+    def on_activate(self, quorum_epoch: int) -> None:
+        """Start to decide: the image has everything from before this epoch."""
+        ...
+
+    def on_deactivate(self) -> None:
+        """Stop to decide; see `MetadataListener.on_deactivate`."""
+        ...
+
+
+class MetadataLoader:
+    """Listener of the quorum node of this process; see above.
+
+    Attributes:
+        image: the committed image; another object after a snapshot.
+        history: the last changes.
+    """
+
+    def __init__(self) -> None:
+        self.image = MetadataImage()
+        self.history = ChangeHistory(HISTORY_CHANGES)
+        self._store: ImageStore | None = None
+        self._controller: LocalController | None = None
+        self._leader = QuorumLeader(leader_id=None, quorum_epoch=0, address=None)
+        self._change_callbacks: list[ChangeCallback] = []
+        self._leader_callbacks: list[Callable[[], None]] = []
+        self._waiters = OffsetWaiters()
+
+    def open(self, store: ImageStore, loaded: LoadedImage) -> None:
+        """Begin with what the disk has, and write every change to it from here on; the caller closes the store."""
+        self._store = store
+        if loaded.image.metadata_offset > 0:
+            self.on_snapshot(loaded)
+
+    def attach(self, controller: LocalController) -> None:
+        """Tell the controller of this process what is applied, and when it leads; before the quorum node starts."""
+        self._controller = controller
+
+    def stop(self) -> None:
+        """Send everybody away who waits for an offset."""
+        self._waiters.stop()
+
+    @property
+    def metadata_offset(self) -> int:
+        """End (exclusive) of the committed metadata that the image holds."""
+        return self.image.metadata_offset
+
+    @property
+    def leader(self) -> QuorumLeader:
+        """Who leads the quorum, as far as this node knows; that node is the active controller."""
+        return self._leader
+
+    @property
+    def is_crowded(self) -> bool:
+        """True while nobody else may wait for an offset."""
+        return self._waiters.is_full
+
+    def on_change(self, callback: ChangeCallback) -> Callable[[], None]:
+        """Call `callback` after every change of the image; returns the way to stop that. It must not block."""
+        self._change_callbacks.append(callback)
+        return lambda: self._change_callbacks.remove(callback)
+
+    def on_leader_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` when another quorum leader is known; returns the way to stop that. It must not block."""
+        self._leader_callbacks.append(callback)
+        return lambda: self._leader_callbacks.remove(callback)
+
+    async def wait_for(self, metadata_offset: int, *, timeout_ms: int) -> bool:
+        """Wait until the image holds everything below `metadata_offset`.
+
+        Args:
+            metadata_offset: offset wanted, exclusive.
+            timeout_ms: most milliseconds to wait.
+
+        Returns:
+            False: it did not come in time, too many wait, or this process stops.
+        """
+        if self.metadata_offset >= metadata_offset:
+            return True
+        return await self._waiters.wait(metadata_offset, timeout_ms=timeout_ms)
+
+    # Listener of the quorum.
+
+    @property
+    def applied_offset(self) -> int:
+        """Offset (exclusive) from which on the quorum must deliver."""
+        return self.image.metadata_offset
+
+    @property
+    def may_lag(self) -> bool:
+        """True while nobody follows changes or waits for an offset, and no controller leads here."""
+        if self._change_callbacks or self._waiters:
+            return False
+        return self._controller is None or self._controller.may_lag
+
+    def on_commit(self, batch: CommittedBatch) -> None:
+        """Apply a committed batch to the image and to its copy on disk, and tell those who follow."""
+        image, store = self.image, self._store
+        collector = ChangeCollector()
+        keys: list[bytes] = []
+        if not batch.is_control:
+            records = [record_codec.decode(data) for data in batch.records]
+            for offset, run in runs(records, batch.base_offset):
+                collector.add(run, image)
+                if store is not None:
+                    keys.extend(image_rows.touched_keys(run, image))
+                image.replay(run, offset)
+        image.advance(batch.next_offset)
+        if store is not None:
+            store.apply(image, keys, quorum_epoch=batch.quorum_epoch, voters=control_voters(batch))
+        change = collector.finish(batch.next_offset)
+        self.history.add(change, base_offset=batch.base_offset)
+        self._tell(change)
+
+    def on_snapshot(self, loaded: LoadedImage) -> None:
+        """Take another image, which the store has already; to those who follow, everything in either may have changed."""
+        images = (self.image, loaded.image)
+        change = MetadataChange(
+            metadata_offset=loaded.image.metadata_offset,
+            topics=frozenset(topic.topic for image in images for topic in image.topics()),
+            topic_ids=frozenset(topic.topic_id for image in images for topic in image.topics()),
+            broker_ids=frozenset(broker_id for image in images for broker_id in image.brokers),
+        )
+        self.image = loaded.image
+        # What changed in between is not known, so whoever resumes from before gets everything.
+        self.history = ChangeHistory(HISTORY_CHANGES)
+        self._tell(change)
+
+    def _tell(self, change: MetadataChange) -> None:
+        if self._controller is not None:
+            self._controller.on_applied(self.metadata_offset)
+        if not change.is_empty:
+            for callback in tuple(self._change_callbacks):
+                callback(change)
+        self._waiters.reached(self.metadata_offset)
+
+    def on_leader(self, leader: QuorumLeader) -> None:
+        """Note who leads the quorum."""
+        if leader == self._leader:
+            return
+        logger.info(
+            "quorum leader: leader_id=%s quorum_epoch=%d address=%s",
+            leader.leader_id,
+            leader.quorum_epoch,
+            leader.address,
+        )
+        self._leader = leader
+        for callback in tuple(self._leader_callbacks):
+            callback()
+
+    def on_activate(self, quorum_epoch: int) -> None:
+        """Let the controller decide."""
+        if self._controller is not None:
+            self._controller.on_activate(quorum_epoch)
+
+    def on_deactivate(self) -> None:
+        """Let the controller decide no more."""
+        if self._controller is not None:
+            self._controller.on_deactivate()
