@@ -75,28 +75,28 @@ async def test_a_broker_that_was_out_of_touch_is_so_until_it_has_the_metadata(mo
     now_s = 100.0
     monkeypatch.setattr(lifecycle_module, "time", SimpleNamespace(monotonic=lambda: now_s))
     observer: Any = SimpleNamespace(metadata_offset=50)
-    calls = ControllerCalls(MetadataObserver(), PeerChannels(), ())
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
-    lifecycle: Any = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
-    lifecycle._state = BrokerState(broker_epoch=7, is_fenced=False, may_stop=False)
-    committed = 51
+    async with calls_to() as calls:
+        lifecycle: Any = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
+        lifecycle._state = BrokerState(broker_epoch=7, is_fenced=False, may_stop=False)
+        committed = 51
 
-    async def exchange(*_: object, **__: object) -> controller_pb2.HeartbeatResponse:
-        return controller_pb2.HeartbeatResponse(metadata_offset=committed)
+        async def exchange(*_: object, **__: object) -> controller_pb2.HeartbeatResponse:
+            return controller_pb2.HeartbeatResponse(metadata_offset=committed)
 
-    monkeypatch.setattr(lifecycle, "_exchange", exchange)
-    assert await lifecycle._beat_once(None)
-    assert not lifecycle.is_out_of_touch(), "news on their way are nothing new"
-    now_s += 10.0
-    committed = 60
-    assert await lifecycle._beat_once(None)
-    assert lifecycle.is_out_of_touch()
-    committed = 70
-    observer.metadata_offset = 59
-    assert await lifecycle._beat_once(None)
-    assert lifecycle.is_out_of_touch()
-    observer.metadata_offset = 60
-    assert not lifecycle.is_out_of_touch()
+        monkeypatch.setattr(lifecycle, "_exchange", exchange)
+        assert await lifecycle._beat_once()
+        assert not lifecycle.is_out_of_touch(), "news on their way are nothing new"
+        now_s += 10.0
+        committed = 60
+        assert await lifecycle._beat_once()
+        assert lifecycle.is_out_of_touch()
+        committed = 70
+        observer.metadata_offset = 59
+        assert await lifecycle._beat_once()
+        assert lifecycle.is_out_of_touch()
+        observer.metadata_offset = 60
+        assert not lifecycle.is_out_of_touch()
 
 
 async def ask(server: BrokerServer, topic: str, position: Any) -> log_pb2.OffsetResult:
