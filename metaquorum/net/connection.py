@@ -251,6 +251,10 @@ class Connection:
         """Calls of both sides that are open."""
         return len(self._calls)
 
+    def is_open(self, call_id: int) -> bool:
+        """True while a call of either side is open."""
+        return call_id in self._calls
+
     @property
     def queued_bytes(self) -> int:
         """Bytes of messages that wait to be sent."""
