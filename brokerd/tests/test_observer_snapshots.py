@@ -14,6 +14,7 @@ from brokerd.metadata.observer import MetadataObserver
 from brokerd.quorum import open_quorum_member
 from brokerd.settings import BrokerSettings
 from metaquorum.controller.limits import ControllerSettings
+from metaquorum.net.service import ServiceTable
 from metaquorum.runtime.listener import CommittedBatch
 from metaquorum.runtime.quorum_node import SnapshotSettings
 from metaquorum.server import QuorumServer
@@ -70,6 +71,10 @@ def broker_settings(cluster: QuorumCluster, directory: Path) -> BrokerSettings:
     )
 
 
+def no_services(_table: ServiceTable) -> None:
+    """Answer nothing to other servers."""
+
+
 async def trimmed(cluster: QuorumCluster, beyond: int) -> None:
     """Wait until the voter's log begins beyond an offset."""
     await until(lambda: cluster.servers[1].node.log_start_offset > beyond, what=f"log trimmed beyond {beyond}")
@@ -81,13 +86,13 @@ async def test_a_broker_catches_up_by_snapshot_and_begins_from_its_disk(voter: Q
     await trimmed(voter, 0)
     settings = broker_settings(voter, tmp_path / "broker")
     observer = MetadataObserver()
-    member = await open_quorum_member(settings, observer)
+    member = await open_quorum_member(settings, observer, no_services)
     assert await observer.wait_for(offset, timeout_ms=20_000)
     assert view(observer.image) == view(voter.servers[1].image)
     await member.stop()
 
     second = Delivered()
-    member = await open_quorum_member(settings, second)
+    member = await open_quorum_member(settings, second, no_services)
     assert second.metadata_offset == observer.metadata_offset, "its image is on its disk"
     assert view(second.image) == view(observer.image)
     assert await second.wait_for(await create_topics(voter, 40, 1), timeout_ms=20_000)
@@ -99,7 +104,7 @@ async def test_a_broker_catches_up_by_snapshot_and_begins_from_its_disk(voter: Q
     third = MetadataObserver()
     changes: list[MetadataChange] = []
     third.on_change(changes.append)
-    member = await open_quorum_member(settings, third)
+    member = await open_quorum_member(settings, third, no_services)
     assert third.metadata_offset < end
     assert await third.wait_for(end, timeout_ms=20_000)
     assert view(third.image) == view(voter.servers[1].image)
