@@ -20,7 +20,7 @@ Environment (a variable named as a flag of `brokerd run` replaces what would be 
     LOGRAFT_BIND_HOST         address to listen on; default `0.0.0.0`
     LOGRAFT_BROKER_PORT       default 9640
     LOGRAFT_QUORUM_PORT       internal port, which other servers dial; default 9641
-    LOGRAFT_REPLICATION_PORT  plain connections of partitions' followers; default: the second one after it; 0: any
+    LOGRAFT_REPLICATION_PORT  the same of a broker that is no voter; default: the same port
     LOGRAFT_DATA_DIR          default `/var/lib/lograft`; several are joined by `:`
     LOGRAFT_FIRST_START       `true` or `false`; default `true`
     LOGRAFT_INSECURE_PLAINTEXT  `true` or `false`; default `false`

@@ -275,9 +275,7 @@ def test_entry_point_takes_flags_from_the_environment() -> None:
         "LOGRAFT_NODE_ID": "7",
         "LOGRAFT_LISTEN": "127.0.0.2:1",
         "LOGRAFT_ADVERTISE": "a:2",
-        "LOGRAFT_REPLICATION_PORT": "6",
         "LOGRAFT_QUORUM_LISTEN": "127.0.0.2:3",
-        "LOGRAFT_QUORUM_FETCH_PORT": "5",
         "LOGRAFT_QUORUM_ADVERTISE": "a:4",
         "LOGRAFT_VOTERS": "7@a:4",
     }
@@ -287,6 +285,9 @@ def test_entry_point_takes_flags_from_the_environment() -> None:
     values = dict(zip(command[4::2], command[5::2], strict=True))
     assert values.pop("--cluster-id") == "c"
     assert list(values.values()) == list(chosen.values())
+    follower = {**POD, "POD_NAME": "lograft-3", "LOGRAFT_HOSTS": "a,b,c,d", "LOGRAFT_REPLICATION_PORT": "6"}
+    command = entrypoint.command_line({**follower, "LOGRAFT_QUORUM": "a:5"})
+    assert command[-4:] == ["--replication-port", "6", "--quorum", "a:5"]
 
 
 def test_several_data_directories_become_as_many_options() -> None:

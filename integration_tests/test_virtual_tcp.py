@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import pytest
-from brokerd.frame_stream import FrameStream
 
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.virtual_network import WINDOW_BYTES, Network
@@ -16,10 +15,82 @@ from integration_tests.simulation.virtual_platform import platform
 from integration_tests.simulation.virtual_tcp import VirtualSocket
 from metaquorum.testing.scheduler import Scheduler
 
-GREETING: Final = b"hello-1\n"
-MAX_BYTES: Final = 16 * WINDOW_BYTES
 SENT: Final = [b"", b"x", bytes(3 * WINDOW_BYTES), b"y" * 20_000, b"end"]
 """Among them one that takes more than any window."""
+
+
+class Messages(asyncio.Protocol):
+    """Messages over a transport of asyncio: four bytes of length, then the message.
+
+    Args:
+        on_open: told when the connection is there.
+    """
+
+    def __init__(self, on_open: Callable[[Messages], None] | None = None) -> None:
+        self._on_open = on_open
+        self._reader = asyncio.StreamReader()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._lost: Exception | None = None
+        self._transport: Any = None
+
+    async def read(self) -> bytes | None:
+        """Return the next message; None: the other side says nothing more."""
+        length = await self._reader.read(4)
+        if not length:
+            return None
+        length += await self._reader.readexactly(4 - len(length))
+        return await self._reader.readexactly(int.from_bytes(length, "big"))
+
+    async def write(self, message: bytes) -> None:
+        """Send a message, and wait until there is room for the next one."""
+        self._transport.write(len(message).to_bytes(4, "big") + message)
+        await self._has_room.wait()
+        if self._lost is not None:
+            raise self._lost
+
+    def end_writing(self) -> None:
+        """Say nothing more."""
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        """End once everything is sent."""
+        self._transport.close()
+
+    # asyncio.Protocol.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is there."""
+        self._transport = transport
+        self._reader.set_transport(transport)
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        """A piece came."""
+        self._reader.feed_data(data)
+
+    def eof_received(self) -> bool:
+        """The other side says nothing more; this one may go on."""
+        self._reader.feed_eof()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._lost = exc or ConnectionResetError("this side closed it")
+        self._has_room.set()
+        if exc is None:
+            self._reader.feed_eof()
+        else:
+            self._reader.set_exception(exc)
+
+    def pause_writing(self) -> None:
+        """The transport is full."""
+        self._has_room.clear()
+
+    def resume_writing(self) -> None:
+        """The transport has room."""
+        self._has_room.set()
 
 
 def new_process(scheduler: Scheduler, machine: str, faults: list[str]) -> SimProcess:
@@ -38,16 +109,13 @@ def run(scenario: Callable[[Callable[[], None], Network], Awaitable[Any]], seed:
     with platform(scheduler, network):
         server, client = new_process(scheduler, "server", faults), new_process(scheduler, "client", faults)
 
-        async def echo(stream: FrameStream) -> None:
+        async def echo(stream: Messages) -> None:
             while (message := await stream.read()) is not None:
                 await stream.write(message)
             stream.close()
 
-        def taken() -> FrameStream:
-            def serve(stream: FrameStream) -> None:
-                tasks.append(server.loop.create_task(echo(stream)))
-
-            return FrameStream(greeting=GREETING, max_bytes=MAX_BYTES, on_open=serve)
+        def taken() -> Messages:
+            return Messages(lambda stream: tasks.append(server.loop.create_task(echo(stream))))
 
         async def serve() -> None:
             socket: Any = VirtualSocket("server", 1)
@@ -74,11 +142,10 @@ def run(scenario: Callable[[Callable[[], None], Network], Awaitable[Any]], seed:
     return results[0]
 
 
-async def dialled(port: int = 1) -> FrameStream:
+async def dialled(port: int = 1) -> Messages:
     """Connect to the server."""
-    stream = FrameStream(greeting=GREETING, max_bytes=MAX_BYTES)
+    stream = Messages()
     await asyncio.get_running_loop().create_connection(lambda: stream, "server", port)
-    await stream.greeted
     return stream
 
 
@@ -98,6 +165,31 @@ def test_messages_come_back_in_order_and_the_end_behind_them(seed: int) -> None:
         heard = [await stream.read() for _ in range(len(SENT) + 1)]
         await sending
         return heard == [*SENT, None]
+
+    assert run(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_writer_waits_while_nobody_reads(seed: int) -> None:
+    """What is on the way is bounded in each direction; all of it comes once somebody takes it."""
+
+    async def scenario(_kill: Callable[[], None], _network: Network) -> Any:
+        stream = await dialled()
+        message, count = bytes(WINDOW_BYTES), 20
+        written = 0
+
+        async def send() -> None:
+            nonlocal written
+            for _ in range(count):
+                await stream.write(message)
+                written += 1
+
+        sending = asyncio.create_task(send())
+        await asyncio.sleep(60)
+        was_written = written
+        heard = [await stream.read() for _ in range(count)]
+        await sending
+        return 0 < was_written < count and heard == [message] * count
 
     assert run(scenario, seed)
 
@@ -155,7 +247,7 @@ def test_forgotten_connection_says_nothing_more(way: str) -> None:
             heard.append(await nothing_from(stream))
         except ConnectionResetError:
             heard.append("reset")
-        stream.cancel()
+        stream.close()
         return heard
 
     # What the server says is heard, and so is its end.
@@ -163,7 +255,7 @@ def test_forgotten_connection_says_nothing_more(way: str) -> None:
     assert run(scenario, 1) == [b"before", "nothing", b"over a new one", end]
 
 
-async def nothing_from(stream: FrameStream) -> str | bytes | None:
+async def nothing_from(stream: Messages) -> str | bytes | None:
     """Wait for a message for a minute."""
     try:
         async with asyncio.timeout(60):

@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from lograft.internal.v1 import replication_pb2 as pb
-from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
 from brokerd.following import codec
@@ -314,8 +313,6 @@ def _on_message(session: FollowerSession[FollowingReplica], message: pb.Replicat
                 error = codec.read_error(ended.error)
                 logger.info("subscription ended: partition=%s error=%s message=%s", found[0], error.name, ended.message)
                 found[0].on_subscription_ended(found[1], error, log_start_offset=ended.log_start_offset)
-        case "refused":
-            raise StreamRefusedError(ErrorCode.from_number(message.refused.code), message.refused.message)
         case "opened":
             raise StreamError("`opened` came twice")
         case _:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the leader's side share: a server with the service alone, replicas that lead, and a follower's stream.
+"""What the tests of the leader's side share: a carrier that serves followers, replicas that lead, and a follower's stream.
 
-The brokers 2 and 3 follow.
+The brokers 2 and 3 follow. Each has one connection to the leader, as in production.
 """
 
 from __future__ import annotations
@@ -10,115 +10,53 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import grpc
 import pytest
-from brokerd.frame_stream import REPLICATE_GREETING, FrameStream
-from brokerd.rpc.replicate_listener import ReplicateListener
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.batch import iter_batches
 from lograft.wire.codes import ErrorCode
-from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
-from lograft.wire.status import RemoteStatus
 
-from brokerd.limits import MAX_REPLICATE_STREAMS
-from brokerd.pushing import pulse, session
+from brokerd.limits import MAX_REPLICATE_STREAMS, REPLICATE_WINDOW_BYTES
+from metaquorum.metadata.loader import MetadataLoader
+from brokerd.pushing import pulse
 from brokerd.pushing.rate import PushRates
 from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
 from brokerd.replication.follower_route import LedReplica
 from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
+from brokerd.rpc.replicate_service import ReplicateService
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID, LeadingReplica
 from brokerd.tests.support import WAIT_S
-from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.state import BrokerImage
+from metaquorum.net.carrier import Carrier
+from metaquorum.net.link import CallError, RefusedByPeerError, Stream
+from metaquorum.net.methods import Method
+from metaquorum.net.peers import Peers
+from metaquorum.net.service import RefusalError, decode_refusal
 from metaquorum.process.settings import Address
+from metaquorum.testing.peer_client import PeerClient
 
+CLUSTER_ID: Final = "c"
 TOPIC_ID = b"t" * 16
 INCARNATION_ID = b"i" * 16
-
-
-class PlainRefusalError(Exception):
-    """The leader refused over a plain connection.
-
-    Attributes:
-        status: what a status of gRPC would say.
-    """
-
-    def __init__(self, refused: pb.ReplicateRefused) -> None:
-        code = ErrorCode.from_number(refused.code)
-        self.status = RemoteStatus(
-            code=code,
-            grpc_code=grpc.StatusCode.UNKNOWN,
-            message=refused.message,
-            retry_after_ms=refused.retry_after_ms or None,
-            metadata={},
-        )
-
-
-class PlainCall:
-    """A follower's end of a plain connection: what refuses it is raised."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._stream = FrameStream(greeting=REPLICATE_GREETING, max_bytes=MAX_GRPC_MESSAGE_BYTES)
-        self._dialling: asyncio.Task[Any] | None = None
-        self._is_cancelled = False
-
-    async def write(self, message: bytes) -> None:
-        """Send; nobody minds when the other side is gone."""
-        with suppress(ConnectionResetError):
-            await (await self._dialled()).write(message)
-
-    async def read(self) -> Any:
-        """Return a message, or None at the end."""
-        stream = await self._dialled()
-        try:
-            data = await stream.read()
-        except ConnectionResetError:
-            return None
-        if isinstance(data, bytes):
-            message = decode_replicate_response(data)
-            if isinstance(message, pb.ReplicateResponse) and message.WhichOneof("part") == "refused":
-                raise PlainRefusalError(message.refused)
-        return data
-
-    async def done_writing(self) -> None:
-        """Close this side's half."""
-        (await self._dialled()).end_writing()
-
-    def cancel(self) -> None:
-        """End it now."""
-        self._stream.cancel()
-
-    async def close(self) -> None:
-        """End it now; as of a channel."""
-        if self._dialling is not None:
-            await self._dialling
-        self.cancel()
-
-    async def _dialled(self) -> FrameStream:
-        if self._dialling is None:
-            loop = asyncio.get_running_loop()
-            self._dialling = loop.create_task(loop.create_connection(lambda: self._stream, "127.0.0.1", self._port))
-        await self._dialling
-        return self._stream
 
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no stream end by the clock; a test of that sets its own time."""
     monkeypatch.setattr(pulse, "REPLICATE_SILENCE_MS", 1_000_000)
-    monkeypatch.setattr(session, "REPLICATE_OPEN_MS", 1_000_000)
 
 
 class LeaderWorld:
-    """A server with the service alone.
+    """A server of the carrier with the service alone.
 
     Attributes:
+        carrier: its connections.
+        service: what it serves.
         replicas: the partitions by topic id and number.
         own_epoch: broker epoch of the leader; None: not registered.
+        address: where it listens.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -129,7 +67,7 @@ class LeaderWorld:
         self.streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
         self.rates = PushRates()
         self.leader = Leader(
-            cluster_id="c",
+            cluster_id=CLUSTER_ID,
             node_id=LEADER_ID,
             observer=self.observer,
             broker_epoch=lambda: self.own_epoch,
@@ -137,11 +75,17 @@ class LeaderWorld:
             streams=self.streams,
             rates=self.rates,
             ranges=FetchRangeCalls(
-                cluster_id="c", node_id=LEADER_ID, observer=self.observer, find=lambda topic_id, partition: None
+                cluster_id=CLUSTER_ID,
+                node_id=LEADER_ID,
+                observer=self.observer,
+                find=lambda topic_id, partition: None,
             ),
         )
-        self.listener = ReplicateListener(self.leader)
-        self._calls: list[PlainCall] = []
+        self.carrier = Carrier(cluster_id=CLUSTER_ID, node_id=LEADER_ID)
+        self.service = ReplicateService(self.carrier.table)
+        self.service.attach(self.leader)
+        self.address = Address(host="127.0.0.1", port=self.carrier.bind("127.0.0.1", 0))
+        self._clients: dict[int, PeerClient] = {}
         for node_id in (2, 3):
             self.register(node_id, 10 * node_id)
 
@@ -167,41 +111,48 @@ class LeaderWorld:
         )
         self.observer.image.put_broker(registered)
 
-    @property
-    def address(self) -> Address:
-        """Where it listens."""
-        return Address(host="127.0.0.1", port=self.listener.port)
+    async def peers(self, node_id: int = 2) -> Peers:
+        """Connections of a broker that follows; they end with the world."""
+        client = self._clients.get(node_id)
+        if client is None:
+            client = self._clients[node_id] = PeerClient(CLUSTER_ID, node_id=node_id)
+            await client.open()
+        return client.peers
 
-    def dial(self) -> FollowerSide:
-        """Begin a stream on a connection of its own."""
-        call = PlainCall(self.listener.port)
-        self._calls.append(call)
-        return FollowerSide(call)
+    async def dial(self, node_id: int = 2, *, window_bytes: int = REPLICATE_WINDOW_BYTES) -> FollowerSide:
+        """Begin a stream over the connection of a broker, whatever its opening will say."""
+        return FollowerSide(await self.peers(node_id), self.address, window_bytes)
 
-    async def follow(self, node_id: int = 2, **fields: Any) -> FollowerSide:
+    async def follow(
+        self, node_id: int = 2, *, window_bytes: int = REPLICATE_WINDOW_BYTES, **fields: Any
+    ) -> FollowerSide:
         """Open a stream."""
-        stream = self.dial()
+        stream = await self.dial(node_id, window_bytes=window_bytes)
         await stream.open(node_id, **fields)
         assert (await stream.part("opened")).opened.broker_epoch == self.own_epoch
         return stream
 
-    async def close_channels(self) -> None:
-        """Cut everything."""
-        for call in self._calls:
-            await call.close()
-        self._calls.clear()
+    async def cut(self, node_id: int) -> None:
+        """End the connection of a broker, as the end of its process does."""
+        await self._clients.pop(node_id).close()
+
+    async def close(self) -> None:
+        """End everything."""
+        for node_id in list(self._clients):
+            await self.cut(node_id)
+        await self.service.close()
+        await self.carrier.close()
 
 
 @asynccontextmanager
 async def leader_world(directory: Path) -> AsyncIterator[LeaderWorld]:
     """A leader that listens."""
     world = LeaderWorld(directory)
-    await world.listener.open("127.0.0.1", 0)
+    await world.carrier.start(str(world.address))
     try:
         yield world
     finally:
-        await world.close_channels()
-        await world.listener.close()
+        await world.close()
         for replica in world.replicas.values():
             if isinstance(replica, LeadingReplica):
                 replica.log.close(clean=False)
@@ -210,13 +161,54 @@ async def leader_world(directory: Path) -> AsyncIterator[LeaderWorld]:
 class FollowerSide:
     """A follower's end of one stream, message by message; every wait ends."""
 
-    def __init__(self, call: Any) -> None:
-        self.call = call
+    def __init__(self, peers: Peers, address: Address, window_bytes: int) -> None:
+        self._peers = peers
+        self._address = address
+        self._window_bytes = window_bytes
+        self._stream: Stream | None = None
         self._count = 0
 
     async def send(self, **part: Any) -> None:
-        """Send one message; the next read tells how a stream ended that takes none any more."""
-        await self.call.write(pb.ReplicateRequest(**part).SerializeToString())
+        """Send one message; the first one opens the stream."""
+        await self.say(pb.ReplicateRequest(**part).SerializeToString())
+
+    async def say(self, message: bytes) -> None:
+        """Send bytes; the next read tells how a stream ended that takes none any more."""
+        async with asyncio.timeout(WAIT_S):
+            if self._stream is None:
+                self._stream = await self._peers.open(
+                    str(self._address),
+                    Method.REPLICATE,
+                    message,
+                    window_bytes=self._window_bytes,
+                    timeout_ms=int(WAIT_S * 1000),
+                )
+                return
+            with suppress(CallError):
+                await self._stream.write(message)
+
+    async def hear(self) -> bytes | None:
+        """Return the next message; None: the leader has ended the stream.
+
+        Raises:
+            RefusalError: it refuses.
+        """
+        assert self._stream is not None, "nothing was sent"
+        async with asyncio.timeout(WAIT_S):
+            try:
+                return await self._stream.read()
+            except RefusedByPeerError as error:
+                raise decode_refusal(error.failure) from error
+
+    def end(self) -> None:
+        """Send nothing more."""
+        assert self._stream is not None, "nothing was sent"
+        self._stream.end()
+
+    def give_up(self) -> None:
+        """End the stream now."""
+        assert self._stream is not None, "nothing was sent"
+        self._stream.give_up()
 
     async def open(
         self,
@@ -228,7 +220,7 @@ class FollowerSide:
     ) -> None:
         """Send the opening."""
         fields = {
-            "cluster_id": "c",
+            "cluster_id": CLUSTER_ID,
             "follower_id": node_id,
             "broker_epoch": 10 * node_id,
             "incarnation_id": INCARNATION_ID,
@@ -266,8 +258,7 @@ class FollowerSide:
     async def receive(self) -> BatchesFrame | pb.ReplicateResponse:
         """Return the next message that is no heartbeat."""
         while True:
-            async with asyncio.timeout(WAIT_S):
-                data = await self.call.read()
+            data = await self.hear()
             assert data is not None, "the stream ended"
             message = decode_replicate_response(data)
             if isinstance(message, BatchesFrame) or message.WhichOneof("part") != "heartbeat":
@@ -308,22 +299,20 @@ class FollowerSide:
         assert (ended.route, ended.error) == (route, error), ended
         return ended
 
-    async def failure(self) -> RemoteStatus:
+    async def failure(self) -> RefusalError:
         """Read until the stream ends, and return how."""
-        async with asyncio.timeout(WAIT_S):
-            try:
-                while await self.call.read() is not None:
-                    pass
-            except PlainRefusalError as error:
-                return error.status
+        try:
+            while await self.hear() is not None:
+                pass
+        except RefusalError as error:
+            return error
         raise AssertionError("the stream ended without a failure")
 
-    async def refusal(self) -> ErrorCode | None:
+    async def refusal(self) -> ErrorCode:
         """Return the code with which the stream ends."""
         return (await self.failure()).code
 
     async def orderly_end(self) -> None:
         """Read until the stream ends in good order."""
-        async with asyncio.timeout(WAIT_S):
-            while await self.call.read() is not None:
-                pass
+        while await self.hear() is not None:
+            pass

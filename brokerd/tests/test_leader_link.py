@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A follower's stream to one leader over real connections: when it is tried, and what ends an attempt."""
+"""A follower's stream to one leader over the carrier: when it is tried, and what ends an attempt."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from brokerd.following.link import LeaderLink, LinkIdentity
 from brokerd.partition.effects import Subscribe
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID
-from brokerd.tests.replicate_support import INCARNATION_ID, TOPIC_ID, be_patient, leader_world
+from brokerd.tests.replicate_support import CLUSTER_ID, INCARNATION_ID, TOPIC_ID, be_patient, leader_world
 from brokerd.tests.support import WAIT_S
+from metaquorum.net.peers import Peers
 from metaquorum.process.settings import Address
+from metaquorum.testing.peer_client import PeerClient
 from metaquorum.tests.quorum_cluster import until
 
 NEVER_MS = 1_000_000
@@ -78,12 +80,13 @@ def wanted(session: int = 1) -> Subscribe:
 class Dialled:
     """A link whose leader's address the test tells; counts how often it was asked for."""
 
-    def __init__(self, address: Address, cluster_id: str = "c") -> None:
+    def __init__(self, address: Address, peers: Peers, cluster_id: str) -> None:
         self.address = address
         self.attempts = 0
         self.link = LeaderLink(
             LEADER_ID,
             LinkIdentity(
+                peers=peers,
                 cluster_id=cluster_id,
                 node_id=2,
                 incarnation_id=INCARNATION_ID,
@@ -99,13 +102,14 @@ class Dialled:
 
 
 @asynccontextmanager
-async def dialled(address: Address, cluster_id: str = "c") -> AsyncIterator[Dialled]:
-    """A link that is closed at the end."""
-    made = Dialled(address, cluster_id)
-    try:
-        yield made
-    finally:
-        await made.link.close()
+async def dialled(address: Address, cluster_id: str = CLUSTER_ID) -> AsyncIterator[Dialled]:
+    """A link with connections of its own, closed at the end."""
+    async with PeerClient(cluster_id, node_id=2) as client:
+        made = Dialled(address, client.peers, cluster_id)
+        try:
+            yield made
+        finally:
+            await made.link.close()
 
 
 @asynccontextmanager
@@ -173,6 +177,7 @@ async def test_leader_that_refuses_for_good_is_an_error_for_the_operator(
     caplog.set_level(logging.INFO)
     async with leader_world(tmp_path) as world, dialled(world.address, "other") as dial:
         dial.link.subscribe(Follower(0), wanted())
-        await until(lambda: "this is cluster" in caplog.text, what="the refusal")
-    refusals = [record for record in caplog.records if "this is cluster" in record.getMessage()]
-    assert all(record.levelno == logging.ERROR for record in refusals)
+        await until(lambda: "stream ended" in caplog.text, what="the refusal")
+    ends = [record for record in caplog.records if "stream ended" in record.getMessage()]
+    assert "this is cluster" in ends[0].getMessage()
+    assert all(record.levelno == logging.ERROR for record in ends)

@@ -134,6 +134,6 @@ async def test_nothing_is_kept_for_followers_that_left(tmp_path: Path, monkeypat
             if route == 0:
                 await stream.send(unsubscriptions=pb.ReplicaUnsubscriptions(routes=[0]))
             else:
-                await stream.call.done_writing()
+                stream.end()
             await replica.until(lambda count=route + 1: len(replica.lost) == count)
             assert len(world.leader.reads) == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,7 @@ from brokerd.replication.replica_peers import ResignReason
 from brokerd.tests.hosted_support import TOPIC_ID, Hosted, Route, stamped
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_hosted_follower import followed, follower, send
+from metaquorum.testing.peer_client import PeerClient
 from metaquorum.tests.quorum_cluster import HOST, free_ports, until
 from storage.epochs import EpochStart, LeaderEpochs
 from storage.repair import SegmentRepair
@@ -325,30 +327,40 @@ async def test_fault_in_one_log_does_not_end_the_others(
     read_fails(replica, code=ErrorCode.DATA_LOSS)
 
 
-def calls_with(hosted: Hosted) -> RepairCalls:
-    return RepairCalls(hosted.observer, cluster_id="c", node_id=1, incarnation_id=b"i" * 16, broker_epoch=lambda: 1)
+@asynccontextmanager
+async def calls_with(hosted: Hosted) -> AsyncIterator[RepairCalls]:
+    """The calls of broker 1, with connections of its own."""
+    async with PeerClient("c", node_id=1) as client:
+        yield RepairCalls(
+            hosted.observer,
+            client.peers,
+            cluster_id="c",
+            node_id=1,
+            incarnation_id=b"i" * 16,
+            broker_epoch=lambda: 1,
+        )
 
 
 async def test_leader_is_asked_first(hosted: Hosted) -> None:
     """Then who is in sync, then the others; never this broker, and nobody about what does not exist."""
     await followed(hosted)
-    calls = calls_with(hosted)
     hosted.lead(3, isr=(1, 3))
-    assert calls.sources(TOPIC_ID, 0) == [3, 2]
-    assert calls.sources(TOPIC_ID, 9) == []
-    assert calls.sources(bytes(16), 0) == []
+    async with calls_with(hosted) as calls:
+        assert calls.sources(TOPIC_ID, 0) == [3, 2]
+        assert calls.sources(TOPIC_ID, 9) == []
+        assert calls.sources(bytes(16), 0) == []
 
 
 async def test_brokers_that_do_not_answer_are_told_by_name(hosted: Hosted) -> None:
     """One that is not registered, and one that cannot be reached."""
     await followed(hosted)
-    calls = calls_with(hosted)
-    with pytest.raises(RepairCallError, match="broker 9 is not registered"):
-        await calls.fetch(9, TOPIC_ID, 0, range(1))
-    (port,) = free_ports(1)
-    hosted.commit(replace(hosted.registration(2, broker_epoch=2), host=HOST, replication_port=port))
-    with pytest.raises(RepairCallError, match=r"broker 2: .*cannot be reached"):
-        await calls.fetch(2, TOPIC_ID, 0, range(1))
+    async with calls_with(hosted) as calls:
+        with pytest.raises(RepairCallError, match="broker 9 is not registered"):
+            await calls.fetch(9, TOPIC_ID, 0, range(1))
+        (port,) = free_ports(1)
+        hosted.commit(replace(hosted.registration(2, broker_epoch=2), host=HOST, replication_port=port))
+        with pytest.raises(RepairCallError, match=r"broker 2: .*cannot be reached"):
+            await calls.fetch(2, TOPIC_ID, 0, range(1))
 
 
 @pytest.mark.parametrize("is_committed", [True, False])

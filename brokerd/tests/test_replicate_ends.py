@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicate over real connections at the leader: how routes and streams end, and that many of them leave the loop its turns."""
+"""Replicate over the carrier at the leader: how routes and streams end, and that many of them leave the loop its turns."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from lograft.wire.codes import ErrorCode
 from brokerd.limits import REPLICA_SLICE, SUBSCRIBES_PER_MESSAGE
 from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.replication.follower_route import FollowerRead, FollowerRequest, FollowerRoute
+from brokerd.rpc.replicate_service import NOT_READY_RETRY_MS
 from brokerd.tests.replicate_support import TOPIC_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.replication_support import image
 from brokerd.tests.support import WAIT_S
+from metaquorum.net.link import RefusedByPeerError, UnansweredError
+from metaquorum.net.methods import Method
+from metaquorum.net.service import decode_refusal
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ async def test_two_subscriptions_of_a_partition_in_one_message(world: LeaderWorl
 
 async def test_answers_that_nobody_reads_pile_up_to_a_bound(world: LeaderWorld) -> None:
     """The leader stops to read while too many wait, goes on when they are taken, and leaves none out."""
-    stream = await world.follow()
+    stream = await world.follow(window_bytes=1_000)
     rounds = 5
     for number in range(rounds):
         routes = range(number * SUBSCRIBES_PER_MESSAGE, (number + 1) * SUBSCRIBES_PER_MESSAGE)
@@ -95,14 +99,18 @@ async def test_the_end_of_a_leadership_ends_the_route(world: LeaderWorld) -> Non
     assert replica.lost == []
 
 
-async def test_a_broken_stream_loses_every_follower(world: LeaderWorld) -> None:
+@pytest.mark.parametrize("is_cut", [False, True], ids=["given up", "connection lost"])
+async def test_a_broken_stream_loses_every_follower(world: LeaderWorld, *, is_cut: bool) -> None:
     """Each replica hears it once, and goes on; a new stream begins with route 0 again."""
     replicas = [world.lead(partition) for partition in range(3)]
     stream = await world.follow()
     for partition in range(3):
         await stream.subscribe(partition, partition=partition)
         await stream.part("accepted")
-    stream.call.cancel()
+    if is_cut:
+        await world.cut(2)
+    else:
+        stream.give_up()
     async with asyncio.timeout(WAIT_S):
         await world.streams.wait_empty()
     assert [replica.lost for replica in replicas] == [[1], [2], [3]]
@@ -120,7 +128,7 @@ async def test_a_half_closed_stream_ends_in_good_order(world: LeaderWorld) -> No
     stream = await world.follow()
     await stream.subscribe(1)
     await stream.part("accepted")
-    await stream.call.done_writing()
+    stream.end()
     await stream.orderly_end()
     assert replica.lost == [1]
 
@@ -138,7 +146,7 @@ async def test_an_orderly_stop_ends_when_nothing_is_led(world: LeaderWorld) -> N
     replica.change(image(isr=(1, 2), leader_id=2, leader_epoch=6, partition_epoch=8))
     await stream.ended(1, pb.ROUTE_ERROR_NOT_LEADER)
     await stream.orderly_end()
-    late = world.dial()
+    late = await world.dial()
     await late.open()
     assert await late.refusal() is ErrorCode.SHUTTING_DOWN
 
@@ -165,6 +173,29 @@ async def test_an_orderly_stop_has_its_time(world: LeaderWorld) -> None:
     await stream.part("go_away")
     await stream.orderly_end()
     assert replica.lost == [1]
+
+
+async def test_a_broker_that_starts_or_stops_asks_to_wait(world: LeaderWorld) -> None:
+    """With its leader's side its streams end, and each replica has heard; who comes then is told that time helps, and how much."""
+    replica = world.lead()
+    stream = await world.follow()
+    await stream.subscribe(1)
+    await stream.part("accepted")
+    await world.service.close()
+    assert replica.lost == [1]
+    with pytest.raises(UnansweredError):
+        await stream.hear()
+    early = await world.dial()
+    await early.open()
+    refusals = [await early.failure()]
+    with pytest.raises(RefusedByPeerError) as refused:
+        await (await world.peers()).ask(str(world.address), Method.FETCH_RANGE, b"", timeout_ms=int(WAIT_S * 1_000))
+    refusals.append(decode_refusal(refused.value.failure))
+    assert [(refusal.code, refusal.retry_after_ms) for refusal in refusals] == [
+        (ErrorCode.OVERLOADED, NOT_READY_RETRY_MS)
+    ] * 2
+    world.service.attach(world.leader)
+    await world.follow()
 
 
 class Note:
@@ -232,7 +263,7 @@ async def test_many_partitions_leave_the_loop_its_turns(world: LeaderWorld) -> N
     await stream.send(subscriptions=pb.ReplicaSubscriptions(subscriptions=wanted))
     for number in range(SUBSCRIBES_PER_MESSAGE):
         assert (await stream.part("accepted")).accepted.route == number
-    await stream.call.done_writing()
+    stream.end()
     await stream.orderly_end()
     note.stop()
     for turns in (note.subscribed_in, note.lost_in):
@@ -265,7 +296,7 @@ async def test_every_replica_hears_of_a_stream_that_is_cut_twice(world: LeaderWo
     await stream.send(subscriptions=pb.ReplicaSubscriptions(subscriptions=wanted))
     for _ in range(count):
         await stream.part("accepted")
-    stream.call.cancel()
+    stream.give_up()
     async with asyncio.timeout(WAIT_S):
         await world.streams.wait_empty()
     cutting.stop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicate over real connections at the leader: who is let in, what bad input does, heartbeats and silence."""
+"""Replicate over the carrier at the leader: who is let in, what bad input does, heartbeats and silence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from brokerd.failure import RefusedError
 from brokerd.following.after_failure import AfterFailure, after_failure
 from brokerd.limits import REPLICA_LAG_MAX_MS, REPLICATE_IDLE_MS, REPLICATE_SILENCE_MS
 from brokerd.partition.events import BrokerChanged
-from brokerd.pushing import pulse, session
+from brokerd.pushing import pulse
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_stream import ReplicateStream
 from brokerd.tests.leading_replica import LEADER_ID
@@ -35,7 +35,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def test_the_opening_is_answered_with_the_times(world: LeaderWorld) -> None:
     """The follower learns the leader's registration, and how often to speak."""
-    stream = world.dial()
+    stream = await world.dial()
     await stream.open(formats=[2, 16])
     opened = (await stream.part("opened")).opened
     assert opened == pb.ReplicateOpened(
@@ -69,7 +69,7 @@ async def test_the_opening_is_answered_with_the_times(world: LeaderWorld) -> Non
 async def test_who_is_not_meant_is_refused(world: LeaderWorld, fields: dict[str, Any], code: ErrorCode) -> None:
     """Each reason has its code, and a stream that is open already hears nothing of it."""
     good = await world.follow()
-    stream = world.dial()
+    stream = await world.dial()
     await stream.open(**{"follower_id": 3, "broker_epoch": 30, **fields})
     failure = await stream.failure()
     assert failure.code is code
@@ -81,7 +81,7 @@ async def test_who_is_not_meant_is_refused(world: LeaderWorld, fields: dict[str,
 
 async def test_a_registration_ahead_of_the_metadata_is_let_in_once_that_has_it(world: LeaderWorld) -> None:
     """The leader's metadata may be behind the follower's registration: it says that time helps, and how much."""
-    early = world.dial()
+    early = await world.dial()
     await early.open(broker_epoch=21)
     failure = await early.failure()
     assert failure.code is ErrorCode.METADATA_NOT_REACHED
@@ -110,7 +110,7 @@ async def test_an_unregistered_follower_is_sent_nothing_more(world: LeaderWorld)
 async def test_a_leader_without_a_registration_asks_to_wait(world: LeaderWorld) -> None:
     """It cannot say yet which process it is."""
     world.own_epoch = None
-    stream = world.dial()
+    stream = await world.dial()
     await stream.open()
     failure = await stream.failure()
     assert failure.code is ErrorCode.OVERLOADED
@@ -121,7 +121,7 @@ async def test_streams_have_a_most(world: LeaderWorld, monkeypatch: pytest.Monke
     """One more than the limit is refused with OVERLOADED."""
     monkeypatch.setattr(world.streams, "_max_streams", 1)
     first = await world.follow(2)
-    second = world.dial()
+    second = await world.dial()
     await second.open(3)
     assert await second.refusal() is ErrorCode.OVERLOADED
     await first.subscribe(1)
@@ -170,7 +170,7 @@ async def test_an_older_process_does_not_end_the_stream_of_a_newer(world: Leader
     """It is refused; other followers are nobody's business."""
     first = await world.follow(broker_epoch=20)
     other = await world.follow(3)
-    second = world.dial()
+    second = await world.dial()
     await second.open(broker_epoch=19)
     assert await second.refusal() is ErrorCode.STALE_BROKER_EPOCH
     for stream in (first, other):
@@ -218,7 +218,7 @@ async def test_bad_messages_end_their_stream_alone(world: LeaderWorld, messages:
         await stream.subscribe(0)
         await stream.part("accepted")
     for message in messages:
-        await bad.call.write(message if isinstance(message, bytes) else message.SerializeToString())
+        await bad.say(message if isinstance(message, bytes) else message.SerializeToString())
     assert await bad.refusal() is ErrorCode.INVALID_REQUEST
     await replica.until(lambda: len(replica.followers) == 1)
     replica.append(b"a")
@@ -233,13 +233,14 @@ async def test_bad_messages_end_their_stream_alone(world: LeaderWorld, messages:
         {"heartbeat": pb.ReplicaHeartbeat()},
         {"credit": pb.ReplicaCredit(in_sync_bytes=1)},
         {"unsubscriptions": pb.ReplicaUnsubscriptions()},
+        {},
     ],
-    ids=lambda part: next(iter(part)),
+    ids=lambda part: next(iter(part), "nothing"),
 )
 async def test_nothing_comes_before_the_opening(world: LeaderWorld, part: dict[str, Any]) -> None:
     """Any other first message is refused, and has no effect."""
     replica = world.lead()
-    stream = world.dial()
+    stream = await world.dial()
     await stream.send(**part)
     assert await stream.refusal() is ErrorCode.INVALID_REQUEST
     assert len(replica.followers) == 0
@@ -250,8 +251,9 @@ async def test_an_idle_stream_hears_heartbeats(world: LeaderWorld, monkeypatch: 
     monkeypatch.setattr(pulse, "REPLICATE_IDLE_MS", 5)
     stream = await world.follow()
     for _ in range(3):
-        async with asyncio.timeout(WAIT_S):
-            response = pb.ReplicateResponse.FromString(await stream.call.read())
+        message = await stream.hear()
+        assert message is not None
+        response = pb.ReplicateResponse.FromString(message)
         assert response.WhichOneof("part") == "heartbeat"
 
 
@@ -268,20 +270,11 @@ async def test_a_silent_follower_is_let_go(world: LeaderWorld, monkeypatch: pyte
     assert replica.lost == [1]
 
 
-async def test_a_stream_that_is_not_opened_ends(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who says nothing at all is not waited for."""
-    monkeypatch.setattr(session, "REPLICATE_OPEN_MS", 1)
-    stream = world.dial()
-    assert await stream.refusal() is ErrorCode.TIMED_OUT
-    async with asyncio.timeout(WAIT_S):
-        await world.streams.wait_empty()
-
-
 class Stuck:
-    """A connection over which the follower's first messages came, and two answers went; the next write never ends."""
+    """A stream on which the follower's second message comes, and two answers go; the next write never ends."""
 
-    def __init__(self, *requests: pb.ReplicateRequest) -> None:
-        self.requests = [request.SerializeToString() for request in requests]
+    def __init__(self, request: pb.ReplicateRequest) -> None:
+        self.requests = [request.SerializeToString()]
         self.answers: list[bytes] = []
         self.is_stuck = asyncio.Event()
 
@@ -315,8 +308,8 @@ async def test_a_write_that_never_ends_does_not_hold_up_the_end(
         credit=credit,
     )
     subscriptions = pb.ReplicaSubscriptions(subscriptions=[SUBSCRIPTION])
-    stuck: Any = Stuck(pb.ReplicateRequest(open=opening), pb.ReplicateRequest(subscriptions=subscriptions))
-    stream = ReplicateStream(world.leader, stuck)
+    stuck: Any = Stuck(pb.ReplicateRequest(subscriptions=subscriptions))
+    stream = ReplicateStream(world.leader, stuck, pb.ReplicateRequest(open=opening))
     running = asyncio.create_task(stream.run())
     async with asyncio.timeout(WAIT_S):
         await stuck.is_stuck.wait()

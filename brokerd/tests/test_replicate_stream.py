@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicate over real connections at the leader: batches as they are appended, acknowledgements, marks, credit, ends."""
+"""Replicate over the carrier at the leader: batches as they are appended, acknowledgements, marks, credit, ends."""
 
 from __future__ import annotations
 

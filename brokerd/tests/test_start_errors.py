@@ -93,6 +93,15 @@ async def test_port_in_use_is_refused_and_the_directory_is_free_again(tmp_path: 
         assert server.is_serving
 
 
+async def test_internal_port_in_use_is_refused_by_its_option(tmp_path: Path) -> None:
+    """The error of a broker that is no voter says which option chooses another one, and its directory is free again."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = observer_settings(tmp_path, cluster_id="c", replication_port=taken.getsockname()[1])
+        for _ in range(2):
+            with pytest.raises(AddressInUseError, match="--replication-port"):
+                await start_and_stop(settings)
+
+
 async def test_broker_of_another_cluster_is_refused_by_the_quorum(tmp_path: Path) -> None:
     """A broker that was formatted for another cluster stops with an error instead of trying for ever."""
     async with running_broker(tmp_path / "1") as first:

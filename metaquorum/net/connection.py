@@ -237,11 +237,6 @@ class Connection:
     # State.
 
     @property
-    def is_greeted(self) -> bool:
-        """True once the other side has said who it is."""
-        return self._is_greeted
-
-    @property
     def takes_calls(self) -> bool:
         """True while this side may ask."""
         return self._is_greeted and not self._is_leaving and self._over is None and self._next_id <= MAX_CALL_ID
@@ -250,6 +245,10 @@ class Connection:
     def open_count(self) -> int:
         """Calls of both sides that are open."""
         return len(self._calls)
+
+    def is_open(self, call_id: int) -> bool:
+        """True while a call of either side is open."""
+        return call_id in self._calls
 
     @property
     def queued_bytes(self) -> int:

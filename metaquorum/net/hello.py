@@ -66,16 +66,15 @@ class MisfitError(Exception):
         return pb.Goodbye(code=code, message=str(self)).SerializeToString()
 
 
-def checked(body: bytes, own: Identity, *, node_id: int | None) -> Identity:
+def checked(body: bytes, own: Identity) -> Identity:
     """Return who the other side is.
 
     Args:
         body: of its HELLO.
         own: this side.
-        node_id: node that was dialled; None: any.
 
     Raises:
-        MisfitError: it is of another cluster, another node than the one that was dialled, shares no version, or says nonsense.
+        MisfitError: it is of another cluster, shares no version, or says nonsense.
     """
     try:
         hello = pb.Hello.FromString(body)
@@ -89,9 +88,6 @@ def checked(body: bytes, own: Identity, *, node_id: int | None) -> Identity:
         raise MisfitError(ErrorCode.INVALID_REQUEST, text)
     if len(hello.incarnation_id) != ID_BYTES or hello.node_id < 0:
         raise MisfitError(ErrorCode.INVALID_REQUEST, "a HELLO without a node")
-    if node_id is not None and hello.node_id != node_id:
-        text = f"node {hello.node_id} answers where node {node_id} was dialled"
-        raise MisfitError(ErrorCode.INVALID_REQUEST, text)
     return Identity(
         cluster_id=hello.cluster_id,
         node_id=hello.node_id,

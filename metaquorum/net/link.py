@@ -113,6 +113,7 @@ class Stream:
     Attributes:
         hello: what the other side said of itself.
         message: the message that opened it; empty on the side that opened.
+        on_over: told once when it fails, or either side gives it up; may be set by whoever serves.
     """
 
     def __init__(self, link: Link, call_id: int, message: bytes, window_bytes: int) -> None:
@@ -127,11 +128,17 @@ class Stream:
         self._writable: asyncio.Future[None] | None = None
         self.hello = link.hello
         self.message = message
+        self.on_over: Callable[[], None] | None = None
 
     @property
     def is_over(self) -> bool:
         """True once it has failed, or either side has given it up."""
         return self._error is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the other side has ended its direction, whether that was read or not."""
+        return self._has_ended
 
     async def read(self) -> bytes | None:
         """Return the next message; None: the other side has ended its direction.
@@ -211,6 +218,8 @@ class Stream:
             self._error = error
             self._wake_reader()
             _wake(self._writable)
+            if self.on_over is not None:
+                self.on_over()
 
     def _wake_reader(self) -> None:
         _wake(self._readable)
@@ -389,6 +398,7 @@ class Link(asyncio.Protocol):
     def end(self, call_id: int) -> None:
         """See `Connection.end`."""
         self._core.end(call_id)
+        self._drop_ended(call_id)
         self._flush()
 
     def finish(self, call_id: int, message: bytes, *, is_failure: bool) -> None:
@@ -491,6 +501,7 @@ class Link(asyncio.Protocol):
                     stream = self._streams.get(call_id)
                     if stream is not None:
                         stream.take_end()
+                        self._drop_ended(call_id)
                 case Abandoned(call_id=call_id):
                     served = self._served.pop(call_id, None)
                     if served is not None:
@@ -504,6 +515,12 @@ class Link(asyncio.Protocol):
                     self._end(reason)
                 case _:
                     assert_never(each)
+
+    def _drop_ended(self, call_id: int) -> None:
+        """Forget a stream that both sides have ended, once it has been told so."""
+        stream = self._streams.get(call_id)
+        if stream is not None and stream.has_ended and not self._core.is_open(call_id):
+            del self._streams[call_id]
 
     def _abandon(self, served: ServedCall) -> None:
         if served.on_abandoned is None:

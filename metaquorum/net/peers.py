@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from lograft.wire.codes import ErrorCode
+
 from metaquorum.net.connection import BusyError, Limits
 from metaquorum.net.frames import BadFrameError
 from metaquorum.net.hello import Identity, MisfitError, checked
@@ -44,7 +46,7 @@ class NotSentError(CallError):
 
     Attributes:
         is_refused: True when nobody listens at the address: the process behind it is gone.
-        misfit: why the server that answers there is not the one that is wanted, where one answers.
+        misfit: why the server that answers there is not the one that is wanted, where one answers: another cluster, another node.
     """
 
     def __init__(self, reason: str, *, is_refused: bool = False, misfit: MisfitError | None = None) -> None:
@@ -57,6 +59,7 @@ class NotSentError(CallError):
 class _Waiting:
     """Somebody who wants a connection: told of it, or why there is none; once."""
 
+    node_id: int | None
     tell: Callable[[Link | NotSentError], None]
     timer: asyncio.TimerHandle | None = None
 
@@ -83,8 +86,8 @@ class Peers:
         self._accepted_count = 0
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, list[_Waiting]] = {}
-        # When the last attempt failed, and how.
-        self._failed: dict[str, tuple[float, NotSentError]] = {}
+        # How the last attempt failed, for `REDIAL_MS`.
+        self._failed: dict[str, NotSentError] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -180,7 +183,7 @@ class Peers:
 
     def accept(self) -> asyncio.Protocol:
         """Make the end of a connection that another server dialled; for `create_server`."""
-        link = self._new_link(is_dialler=False, node_id=None, on_who=self._adopt)
+        link = self._new_link(is_dialler=False, on_who=self._adopt)
         self._accepted_count += 1
         if self._is_closed or self._accepted_count > MAX_ACCEPTED:
             link.greeted.add_done_callback(lambda _: link.close(b""))
@@ -209,25 +212,33 @@ class Peers:
     ) -> None:
         link = self._usable(address)
         if link is not None:
-            if node_id is not None and self._who[link].node_id != node_id:
-                self._loop.call_soon(tell, NotSentError(f"{address} is node {self._who[link].node_id}, not {node_id}"))
+            found = self._fitting(address, link, node_id)
+            if found is link:
+                tell(found)
             else:
-                tell(link)
+                self._loop.call_soon(tell, found)
             return
-        waiting = self._waiting.setdefault(address, [])
-        failed = self._failed.get(address)
-        if self._is_closed or len(waiting) >= MAX_WAITING:
+        if self._is_closed or len(self._waiting.get(address, ())) >= MAX_WAITING:
             self._loop.call_soon(tell, NotSentError("this server stops" if self._is_closed else "too many wait"))
             return
-        if failed is not None and self._loop.time() - failed[0] < REDIAL_MS / 1000:
-            self._loop.call_soon(tell, failed[1])
+        failed = self._failed.get(address)
+        if failed is not None:
+            self._loop.call_soon(tell, failed)
             return
-        entry = _Waiting(tell)
+        entry = _Waiting(node_id, tell)
         entry.timer = self._loop.call_later(timeout_ms / 1000, self._expire, address, entry)
-        waiting.append(entry)
+        self._waiting.setdefault(address, []).append(entry)
         if address not in self._dialling:
-            task = self._dialling[address] = self._loop.create_task(self._dial(address, node_id), name="dial")
+            task = self._dialling[address] = self._loop.create_task(self._dial(address), name="dial")
             task.add_done_callback(lambda _: self._dialling.pop(address, None))
+
+    def _fitting(self, address: str, link: Link, node_id: int | None) -> Link | NotSentError:
+        """Return the connection where the node that is wanted answers, else why it is none: the address is of another time."""
+        answers = self._who[link].node_id
+        if node_id is None or answers == node_id:
+            return link
+        misfit = MisfitError(ErrorCode.INVALID_REQUEST, f"node {answers} answers where node {node_id} is wanted")
+        return NotSentError(f"{address}: {misfit}", misfit=misfit)
 
     def _usable(self, address: str) -> Link | None:
         link = self._links.get(address)
@@ -244,6 +255,8 @@ class Peers:
         waiting = self._waiting.get(address, [])
         if entry in waiting:
             waiting.remove(entry)
+            if not waiting:
+                del self._waiting[address]
             entry.tell(NotSentError(f"{address}: no connection in time"))
 
     def _tell_waiting(self, address: str, found: Link | NotSentError) -> None:
@@ -251,17 +264,17 @@ class Peers:
             if entry.timer is not None:
                 entry.timer.cancel()
             try:
-                entry.tell(found)
+                entry.tell(found if isinstance(found, NotSentError) else self._fitting(address, found, entry.node_id))
             except Exception:
                 # The fault of one who asked: others are told theirs all the same.
                 logger.exception("event=outcome_failed peer=%s", address)
 
-    async def _dial(self, address: str, node_id: int | None) -> None:
+    async def _dial(self, address: str) -> None:
         # host:port, or [address]:port for IPv6.
         host, _, port = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         misfits: list[MisfitError] = []
-        link = self._new_link(is_dialler=True, node_id=node_id, on_who=None, on_misfit=misfits.append)
+        link = self._new_link(is_dialler=True, on_who=None, on_misfit=misfits.append)
         try:
             async with asyncio.timeout(DIAL_MS / 1000):
                 await self._loop.create_connection(lambda: link, host, int(port))
@@ -271,14 +284,14 @@ class Peers:
             reason = f"{address}: {misfits[0]}" if misfits else f"{address} cannot be reached: {error!r}"
             is_refused = isinstance(error, ConnectionRefusedError)
             failure = NotSentError(reason, is_refused=is_refused, misfit=misfits[0] if misfits else None)
-            self._failed[address] = (self._loop.time(), failure)
+            self._failed[address] = failure
+            self._loop.call_later(REDIAL_MS / 1000, self._failed.pop, address)
             logger.info("event=dial_failed peer=%s error=%r", address, error)
             self._tell_waiting(address, failure)
         except asyncio.CancelledError:
             link.close(b"")
             raise
         else:
-            self._failed.pop(address, None)
             self._links[address] = link
             self._tell_waiting(address, link)
             self._see_to_spares()
@@ -297,13 +310,12 @@ class Peers:
         self,
         *,
         is_dialler: bool,
-        node_id: int | None,
         on_who: Callable[[Link, Identity], None] | None,
         on_misfit: Callable[[MisfitError], None] | None = None,
     ) -> Link:
         def check(hello: bytes) -> bytes | None:
             try:
-                who = checked(hello, self._identity, node_id=node_id)
+                who = checked(hello, self._identity)
             except MisfitError as error:
                 logger.warning("event=connection_refused error=%s", error)
                 if on_misfit is not None:

@@ -36,6 +36,9 @@ MAX_TASKS: Final = 50_000
 OVERLOADED_RETRY_MS: Final = 100
 """Advice to whoever is refused with OVERLOADED, in milliseconds."""
 
+STREAM_GRACE_MS: Final = 1_000
+"""Milliseconds that the handler of a stream which is over has to end by itself; then it is cancelled."""
+
 RequestT = TypeVar("RequestT", bound=Message)
 
 _lines = SparseLog()
@@ -152,6 +155,9 @@ class ServiceTable:
     ) -> None:
         """Serve a stream by a coroutine function; both directions end with it.
 
+        When the other side gives the stream up, or the connection ends, its reads and writes raise `CallError`; if it has not ended
+        `STREAM_GRACE_MS` later, it is cancelled.
+
         Args:
             method: number.
             opening_type: message that opens the stream.
@@ -179,9 +185,11 @@ class ServiceTable:
         def serve(stream: Stream) -> None:
             try:
                 opening = _decoded(opening_type, stream.message)
-                self._spawn(serve_in_task(opening, stream), f"stream {method}")
+                task = self._spawn(serve_in_task(opening, stream), f"stream {method}")
             except RefusalError as error:
                 stream.fail(error.encode())
+            else:
+                stream.on_over = lambda: _end_soon(task)
 
         self._check_new(method)
         self._streams[method] = (serve, window_bytes)
@@ -218,6 +226,11 @@ class ServiceTable:
 
 def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
+
+
+def _end_soon(task: asyncio.Task[None]) -> None:
+    timer = task.get_loop().call_later(STREAM_GRACE_MS / 1000, task.cancel)
+    task.add_done_callback(lambda _: timer.cancel())
 
 
 def _decoded(request_type: type[RequestT], message: bytes) -> RequestT:

@@ -70,7 +70,7 @@ async def test_one_that_is_not_dialled_asks_and_is_asked_back() -> None:
             assert await ask(dialler, address) == 1
             link = await dialler.peers.connected(address, timeout_ms=WAIT_MS)
             own = Identity(cluster_id="c", node_id=2, incarnation_id=bytes(16), address=None)
-            who = checked(link.hello, own, node_id=1)
+            who = checked(link.hello, own)
             assert (who.node_id, who.address) == (1, address)
     finally:
         await dialler.close()
@@ -88,7 +88,7 @@ async def test_each_process_has_an_incarnation_of_its_own() -> None:
     finally:
         await dialler.close()
     own = Identity(cluster_id="c", node_id=2, incarnation_id=bytes(16), address=None)
-    first, second = (checked(hello, own, node_id=1) for hello in hellos)
+    first, second = (checked(hello, own) for hello in hellos)
     assert first.node_id == second.node_id
     assert first.incarnation_id != second.incarnation_id
 

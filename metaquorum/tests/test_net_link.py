@@ -173,6 +173,30 @@ async def test_stream_runs_both_ways_within_its_windows() -> None:
         await until(lambda: (link.open_count, listener.links[0].open_count) == (0, 0))
 
 
+async def test_nothing_is_kept_of_calls_that_are_over() -> None:
+    """However a stream ends, and whoever ends it last; a connection lives for months."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        assert await link.ask(ECHO, b"", timeout_ms=5_000)
+        ended, failed, given_up = (link.open(COUNT, b"0", window_bytes=100) for _ in range(3))
+        ended.end()
+        assert [await ended.read(), await ended.read()] == [b"taken 0", None]
+        late = link.open(COUNT, b"0", window_bytes=100)
+        late.end()
+        failed.fail(b"enough")
+        given_up.give_up()
+        swallowed = link.open(SWALLOW, b"", window_bytes=10)
+        await until(lambda: listener.streams)
+        listener.streams[0].end()
+        assert await swallowed.read() is None
+        swallowed.end()
+        other = listener.links[0]
+        await until(lambda: (link.open_count, other.open_count) == (0, 0))
+        for each in (link, other):
+            assert [each._waiting, each._served, each._streams] == [{}] * 3  # pyright: ignore[reportPrivateUsage]
+        assert [await late.read(), await late.read()] == [b"taken 0", None]
+
+
 async def test_reader_that_does_not_read_stops_its_writer_and_nobody_else() -> None:
     """Requests beside it are answered; what waits is no more than the window."""
     async with connected() as (link, _, listener):

@@ -59,6 +59,12 @@ class Node:
         """Connections that are there now."""
         return len(self.peers._all)  # pyright: ignore[reportPrivateUsage]
 
+    @property
+    def kept_count(self) -> int:
+        """Addresses of which something is kept."""
+        made: Any = self.peers
+        return sum(map(len, (made._links, made._failed, made._waiting, made._dialling)))
+
     def _accept(self) -> asyncio.Protocol:
         self.accepted += 1
         return self.peers.accept()
@@ -186,6 +192,25 @@ async def test_those_who_wait_for_a_connection_are_bounded(monkeypatch: pytest.M
     assert [type(outcome) for outcome in told] == [NotSentError] * 2
 
 
+async def test_nothing_is_kept_of_addresses_that_nobody_asks_for_any_more() -> None:
+    """A server that asks in vain at ever new addresses does not grow: refused, not answered in time, or while it stops."""
+    one = Node(1)
+    async with started(one), asyncio.timeout(WAIT_MS / 1000):
+        for _ in range(20):
+            with pytest.raises(NotSentError):
+                await one.peers.ask(free_address(), ECHO, b"", timeout_ms=WAIT_MS)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            with pytest.raises(NotSentError, match="no connection in time"):
+                await one.peers.ask(address, ECHO, b"", timeout_ms=1)
+        while one.kept_count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await one.peers.close()
+        with pytest.raises(NotSentError, match="stops"):
+            await one.peers.ask(free_address(), ECHO, b"", timeout_ms=WAIT_MS)
+        assert one.kept_count == 0
+
+
 async def test_name_is_looked_up_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that comes back under another address (a pod does) is found there at once; nothing remembers the old one."""
     asked: list[str] = []
@@ -218,6 +243,24 @@ async def test_server_of_another_cluster_or_another_node_is_not_asked(cluster_id
     async with started(one, two):
         with pytest.raises(NotSentError):
             await one.peers.ask(two.address, ECHO, b"", timeout_ms=WAIT_MS, node_id=node_id)
+
+
+@pytest.mark.parametrize("is_wrong_first", [True, False])
+async def test_who_must_answer_is_the_business_of_whoever_asks(*, is_wrong_first: bool) -> None:
+    """Several wait for one connection, and want different nodes there: each is told for itself, also when it is open already."""
+    one, two = Node(1), Node(2)
+    async with started(one, two):
+        for _ in range(2):
+            told: list[Outcome] = []
+            order = (3, 2, None) if is_wrong_first else (None, 2, 3)
+            asking = [one.peers.ask(two.address, ECHO, b"", timeout_ms=WAIT_MS, node_id=wanted) for wanted in order]
+            told = await asyncio.gather(*asking, return_exceptions=True)
+            wrong = told.pop(0 if is_wrong_first else 2)
+            assert told == [b"2 says "] * 2
+            assert isinstance(wrong, NotSentError)
+            assert wrong.misfit is not None
+            assert "node 2 answers" in str(wrong)
+        assert two.accepted == 1
 
 
 async def test_dialling_has_a_time_limit_of_the_caller_and_of_its_own() -> None:
@@ -312,11 +355,11 @@ async def test_stop_tells_whoever_waits() -> None:
 def test_hello_that_does_not_fit_is_refused_with_a_reason(body: bytes) -> None:
     """Nonsense, another cluster, no process."""
     with pytest.raises(MisfitError) as misfit:
-        checked(body, identity(2, None), node_id=None)
+        checked(body, identity(2, None))
     assert misfit.value.goodbye()
 
 
 def test_hello_goes_through_bytes() -> None:
     """And back."""
     other = identity(1, "h:1")
-    assert checked(other.encode(), identity(2, None), node_id=1) == other
+    assert checked(other.encode(), identity(2, None)) == other

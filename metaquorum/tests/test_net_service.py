@@ -67,7 +67,8 @@ class Served:
                 await stream.write(answer_to(request).SerializeToString())
             while (message := await stream.read()) is not None:
                 self.taken.append(message)
-                await stream.write(message)
+                if request.node_id != TAKES:
+                    await stream.write(message)
             self.taken.append(None)
         except asyncio.CancelledError:
             self.ended.append("cancelled")
@@ -86,7 +87,7 @@ class Served:
             raise RuntimeError("a secret detail")
 
 
-ANSWERS, REFUSES, RAISES, WAITS, SAYS_TOO_MUCH = range(1, 6)
+ANSWERS, REFUSES, RAISES, WAITS, SAYS_TOO_MUCH, TAKES = range(1, 7)
 
 
 def answer_to(request: pb.ProbeRequest) -> pb.ProbeResponse:
@@ -261,6 +262,40 @@ async def test_stream_that_the_other_side_gives_up_ends_its_handler(caplog: pyte
         await until(lambda: made.running == 0, what="the end of the handlers")
         assert await link.ask(PLAIN, doing(ANSWERS), timeout_ms=WAIT_MS)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["given up", "connection lost"])
+async def test_handler_that_waits_for_something_else_is_cancelled_with_its_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_lost: bool
+) -> None:
+    """It neither reads nor writes, so nothing else would tell it; one that ends by itself is left to it."""
+    monkeypatch.setattr(service, "STREAM_GRACE_MS", 20)
+    async with served() as (made, link):
+        reading = link.open(STREAM, doing(ANSWERS), window_bytes=100)
+        waiting = link.open(STREAM, doing(WAITS), window_bytes=100)
+        for stream in (reading, waiting):
+            assert await stream.read() == b"begin"
+        if is_lost:
+            link.close(b"")
+        else:
+            reading.give_up()
+            waiting.give_up()
+        await until(lambda: made.running == 0, what="the end of the handlers")
+        assert made.ended == ["UnansweredError", "cancelled"]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_handler_has_what_came_before_the_end_of_its_stream() -> None:
+    """A follower that stops says what it holds, and gives the stream up behind it."""
+    async with served() as (made, link):
+        stream = link.open(STREAM, doing(TAKES), window_bytes=100)
+        assert await stream.read() == b"begin"
+        for number in range(3):
+            assert stream.try_write(b"%d" % number)
+        stream.give_up()
+        await until(lambda: made.running == 0, what="the end of the handler")
+        assert made.taken == [b"0", b"1", b"2"]
+        assert made.ended == ["UnansweredError"]
 
 
 async def test_more_than_can_be_answered_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:

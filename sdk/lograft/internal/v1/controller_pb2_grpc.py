@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ControllerServiceStub(object):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint in the status details.
+    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
+    go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel):
@@ -63,7 +64,8 @@ class ControllerServiceStub(object):
 
 
 class ControllerServiceServicer(object):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint in the status details.
+    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
+    go over the carrier (docs/net.md).
     """
 
     def RegisterBroker(self, request, context):
@@ -140,7 +142,8 @@ def add_ControllerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ControllerService(object):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint in the status details.
+    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
+    go over the carrier (docs/net.md).
     """
 
     @staticmethod

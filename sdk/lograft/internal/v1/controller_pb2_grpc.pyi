@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ControllerServiceStub:
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint in the status details."""
+    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
+    go over the carrier (docs/net.md).
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -50,7 +52,9 @@ class ControllerServiceStub:
 
 @_typing.type_check_only
 class ControllerServiceAsyncStub(ControllerServiceStub):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint in the status details."""
+    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
+    go over the carrier (docs/net.md).
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterBroker: _aio.UnaryUnaryMultiCallable[_controller_pb2.RegisterBrokerRequest, _controller_pb2.RegisterBrokerResponse]  # type: ignore[assignment]
@@ -69,7 +73,9 @@ class ControllerServiceAsyncStub(ControllerServiceStub):
     """
 
 class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint in the status details."""
+    """What brokers ask of the active controller. Other voters refuse with NOT_CONTROLLER and a leader hint. No gRPC server serves it: its messages
+    go over the carrier (docs/net.md).
+    """
 
     @_abc_1.abstractmethod
     def RegisterBroker(

@@ -529,7 +529,7 @@ class FetchQuorumResponse(_message.Message):
     read_round: _builtins.int
     """Last round of reads that the leader has begun in this epoch; 0: none. The next fetch repeats it."""
     fetch_port: _builtins.int
-    """Port, at the host of the answering node, that takes fetches over plain connections; 0: there is none."""
+    """Not used any more: the carrier has one port for everything."""
     batches: _builtins.bytes
     """Whole batches from the fetch offset on."""
     @_builtins.property
@@ -572,7 +572,7 @@ Global___FetchQuorumResponse: _TypeAlias = FetchQuorumResponse  # noqa: Y015
 
 @_typing.final
 class FollowQuorumRequest(_message.Message):
-    """One fetch on a stream."""
+    """Not used any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -596,7 +596,7 @@ Global___FollowQuorumRequest: _TypeAlias = FollowQuorumRequest  # noqa: Y015
 
 @_typing.final
 class FollowQuorumResponse(_message.Message):
-    """Answer to the fetch before it on the same stream."""
+    """Not used any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -28,7 +28,8 @@ if _version_not_supported:
 class QuorumServiceStub(object):
     """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term).
+    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
+    server serves it: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel):
@@ -82,7 +83,8 @@ class QuorumServiceStub(object):
 class QuorumServiceServicer(object):
     """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term).
+    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
+    server serves it: its messages go over the carrier (docs/net.md).
     """
 
     def Probe(self, request, context):
@@ -121,8 +123,7 @@ class QuorumServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FollowQuorum(self, request_iterator, context):
-        """The same on one stream, which costs half of the calls: each fetch is answered by one message before the next one is sent. A peer that does not know
-        it yet answers UNIMPLEMENTED, and is asked with FetchQuorum.
+        """Not used any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -196,7 +197,8 @@ def add_QuorumServiceServicer_to_server(servicer, server):
 class QuorumService(object):
     """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term).
+    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
+    server serves it: its messages go over the carrier (docs/net.md).
     """
 
     @staticmethod

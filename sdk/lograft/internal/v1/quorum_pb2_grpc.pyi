@@ -29,7 +29,8 @@ GRPC_VERSION: str
 class QuorumServiceStub:
     """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term).
+    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
+    server serves it: its messages go over the carrier (docs/net.md).
     """
 
     @_typing.overload
@@ -47,9 +48,7 @@ class QuorumServiceStub:
     FetchQuorum: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.FetchQuorumRequest, _quorum_pb2.FetchQuorumResponse]
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
     FollowQuorum: _grpc.StreamStreamMultiCallable[_quorum_pb2.FollowQuorumRequest, _quorum_pb2.FollowQuorumResponse]
-    """The same on one stream, which costs half of the calls: each fetch is answered by one message before the next one is sent. A peer that does not know
-    it yet answers UNIMPLEMENTED, and is asked with FetchQuorum.
-    """
+    """Not used any more."""
     UpdateVoter: _grpc.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]
     """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
     FetchSnapshot: _grpc.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]
@@ -59,7 +58,8 @@ class QuorumServiceStub:
 class QuorumServiceAsyncStub(QuorumServiceStub):
     """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term).
+    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
+    server serves it: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -74,9 +74,7 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
     FetchQuorum: _aio.UnaryUnaryMultiCallable[_quorum_pb2.FetchQuorumRequest, _quorum_pb2.FetchQuorumResponse]  # type: ignore[assignment]
     """Fetches batches of the metadata log. The fetch offset tells the leader what the follower has flushed."""
     FollowQuorum: _aio.StreamStreamMultiCallable[_quorum_pb2.FollowQuorumRequest, _quorum_pb2.FollowQuorumResponse]  # type: ignore[assignment]
-    """The same on one stream, which costs half of the calls: each fetch is answered by one message before the next one is sent. A peer that does not know
-    it yet answers UNIMPLEMENTED, and is asked with FetchQuorum.
-    """
+    """Not used any more."""
     UpdateVoter: _aio.UnaryUnaryMultiCallable[_quorum_pb2.UpdateVoterRequest, _quorum_pb2.UpdateVoterResponse]  # type: ignore[assignment]
     """A voter tells the leader the address of its quorum listener, because the set of voters has another."""
     FetchSnapshot: _aio.UnaryStreamMultiCallable[_quorum_pb2.FetchSnapshotRequest, _quorum_pb2.FetchSnapshotResponse]  # type: ignore[assignment]
@@ -85,7 +83,8 @@ class QuorumServiceAsyncStub(QuorumServiceStub):
 class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
     """Traffic of the metadata quorum (KIP-595 with pre-vote, KIP-996): voters and observers speak it with each other.
 
-    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term).
+    Every request names the cluster; one of another cluster is refused with WRONG_CLUSTER. "Epoch" is the quorum epoch (Raft's term). No gRPC
+    server serves it: its messages go over the carrier (docs/net.md).
     """
 
     @_abc_1.abstractmethod
@@ -134,9 +133,7 @@ class QuorumServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_quorum_pb2.FollowQuorumRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_quorum_pb2.FollowQuorumResponse], _abc.AsyncIterator[_quorum_pb2.FollowQuorumResponse]]:
-        """The same on one stream, which costs half of the calls: each fetch is answered by one message before the next one is sent. A peer that does not know
-        it yet answers UNIMPLEMENTED, and is asked with FetchQuorum.
-        """
+        """Not used any more."""
 
     @_abc_1.abstractmethod
     def UpdateVoter(

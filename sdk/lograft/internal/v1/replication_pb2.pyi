@@ -147,7 +147,7 @@ class ReplicateRequest(_message.Message):
 
     @_builtins.property
     def fetch_range(self) -> Global___FetchRangeRequest:
-        """First and only, in the place of the open: asks for a range."""
+        """Not used any more: a request of its own."""
 
     def __init__(
         self,
@@ -216,11 +216,11 @@ class ReplicateResponse(_message.Message):
 
     @_builtins.property
     def refused(self) -> Global___ReplicateRefused:
-        """The last message: the broker that was asked ends the connection."""
+        """Not used any more."""
 
     @_builtins.property
     def range(self) -> Global___FetchRangeResponse:
-        """Answer to `fetch_range`, and the last message."""
+        """Not used any more."""
 
     @_builtins.property
     def batches(self) -> Global___ReplicaBatches:
@@ -340,7 +340,7 @@ Global___ReplicateOpened: _TypeAlias = ReplicateOpened  # noqa: Y015
 
 @_typing.final
 class ReplicateRefused(_message.Message):
-    """Why a stream over a plain connection is over."""
+    """Not used any more: the carrier has failures of its own."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

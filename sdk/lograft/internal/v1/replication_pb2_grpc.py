@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class ReplicationServiceStub(object):
     """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over plain connections, to a port that is not the public one.
+    serves it: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel):
@@ -50,7 +50,7 @@ class ReplicationServiceStub(object):
 
 class ReplicationServiceServicer(object):
     """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over plain connections, to a port that is not the public one.
+    serves it: its messages go over the carrier (docs/net.md).
     """
 
     def Replicate(self, request_iterator, context):
@@ -91,7 +91,7 @@ def add_ReplicationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ReplicationService(object):
     """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over plain connections, to a port that is not the public one.
+    serves it: its messages go over the carrier (docs/net.md).
     """
 
     @staticmethod

@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class ReplicationServiceStub:
     """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over plain connections, to a port that is not the public one.
+    serves it: its messages go over the carrier (docs/net.md).
     """
 
     @_typing.overload
@@ -45,7 +45,7 @@ class ReplicationServiceStub:
 @_typing.type_check_only
 class ReplicationServiceAsyncStub(ReplicationServiceStub):
     """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over plain connections, to a port that is not the public one.
+    serves it: its messages go over the carrier (docs/net.md).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -58,7 +58,7 @@ class ReplicationServiceAsyncStub(ReplicationServiceStub):
 
 class ReplicationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Copies of partitions from their leaders to the other brokers that have a replica. docs/replication.md has the rules. No gRPC server
-    serves it: its messages go over plain connections, to a port that is not the public one.
+    serves it: its messages go over the carrier (docs/net.md).
     """
 
     @_abc_1.abstractmethod
