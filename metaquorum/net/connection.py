@@ -242,6 +242,11 @@ class Connection:
         return self._is_greeted
 
     @property
+    def is_over(self) -> bool:
+        """True once the connection is of no more use."""
+        return self._over is not None
+
+    @property
     def takes_calls(self) -> bool:
         """True while this side may ask."""
         return self._is_greeted and not self._is_leaving and self._over is None and self._next_id <= MAX_CALL_ID

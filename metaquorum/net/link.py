@@ -4,8 +4,8 @@
 Owns the transport, the timer, and who is told what became of a call. Must not know what a message says, nor who dials.
 Everything runs on the event loop.
 
-Laws: whoever asks is told exactly once; nothing is written while the transport is full; an exception of a handler fails its call
-alone, and one of whoever asked costs nobody else an outcome.
+Laws: whoever asks is told exactly once; nothing is written while the transport is full; nothing is begun for a connection that is over;
+an exception of a handler fails its call alone, and one of whoever asked costs nobody else an outcome.
 """
 
 from __future__ import annotations
@@ -473,6 +473,9 @@ class Link(asyncio.Protocol):
             match each:
                 case Answered(call_id=call_id, message=message):
                     self._outcome(call_id, message)
+                case Requested() | Opened() if self._core.is_over:
+                    # It came with the bytes for which the connection was ended. Nobody would hear of it.
+                    pass
                 case Requested():
                     self._serve(each)
                 case Received(call_id=call_id, message=message):
