@@ -193,9 +193,9 @@ class _Call:
     """This side has not ended its direction."""
     receives: bool = True
     """The other side has not ended its direction."""
-    partial: list[bytes] = field(default_factory=list[bytes])
+    partial: bytearray = field(default_factory=bytearray)
+    """The pieces of a message of which some are missing: joined, for a small one would take much more than its bytes."""
     partial_kind: Kind | None = None
-    partial_bytes: int = 0
 
 
 class Connection:
@@ -499,7 +499,7 @@ class Connection:
 
     def _forget(self, call_id: int) -> None:
         call = self._calls.pop(call_id)
-        self._partial_bytes -= call.partial_bytes
+        self._partial_bytes -= len(call.partial)
         if call_id & 1 == self._own_parity:
             self._own_open -= 1
         else:
@@ -601,18 +601,17 @@ class Connection:
             call.partial_kind = frame.kind
         elif frame.kind is not call.partial_kind:
             raise BadFrameError(f"{frame.kind.name} in the middle of {call.partial_kind.name}")
-        call.partial.append(frame.body)
-        call.partial_bytes += len(frame.body)
+        call.partial += frame.body
         self._partial_bytes += len(frame.body)
-        if call.partial_bytes > self._limits.message_bytes + _METHOD_AND_NUMBER.size:
+        if len(call.partial) > self._limits.message_bytes + _METHOD_AND_NUMBER.size:
             raise BadFrameError(f"a message of more than {self._limits.message_bytes} bytes")
         if self._partial_bytes > self._limits.partial_bytes:
             raise BadFrameError(f"more than {self._limits.partial_bytes} bytes of messages in parts")
         if frame.goes_on:
             return None
-        message = b"".join(call.partial)
-        self._partial_bytes -= call.partial_bytes
-        call.partial, call.partial_bytes, call.partial_kind = [], 0, None
+        message = bytes(call.partial)
+        self._partial_bytes -= len(message)
+        call.partial, call.partial_kind = bytearray(), None
         return message
 
     def _take_of_call(self, kind: Kind, call_id: int, call: _Call, message: bytes, happenings: list[Happening]) -> None:

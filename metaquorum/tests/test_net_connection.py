@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -355,6 +356,18 @@ def test_partial_messages_of_all_calls_are_bounded(pair: Pair) -> None:
     for number in range(1, 5):
         told += pair.ends[0].receive(frame(Kind.REQUEST, 2 * number, bytes(4_000), goes_on=True), 0)
     assert told == [Over("more than 8000 bytes of messages in parts")]
+
+
+def test_small_pieces_take_no_more_memory_than_their_bytes(pair: Pair) -> None:
+    """A message in pieces of two bytes, or none, that is never finished."""
+    pieces = frame(Kind.REQUEST, 2, b"xy", goes_on=True) * 2_000 + frame(Kind.REQUEST, 2, b"", goes_on=True) * 20_000
+    tracemalloc.start()
+    try:
+        assert pair.ends[0].receive(pieces, 0) == []
+        grown_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown_bytes < 4 * 4_000
 
 
 def test_pings_of_one_who_does_not_read_take_one_answer(pair: Pair) -> None:
