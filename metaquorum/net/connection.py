@@ -121,7 +121,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message on a stream. Its bytes are taken off the credit until they are granted again."""
+    """A message on a stream. What it takes off the credit (`credit_taken`) may be granted again."""
 
     call_id: int
     message: bytes
@@ -196,6 +196,11 @@ class _Call:
     partial: bytearray = field(default_factory=bytearray)
     """The pieces of a message of which some are missing: joined, for a small one would take much more than its bytes."""
     partial_kind: Kind | None = None
+
+
+def credit_taken(message: bytes) -> int:
+    """Bytes that a message on a stream takes off the credit: its own; one for an empty message, which is kept too."""
+    return len(message) or 1
 
 
 class Connection:
@@ -336,7 +341,7 @@ class Connection:
         call = self._calls.get(call_id)
         if call is None or not call.sends or call.credit <= 0:
             return False
-        call.credit -= len(message)
+        call.credit -= credit_taken(message)
         self._queue(call_id, Kind.MESSAGE, message)
         return True
 
@@ -649,7 +654,7 @@ class Connection:
                 raise BadFrameError(f"MESSAGE on stream {call_id} after its end")
             if call.granted <= 0:
                 raise BadFrameError(f"MESSAGE on stream {call_id} without credit")
-            call.granted -= len(message)
+            call.granted -= credit_taken(message)
             happenings.append(Received(call_id, message))
         elif kind is Kind.CREDIT:
             if len(message) != _CREDIT.size:

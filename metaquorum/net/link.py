@@ -32,6 +32,7 @@ from metaquorum.net.connection import (
     Received,
     Requested,
     Writable,
+    credit_taken,
 )
 
 logger = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ class Stream:
             finally:
                 self._readable = None
         message = self._messages.popleft()
-        self._taken_bytes += len(message)
+        self._taken_bytes += credit_taken(message)
         if self._taken_bytes * 2 >= self._window_bytes:
             taken_bytes, self._taken_bytes = self._taken_bytes, 0
             self._link.grant(self._call_id, taken_bytes)

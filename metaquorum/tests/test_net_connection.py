@@ -184,6 +184,17 @@ def test_streams_carry_messages_both_ways_within_their_credit_and_end_each_way(p
     assert [end.open_count for end in pair.ends] == [0, 0]
 
 
+def test_empty_messages_take_credit_too(pair: Pair) -> None:
+    """Whoever sends them without an end would fill the memory of one who does not read."""
+    opener, sender = pair.ends
+    stream = opener.open(5, b"", credit_bytes=2)
+    pair.settle()
+    assert [sender.send(stream, b"") for _ in range(3)] == [True, True, False]
+    pair.settle()
+    assert pair.taken(0) == [Received(stream, b"")] * 2
+    assert opener.receive(frame(Kind.MESSAGE, stream), 0)[-1] == Over(f"MESSAGE on stream {stream} without credit")
+
+
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("is_said", [True, False])
 def test_stream_may_be_reset_or_given_up_by_either_side(pair: Pair, who: int, is_said: bool) -> None:

@@ -177,6 +177,29 @@ async def test_stream_runs_both_ways_within_its_windows() -> None:
         await until(lambda: (link.open_count, listener.links[0].open_count) == (0, 0))
 
 
+async def test_empty_messages_that_were_read_are_granted_again() -> None:
+    """More of them than a window has bytes."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        stream = link.open(SWALLOW, b"", window_bytes=10)
+        await until(lambda: listener.streams)
+
+        async def send() -> None:
+            for _ in range(50):
+                await listener.streams[0].write(b"")
+            listener.streams[0].end()
+
+        sending = asyncio.create_task(send())
+        messages = [message async for message in _messages(stream)]
+        await sending
+        assert messages == [b""] * 50
+
+
+async def _messages(stream: Stream) -> AsyncIterator[bytes]:
+    while (message := await stream.read()) is not None:
+        yield message
+
+
 async def test_reader_that_does_not_read_stops_its_writer_and_nobody_else() -> None:
     """Requests beside it are answered; what waits is no more than the window."""
     async with connected() as (link, _, listener):
