@@ -34,7 +34,7 @@ class Limits:
     """Bounds of one connection.
 
     Attributes:
-        open_calls: calls of either side that are open at once.
+        open_calls: calls of either side that are open at once; of the other side twice as many, whose last frames may wait to be sent.
         queued_bytes: bytes that wait to be sent, at which new requests are refused with BUSY.
         message_bytes: bytes of one message.
         partial_bytes: bytes of all messages of which a part has come.
@@ -222,6 +222,9 @@ class Connection:
         self._last_other_id = 0
         self._own_open = 0
         self._other_open = 0
+        # Calls of the other side that are over, but for their last frames, which wait to be sent: they count as open until then, or one
+        # who does not read would get any number of answers.
+        self._unsent: set[int] = set()
         self._deadlines: list[tuple[int, int]] = []
         self._is_greeted = False
         self._is_leaving = False
@@ -448,6 +451,9 @@ class Connection:
                 self._queues.move_to_end(call_id)
             else:
                 del self._queues[call_id]
+                if call_id in self._unsent:
+                    self._unsent.remove(call_id)
+                    self._other_open -= 1
         return out
 
     # Sending.
@@ -507,6 +513,8 @@ class Connection:
         self._partial_bytes -= len(call.partial)
         if call_id & 1 == self._own_parity:
             self._own_open -= 1
+        elif call_id in self._queues:
+            self._unsent.add(call_id)
         else:
             self._other_open -= 1
 
@@ -526,6 +534,7 @@ class Connection:
                 happenings.append(Failed(call_id, None, loss))
         self._calls.clear()
         self._queues.clear()
+        self._unsent.clear()
         self._deadlines.clear()
         self._queued_bytes = 0
         happenings.append(Over(reason))

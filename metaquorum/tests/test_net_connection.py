@@ -381,6 +381,37 @@ def test_small_pieces_take_no_more_memory_than_their_bytes(pair: Pair) -> None:
     assert grown_bytes < 4 * 4_000
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_answers_that_were_not_sent_count_as_open_calls(pair: Pair, is_cancelled: bool) -> None:
+    """Of one who asks, or gives up, and does not read: what waits for it is bounded."""
+    end, told = pair.ends[0], list[Happening]()
+    for number in range(1, 100):
+        told += end.receive(frame(Kind.REQUEST, 2 * number, REQUEST), 0)
+        if is_cancelled:
+            told += end.receive(frame(Kind.CANCEL, 2 * number), 0)
+        else:
+            end.respond(2 * number, b"")
+        if end.deadline_ms() is None:
+            break
+    assert told[-1] == Over("more than 8 calls are open")
+
+
+def test_answers_that_were_sent_do_not_count(pair: Pair) -> None:
+    """Whoever reads may ask for ever, and a stream that is over waits for nobody."""
+    for number in range(100):
+        asked = pair.ends[0].request(1, b"", timeout_ms=50, now_ms=0)
+        stream = pair.ends[0].open(2, b"", credit_bytes=1)
+        pair.settle()
+        pair.ends[1].respond(asked, b"x" * 300)
+        if number % 2:
+            pair.ends[1].fail(stream, b"no")
+        else:
+            pair.ends[0].give_up(stream)
+        pair.settle()
+    assert [each for each in pair.told[0] if isinstance(each, Over)] == []
+    assert len([each for each in pair.taken(0) if isinstance(each, Answered)]) == 100
+
+
 def test_pings_of_one_who_does_not_read_take_one_answer(pair: Pair) -> None:
     """Nothing grows."""
     pair.ends[0].receive(b"".join(frame(Kind.PING, 0, bytes([0] * 7 + [n])) for n in range(200)), 0)
