@@ -449,7 +449,12 @@ class Link(asyncio.Protocol):
         if transport is None:
             return
         while not self._is_full and (out := self._core.output(WRITE_BYTES)):
-            transport.write(out[0] if len(out) == 1 else b"".join(out))
+            try:
+                transport.write(out[0] if len(out) == 1 else b"".join(out))
+            except RuntimeError as error:
+                # uvloop's, of an attempt to connect that was cancelled just before its end: it closes the transport and says nothing.
+                self._tell(self._core.lose(f"the connection is closed: {error}"))
+                return
 
     def _arm(self) -> None:
         """See to it that the core looks at the clock in time; a timer that comes too early does no harm."""

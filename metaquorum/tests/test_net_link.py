@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -274,6 +274,40 @@ async def test_nothing_is_begun_on_a_connection_that_is_over(behind: str) -> Non
 
 def _frame(kind: Kind, call_id: int, body: bytes) -> bytes:
     return header(kind, call_id, len(body)) + body
+
+
+def test_attempt_to_connect_that_is_cancelled_just_before_its_end_leaves_nothing_behind() -> None:
+    """Of a process that is short of time: uvloop closes the transport then, tells its protocol nothing, and raises at a later write."""
+    uvloop: Any = pytest.importorskip("uvloop")
+    side = Side()
+
+    async def dial() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Side().link(is_dialler=False, limits=LIMITS), "127.0.0.1", 0)
+        link = side.link(is_dialler=True, limits=LIMITS)
+        port = server.sockets[0].getsockname()[1]
+        dialling = asyncio.create_task(loop.create_connection(lambda: _Cancelling(link, dialling), "127.0.0.1", port))
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+        link.close(b"")
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(dial())
+    assert len(side.over) == 1
+
+
+class _Cancelling(asyncio.Protocol):
+    """Stands before a link, and cancels the attempt to connect once it knows its transport."""
+
+    def __init__(self, link: Link, dialling: asyncio.Task[Any]) -> None:
+        self._link = link
+        self._dialling = dialling
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See the class."""
+        self._link.connection_made(transport)
+        self._dialling.cancel()
 
 
 async def test_silent_machine_is_noticed_without_a_call() -> None:
