@@ -20,9 +20,11 @@ from lograft.v1 import admin_pb2
 from integration_tests.faults.carrier_client import CarrierClient, credit, frames, opening, request
 from integration_tests.faults.cluster_facts import ID_BYTES, Facts
 from integration_tests.faults.mutations import mutate_frame
+from metaquorum.net.connection import Limits
 from metaquorum.net.frames import GREETING, MAX_BODY_BYTES, MORE, Kind, header
 from metaquorum.net.hello import VERSION, Identity
 from metaquorum.net.methods import Method
+from metaquorum.rpc.admin_service import REQUEST_WINDOW_BYTES
 
 FORBIDDEN: Final = "fuzz-forbidden"
 """Topic that is asked for behind greetings that do not fit; there must never be one."""
@@ -30,12 +32,10 @@ MAX_CALL_ID: Final = 2**32 - 1
 LENGTH_BYTES: Final = 4
 REST_BYTES: Final = 6
 """Kind, flags and id, which the length of a frame counts."""
-MESSAGE_BYTES_MAX: Final = 17 * 1024 * 1024
-"""`message_bytes` of a connection."""
-OPEN_CALLS_MAX: Final = 2 * 1_024
+LIMITS: Final = Limits()
+"""Of the connections of a server."""
+OPEN_CALLS_MAX: Final = 2 * LIMITS.open_calls
 """Calls of one side that the other one takes."""
-WINDOW_BYTES: Final = 64 * 1024
-"""What a server takes ahead on a stream on which nothing is to be said."""
 PINGS: Final = 10_000
 
 
@@ -158,7 +158,7 @@ def _another_message_in_between(rng: random.Random, client: CarrierClient, probe
 
 def _too_long(rng: random.Random, client: CarrierClient, _probe: bytes) -> Then:
     kind = rng.choice([Kind.REQUEST, Kind.OPEN])
-    client.say(frames(kind, 1, bytes(MESSAGE_BYTES_MAX + MAX_BODY_BYTES), piece_bytes=MAX_BODY_BYTES))
+    client.say(frames(kind, 1, bytes(LIMITS.message_bytes + MAX_BODY_BYTES), piece_bytes=MAX_BODY_BYTES))
     return Then.ENDS
 
 
@@ -194,9 +194,9 @@ def _message_without_credit(_rng: random.Random, client: CarrierClient, _probe: 
 def _messages_beyond_the_credit(rng: random.Random, client: CarrierClient, _probe: bytes) -> Then:
     call_id = client.open(Method.EXPORT_METADATA, b"", credit_bytes=0)
     if client.await_credit(call_id):
-        size = rng.choice([0, 1, 1_000, WINDOW_BYTES])
+        size = rng.choice([0, 1, 1_000, REQUEST_WINDOW_BYTES])
         # The last one may be longer than the credit, and there is one behind it.
-        client.say(frames(Kind.MESSAGE, call_id, bytes(size)) * (WINDOW_BYTES // max(1, size) + 2))
+        client.say(frames(Kind.MESSAGE, call_id, bytes(size)) * (REQUEST_WINDOW_BYTES // max(1, size) + 2))
         client.settle()
     # A server that does not lead ends the stream, and takes what was on its way.
     return Then.STAYS if client.calls[call_id].is_over else Then.ENDS

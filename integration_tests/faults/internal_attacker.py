@@ -40,7 +40,7 @@ from metaquorum.net.methods import Method
 from metaquorum.net.service import decode_refusal
 from metaquorum.rpc.admin_service import REQUEST_TYPES
 
-FACTS_EVERY: Final = 150
+FACTS_EVERY: Final = 50
 """Inputs after which an attacker looks anew what the cluster is."""
 DISTURB_EVERY: Final = 600
 """One of so many inputs may start an election, give a server another address, or take the place of a follower's stream."""
