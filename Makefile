@@ -110,7 +110,7 @@ soak: $(INSTALLED) ## Full-rate produce to servers that are voters too, for MINU
 kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all, ROUNDS=n times
 	$(BIN)/python -m integration_tests.faults.kill_broker --rounds $(ROUNDS)
 
-fuzz: $(INSTALLED) ## N=n mutated batches, frames and names of clients, and N=n requests between servers, through real ports (SEED=1)
+fuzz: $(INSTALLED) ## N=n mutated batches, frames and names of clients, and N=n requests and frames between servers, through real ports (SEED=1)
 	$(BIN)/python -m integration_tests.faults.fuzz --inputs $(N) $(if $(SEED),--seed $(SEED))
 
 hostile: $(INSTALLED) ## Clients that mean harm beside a healthy one: memory, descriptors, latencies (ONLY="idle channels readers sockets bombers huge")

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 from lograft.wire.batch import encode_batch
 
-from integration_tests.faults import fuzz, fuzz_internal, internal_requests, kill_broker, kill_quorum, mutations
+from integration_tests.faults import (
+    admin_requests,
+    fuzz,
+    fuzz_internal,
+    internal_attacker,
+    internal_requests,
+    kill_broker,
+    kill_quorum,
+    mutations,
+)
+from metaquorum.net.methods import Method
 
 SHORT_ROUNDS = 2
 SHORT_INPUTS = 400
@@ -52,18 +62,17 @@ def test_hostile_requests_between_servers_harm_nothing(tmp_path: Path) -> None:
     assert outcome.problems == []
     assert sum(outcome.counts.values()) == SHORT_INPUTS
     assert outcome.acknowledged > 0
-    assert fuzz_internal.FETCH_SNAPSHOT in outcome.reached, "no snapshot was sent"
+    missing = {*internal_attacker.methods(), *internal_attacker.others()} - outcome.reached
+    assert not missing, f"nothing was looked into of {missing}; FETCH_SNAPSHOT has to send one"
 
 
-def test_every_internal_method_is_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method that the protocol gets has to get a maker of requests."""
-    methods = internal_requests.internal_methods()
-    assert len(methods) >= 15
-    assert methods.keys() <= set(fuzz_internal.kinds())
-    vote = "lograft.internal.v1.QuorumService.Vote"
-    monkeypatch.delitem(internal_requests.MAKERS, vote)
-    with pytest.raises(RuntimeError, match=vote):
-        fuzz_internal.kinds()
+def test_every_method_of_the_carrier_is_attacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that the carrier gets, or the controller answers for a client, has to get a maker of requests."""
+    assert internal_attacker.methods() == [method.name for method in Method]
+    monkeypatch.delitem(internal_requests.CALLS, Method.VOTE)
+    monkeypatch.delitem(admin_requests.ADMIN_MAKERS, "ListTopics")
+    with pytest.raises(RuntimeError, match=r"'VOTE', 'ADMIN ListTopics'"):
+        internal_attacker.methods()
 
 
 def test_comparison_notices_lost_moved_and_repeated_records() -> None:

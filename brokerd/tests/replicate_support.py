@@ -18,7 +18,6 @@ from lograft.wire.batch import iter_batches
 from lograft.wire.codes import ErrorCode
 
 from brokerd.limits import MAX_REPLICATE_STREAMS, REPLICATE_WINDOW_BYTES
-from metaquorum.metadata.loader import MetadataLoader
 from brokerd.pushing import pulse
 from brokerd.pushing.rate import PushRates
 from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
@@ -29,6 +28,7 @@ from brokerd.rpc.replicate_handshake import Leader
 from brokerd.rpc.replicate_service import ReplicateService
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID, LeadingReplica
 from brokerd.tests.support import WAIT_S
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.state import BrokerImage
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.link import CallError, RefusedByPeerError, Stream

@@ -3,7 +3,7 @@
 
 After every input the broker must live; every thousand a good client must still get through; at the end the broker's memory must
 have grown by less than RSS_GROWTH_BYTES_MAX, and everything that was stored must be readable: every batch of the topic decodes
-in every way a reader has, and what Read and Fetch return agrees. The second part, requests between servers, is `fuzz_internal`.
+in every way a reader has, and what Read and Fetch return agrees. The second part, what servers say to each other, is `fuzz_internal`.
 """
 
 from __future__ import annotations

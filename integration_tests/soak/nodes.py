@@ -36,7 +36,6 @@ class CombinedNodes:
     def __init__(self, directory: Path, *, count: int = 3, arguments: Sequence[str] = ()) -> None:
         self.hosts = [f"127.0.0.{number}" for number in range(1, count + 1)]
         self.broker_port, self.quorum_port = port_free_on(self.hosts), port_free_on(self.hosts)
-        self.replication_port = port_free_on(self.hosts)
         self.processes: dict[str, Process] = {}
         self.directories = [directory / f"data-{ordinal}" for ordinal in range(count)]
         for ordinal, host in enumerate(self.hosts):
@@ -48,8 +47,6 @@ class CombinedNodes:
                 "LOGRAFT_BIND_HOST": host,
                 "LOGRAFT_BROKER_PORT": str(self.broker_port),
                 "LOGRAFT_QUORUM_PORT": str(self.quorum_port),
-                "LOGRAFT_QUORUM_FETCH_PORT": "0",
-                "LOGRAFT_REPLICATION_PORT": str(self.replication_port),
                 "LOGRAFT_DATA_DIR": str(self.directories[ordinal]),
             }
             name = environment["POD_NAME"]

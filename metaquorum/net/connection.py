@@ -34,7 +34,7 @@ class Limits:
     """Bounds of one connection.
 
     Attributes:
-        open_calls: calls of either side that are open at once.
+        open_calls: calls of either side that are open at once; of the other side twice as many, whose last frames may wait to be sent.
         queued_bytes: bytes that wait to be sent, at which new requests are refused with BUSY.
         message_bytes: bytes of one message.
         partial_bytes: bytes of all messages of which a part has come.
@@ -121,7 +121,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message on a stream. Its bytes are taken off the credit until they are granted again."""
+    """A message on a stream. What it takes off the credit (`credit_taken`) may be granted again."""
 
     call_id: int
     message: bytes
@@ -193,9 +193,14 @@ class _Call:
     """This side has not ended its direction."""
     receives: bool = True
     """The other side has not ended its direction."""
-    partial: list[bytes] = field(default_factory=list[bytes])
+    partial: bytearray = field(default_factory=bytearray)
+    """The pieces of a message of which some are missing: joined, for a small one would take much more than its bytes."""
     partial_kind: Kind | None = None
-    partial_bytes: int = 0
+
+
+def credit_taken(message: bytes) -> int:
+    """Bytes that a message on a stream takes off the credit: its own; one for an empty message, which is kept too."""
+    return len(message) or 1
 
 
 class Connection:
@@ -217,6 +222,9 @@ class Connection:
         self._last_other_id = 0
         self._own_open = 0
         self._other_open = 0
+        # Calls of the other side that are over, but for their last frames, which wait to be sent: they count as open until then, or one
+        # who does not read would get any number of answers.
+        self._unsent: set[int] = set()
         self._deadlines: list[tuple[int, int]] = []
         self._is_greeted = False
         self._is_leaving = False
@@ -235,6 +243,11 @@ class Connection:
         self._queued_bytes = 0
 
     # State.
+
+    @property
+    def is_over(self) -> bool:
+        """True once the connection is of no more use."""
+        return self._over is not None
 
     @property
     def takes_calls(self) -> bool:
@@ -330,7 +343,7 @@ class Connection:
         call = self._calls.get(call_id)
         if call is None or not call.sends or call.credit <= 0:
             return False
-        call.credit -= len(message)
+        call.credit -= credit_taken(message)
         self._queue(call_id, Kind.MESSAGE, message)
         return True
 
@@ -437,6 +450,9 @@ class Connection:
                 self._queues.move_to_end(call_id)
             else:
                 del self._queues[call_id]
+                if call_id in self._unsent:
+                    self._unsent.remove(call_id)
+                    self._other_open -= 1
         return out
 
     # Sending.
@@ -493,9 +509,11 @@ class Connection:
 
     def _forget(self, call_id: int) -> None:
         call = self._calls.pop(call_id)
-        self._partial_bytes -= call.partial_bytes
+        self._partial_bytes -= len(call.partial)
         if call_id & 1 == self._own_parity:
             self._own_open -= 1
+        elif call_id in self._queues:
+            self._unsent.add(call_id)
         else:
             self._other_open -= 1
 
@@ -515,6 +533,7 @@ class Connection:
                 happenings.append(Failed(call_id, None, loss))
         self._calls.clear()
         self._queues.clear()
+        self._unsent.clear()
         self._deadlines.clear()
         self._queued_bytes = 0
         happenings.append(Over(reason))
@@ -595,18 +614,17 @@ class Connection:
             call.partial_kind = frame.kind
         elif frame.kind is not call.partial_kind:
             raise BadFrameError(f"{frame.kind.name} in the middle of {call.partial_kind.name}")
-        call.partial.append(frame.body)
-        call.partial_bytes += len(frame.body)
+        call.partial += frame.body
         self._partial_bytes += len(frame.body)
-        if call.partial_bytes > self._limits.message_bytes + _METHOD_AND_NUMBER.size:
+        if len(call.partial) > self._limits.message_bytes + _METHOD_AND_NUMBER.size:
             raise BadFrameError(f"a message of more than {self._limits.message_bytes} bytes")
         if self._partial_bytes > self._limits.partial_bytes:
             raise BadFrameError(f"more than {self._limits.partial_bytes} bytes of messages in parts")
         if frame.goes_on:
             return None
-        message = b"".join(call.partial)
-        self._partial_bytes -= call.partial_bytes
-        call.partial, call.partial_bytes, call.partial_kind = [], 0, None
+        message = bytes(call.partial)
+        self._partial_bytes -= len(message)
+        call.partial, call.partial_kind = bytearray(), None
         return message
 
     def _take_of_call(self, kind: Kind, call_id: int, call: _Call, message: bytes, happenings: list[Happening]) -> None:
@@ -644,7 +662,7 @@ class Connection:
                 raise BadFrameError(f"MESSAGE on stream {call_id} after its end")
             if call.granted <= 0:
                 raise BadFrameError(f"MESSAGE on stream {call_id} without credit")
-            call.granted -= len(message)
+            call.granted -= credit_taken(message)
             happenings.append(Received(call_id, message))
         elif kind is Kind.CREDIT:
             if len(message) != _CREDIT.size:

@@ -4,8 +4,8 @@
 Owns the transport, the timer, and who is told what became of a call. Must not know what a message says, nor who dials.
 Everything runs on the event loop.
 
-Laws: whoever asks is told exactly once; nothing is written while the transport is full; an exception of a handler fails its call
-alone, and one of whoever asked costs nobody else an outcome.
+Laws: whoever asks is told exactly once; nothing is written while the transport is full; nothing is begun for a connection that is over;
+an exception of a handler fails its call alone, and one of whoever asked costs nobody else an outcome.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from metaquorum.net.connection import (
     Received,
     Requested,
     Writable,
+    credit_taken,
 )
 
 logger = logging.getLogger(__name__)
@@ -157,7 +158,7 @@ class Stream:
             finally:
                 self._readable = None
         message = self._messages.popleft()
-        self._taken_bytes += len(message)
+        self._taken_bytes += credit_taken(message)
         if self._taken_bytes * 2 >= self._window_bytes:
             taken_bytes, self._taken_bytes = self._taken_bytes, 0
             self._link.grant(self._call_id, taken_bytes)
@@ -458,7 +459,12 @@ class Link(asyncio.Protocol):
         if transport is None:
             return
         while not self._is_full and (out := self._core.output(WRITE_BYTES)):
-            transport.write(out[0] if len(out) == 1 else b"".join(out))
+            try:
+                transport.write(out[0] if len(out) == 1 else b"".join(out))
+            except RuntimeError as error:
+                # uvloop's, of an attempt to connect that was cancelled just before its end: it closes the transport and says nothing.
+                self._tell(self._core.lose(f"the connection is closed: {error}"))
+                return
 
     def _arm(self) -> None:
         """See to it that the core looks at the clock in time; a timer that comes too early does no harm."""
@@ -483,6 +489,9 @@ class Link(asyncio.Protocol):
             match each:
                 case Answered(call_id=call_id, message=message):
                     self._outcome(call_id, message)
+                case Requested() | Opened() if self._core.is_over:
+                    # It came with the bytes for which the connection was ended. Nobody would hear of it.
+                    pass
                 case Requested():
                     self._serve(each)
                 case Received(call_id=call_id, message=message):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -183,6 +184,17 @@ def test_streams_carry_messages_both_ways_within_their_credit_and_end_each_way(p
     assert [end.open_count for end in pair.ends] == [0, 0]
 
 
+def test_empty_messages_take_credit_too(pair: Pair) -> None:
+    """Whoever sends them without an end would fill the memory of one who does not read."""
+    opener, sender = pair.ends
+    stream = opener.open(5, b"", credit_bytes=2)
+    pair.settle()
+    assert [sender.send(stream, b"") for _ in range(3)] == [True, True, False]
+    pair.settle()
+    assert pair.taken(0) == [Received(stream, b"")] * 2
+    assert opener.receive(frame(Kind.MESSAGE, stream), 0)[-1] == Over(f"MESSAGE on stream {stream} without credit")
+
+
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("is_said", [True, False])
 def test_stream_may_be_reset_or_given_up_by_either_side(pair: Pair, who: int, is_said: bool) -> None:
@@ -355,6 +367,49 @@ def test_partial_messages_of_all_calls_are_bounded(pair: Pair) -> None:
     for number in range(1, 5):
         told += pair.ends[0].receive(frame(Kind.REQUEST, 2 * number, bytes(4_000), goes_on=True), 0)
     assert told == [Over("more than 8000 bytes of messages in parts")]
+
+
+def test_small_pieces_take_no_more_memory_than_their_bytes(pair: Pair) -> None:
+    """A message in pieces of two bytes, or none, that is never finished."""
+    pieces = frame(Kind.REQUEST, 2, b"xy", goes_on=True) * 2_000 + frame(Kind.REQUEST, 2, b"", goes_on=True) * 20_000
+    tracemalloc.start()
+    try:
+        assert pair.ends[0].receive(pieces, 0) == []
+        grown_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown_bytes < 4 * 4_000
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_answers_that_were_not_sent_count_as_open_calls(pair: Pair, is_cancelled: bool) -> None:
+    """Of one who asks, or gives up, and does not read: what waits for it is bounded."""
+    end, told = pair.ends[0], list[Happening]()
+    for number in range(1, 100):
+        told += end.receive(frame(Kind.REQUEST, 2 * number, REQUEST), 0)
+        if is_cancelled:
+            told += end.receive(frame(Kind.CANCEL, 2 * number), 0)
+        else:
+            end.respond(2 * number, b"")
+        if end.deadline_ms() is None:
+            break
+    assert told[-1] == Over("more than 8 calls are open")
+
+
+def test_answers_that_were_sent_do_not_count(pair: Pair) -> None:
+    """Whoever reads may ask for ever, and a stream that is over waits for nobody."""
+    for number in range(100):
+        asked = pair.ends[0].request(1, b"", timeout_ms=50, now_ms=0)
+        stream = pair.ends[0].open(2, b"", credit_bytes=1)
+        pair.settle()
+        pair.ends[1].respond(asked, b"x" * 300)
+        if number % 2:
+            pair.ends[1].fail(stream, b"no")
+        else:
+            pair.ends[0].give_up(stream)
+        pair.settle()
+    assert [each for each in pair.told[0] if isinstance(each, Over)] == []
+    assert len([each for each in pair.taken(0) if isinstance(each, Answered)]) == 100
 
 
 def test_pings_of_one_who_does_not_read_take_one_answer(pair: Pair) -> None:

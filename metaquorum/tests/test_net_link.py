@@ -7,11 +7,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from metaquorum.net.connection import Limits, Loss
+from metaquorum.net.frames import GREETING, Kind, header
 from metaquorum.net.link import Link, RefusedByPeerError, ServedCall, Services, Stream, UnansweredError
 
 LIMITS = Limits(ping_after_ms=100, liveness_ms=60_000, greeting_ms=5_000)
@@ -23,17 +24,20 @@ ECHO, SILENT, BROKEN, COUNT, SWALLOW, UNKNOWN = range(1, 7)
 class Side:
     """One end: what it serves, and what it saw."""
 
+    asked: list[bytes] = field(default_factory=list[bytes])
     abandoned: list[bytes] = field(default_factory=list[bytes])
     over: list[str] = field(default_factory=list[str])
     streams: list[Stream] = field(default_factory=list[Stream])
     tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
     links: list[Link] = field(default_factory=list[Link])
     refusal: bytes | None = None
+    port: int = 0
 
     def services(self) -> Services:
         """What it answers."""
 
         def echo(call: ServedCall) -> None:
+            self.asked.append(call.message)
             call.respond(call.message + b" of " + call.hello)
 
         def silent(call: ServedCall) -> None:
@@ -82,7 +86,7 @@ async def connected(limits: Limits = LIMITS, *, refusal: bytes | None = None) ->
     dialler, listener = Side(), Side(refusal=refusal)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: listener.link(is_dialler=False, limits=limits), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+    listener.port = port = server.sockets[0].getsockname()[1]
     _, link = await loop.create_connection(lambda: dialler.link(is_dialler=True, limits=limits), "127.0.0.1", port)
     try:
         async with asyncio.timeout(WAIT_S):
@@ -197,6 +201,29 @@ async def test_nothing_is_kept_of_calls_that_are_over() -> None:
         assert [await late.read(), await late.read()] == [b"taken 0", None]
 
 
+async def test_empty_messages_that_were_read_are_granted_again() -> None:
+    """More of them than a window has bytes."""
+    async with connected() as (link, _, listener):
+        await link.greeted
+        stream = link.open(SWALLOW, b"", window_bytes=10)
+        await until(lambda: listener.streams)
+
+        async def send() -> None:
+            for _ in range(50):
+                await listener.streams[0].write(b"")
+            listener.streams[0].end()
+
+        sending = asyncio.create_task(send())
+        messages = [message async for message in _messages(stream)]
+        await sending
+        assert messages == [b""] * 50
+
+
+async def _messages(stream: Stream) -> AsyncIterator[bytes]:
+    while (message := await stream.read()) is not None:
+        yield message
+
+
 async def test_reader_that_does_not_read_stops_its_writer_and_nobody_else() -> None:
     """Requests beside it are answered; what waits is no more than the window."""
     async with connected() as (link, _, listener):
@@ -250,6 +277,61 @@ async def test_other_side_that_does_not_fit_is_left_with_the_reason() -> None:
     async with connected(refusal=b"another cluster") as (link, dialler, listener):
         await until(lambda: dialler.over and listener.over)
         assert not link.is_usable
+
+
+@pytest.mark.parametrize("behind", ["a HELLO that does not fit", "a call before what is no frame"])
+async def test_nothing_is_begun_on_a_connection_that_is_over(behind: str) -> None:
+    """Calls came with the bytes for which it was ended, from one who did not wait for an answer."""
+    is_misfit = behind == "a HELLO that does not fit"
+    calls = _frame(Kind.REQUEST, 1, b"\0\1\0\0\0\5asked") + _frame(Kind.OPEN, 3, b"\0\5\0\0\0\5opened")
+    end = b"" if is_misfit else bytes(4)
+    async with connected(refusal=b"another cluster" if is_misfit else None) as (_, _, listener):
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(GREETING + _frame(Kind.HELLO, 0, b"x") + calls + end)
+        with suppress(ConnectionError):
+            while await reader.read(1_000):
+                pass
+        writer.close()
+    assert listener.asked == []
+    assert listener.streams == []
+
+
+def _frame(kind: Kind, call_id: int, body: bytes) -> bytes:
+    return header(kind, call_id, len(body)) + body
+
+
+def test_attempt_to_connect_that_is_cancelled_just_before_its_end_leaves_nothing_behind() -> None:
+    """Of a process that is short of time: uvloop closes the transport then, tells its protocol nothing, and raises at a later write."""
+    uvloop: Any = pytest.importorskip("uvloop")
+    side = Side()
+
+    async def dial() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Side().link(is_dialler=False, limits=LIMITS), "127.0.0.1", 0)
+        link = side.link(is_dialler=True, limits=LIMITS)
+        port = server.sockets[0].getsockname()[1]
+        dialling = asyncio.create_task(loop.create_connection(lambda: _Cancelling(link, dialling), "127.0.0.1", port))
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+        link.close(b"")
+        server.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(dial())
+    assert len(side.over) == 1
+
+
+class _Cancelling(asyncio.Protocol):
+    """Stands before a link, and cancels the attempt to connect once it knows its transport."""
+
+    def __init__(self, link: Link, dialling: asyncio.Task[Any]) -> None:
+        self._link = link
+        self._dialling = dialling
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See the class."""
+        self._link.connection_made(transport)
+        self._dialling.cancel()
 
 
 async def test_silent_machine_is_noticed_without_a_call() -> None:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 
 import grpc
@@ -79,6 +80,17 @@ async def test_every_method_refuses_bytes_that_are_no_message(tmp_path: Path, ca
     assert count > 25
     assert not [record for record in caplog.records if record.exc_info or record.name.startswith("grpc")]
     assert any("undecodable_request" in record.message for record in caplog.records)
+
+
+async def test_admin_port_serves_no_method_of_other_servers(tmp_path: Path) -> None:
+    """What servers of older versions asked for over gRPC; they are at another port, and ask in other words."""
+    names = [*(method.name.title().replace("_", "") for method in Method), "FollowQuorum"]
+    async with quorum_cluster(tmp_path, 1) as cluster:
+        channel = cluster.channel(str(cluster.servers[1].admin_address))
+        for service, name in product(("QuorumService", "ControllerService", "ReplicationService"), names):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary(f"/lograft.internal.v1.{service}/{name}")(b"")
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED, f"{service}/{name}"
 
 
 @asynccontextmanager
