@@ -13,7 +13,6 @@ from typing import Final
 from lograft._core.sequencer import PartitionSequencer
 from lograft._transport import Transport
 
-from brokerd.following.session import FollowerSession
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.partition import reconciliation
 from brokerd.partition.follower import Following
@@ -338,14 +337,6 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         function="tick",
         old="if call is not None and call.role is _Role.ASKED:",
         new="if False:",
-        storm=half_open_storm,
-    ),
-    WorldMutant(
-        name="a follower waits for ever for a leader of which nothing comes",
-        owner=FollowerSession,
-        function="silence_left_ms",
-        old="return self._heard_ms + REPLICATE_SILENCE_MS - now_ms",
-        new="return 10**9",
         storm=half_open_storm,
     ),
 )
