@@ -28,7 +28,7 @@ from benchmarks.pages import recycle_pages
 from benchmarks.results_table import Result, absolute, compare
 from storage.compaction.pass_ import CompactionPass, PassOutcome
 from storage.compaction.plan import find_range
-from storage.env_posix import PosixDisk
+from storage.files.posix import PosixDisk
 from storage.log import LogSettings, PartitionLog
 
 BATCH_BYTES = 256 * 1024

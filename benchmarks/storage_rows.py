@@ -25,8 +25,8 @@ from lograft.wire.limits import MAX_BATCH_BYTES
 
 from benchmarks.pages import recycle_pages
 from benchmarks.results_table import Result, absolute, compare
-from storage.env_posix import PosixDisk
-from storage.file_budget import FileBudget
+from storage.files.descriptor_cache import FileBudget
+from storage.files.posix import PosixDisk
 from storage.flush import FlushWork
 from storage.flusher import GroupFlusher
 from storage.log import LogSettings, PartitionLog

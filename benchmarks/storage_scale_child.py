@@ -20,10 +20,10 @@ from lograft.wire.malloc import tune_allocator
 
 from storage.data_directory import DataDirectory
 from storage.directories import LogDirectories, LogDirectory
-from storage.env_posix import PosixDisk
-from storage.file_budget import FileBudget
+from storage.files.descriptor_cache import FileBudget
+from storage.files.names import parse_partition_directory_name
+from storage.files.posix import PosixDisk
 from storage.log import LogSettings, PartitionLog
-from storage.names import parse_partition_directory_name
 
 CLUSTER_ID = "bench"
 """Cluster of the data directory."""

@@ -19,18 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metaquorum.settings import SettingsError
-from storage.checkpoints import replace_file
 from storage.data_directory import DataDirectory
 from storage.directories import LogDirectories, LogDirectory
-from storage.env_posix import PosixDisk
-from storage.errors import (
-    CorruptDirectoryError,
-    DirectoryMissingError,
-    FileMissingError,
-    UnformattedDirectoryError,
-)
-from storage.made_directory import make_data_directory
-from storage.names import (
+from storage.errors import CorruptDirectoryError, DirectoryMissingError, FileMissingError, UnformattedDirectoryError
+from storage.files.checkpoints import replace_file
+from storage.files.made_directory import make_data_directory
+from storage.files.names import (
     LOCK_FILE,
     LOG_DIRECTORIES_FILE,
     META_FILE,
@@ -38,6 +32,7 @@ from storage.names import (
     TEMPORARY_SUFFIX,
     TOPIC_ID_BYTES,
 )
+from storage.files.posix import PosixDisk
 from storage.space import SpaceLimits
 
 _LINE = re.compile(r"([0-9a-f]{32}) (/.*)", re.ASCII)

@@ -25,8 +25,8 @@ from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
 from metaquorum.server import QuorumServer
 from metaquorum.settings import Address, QuorumServerSettings, SettingsError
 from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
 from storage.errors import UnformattedDirectoryError
+from storage.files.posix import PosixDisk
 from storage.space import SpaceLimits
 from storage.space_guard import make_room
 

@@ -42,7 +42,7 @@ from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
 from metaquorum.runtime.quorum_service import QuorumService
 from metaquorum.settings import Address, QuorumServerSettings
 from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.files.posix import PosixDisk
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ Source: docs/storage_format.md section 2.5.
 
 from __future__ import annotations
 
-from .checkpoints import encode_lines, replace_file
-from .env import Disk
-from .names import EPOCH_FILE
+from .files.checkpoints import encode_lines, replace_file
+from .files.disk import Disk
+from .files.names import EPOCH_FILE
 from .recovery import LogParts
 from .recovery_point import CleanEnd, RecoveryPoint
 from .segment import Segment

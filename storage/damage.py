@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
-from .env import Disk
-from .names import DAMAGE_FILE
+from .files.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
+from .files.disk import Disk
+from .files.names import DAMAGE_FILE
 from .types import DamagedRange
 
 _FIELDS = 5

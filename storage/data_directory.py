@@ -25,8 +25,6 @@ import re
 from dataclasses import dataclass
 from typing import cast
 
-from .checkpoints import replace_file
-from .env import Disk, FileLock
 from .errors import (
     AlreadyFormattedError,
     CorruptDirectoryError,
@@ -40,7 +38,9 @@ from .errors import (
     WrongClusterError,
     WrongNodeError,
 )
-from .names import (
+from .files.checkpoints import replace_file
+from .files.disk import Disk, FileLock
+from .files.names import (
     IMAGE_DIRECTORY,
     LOCK_FILE,
     META_FILE,

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .checkpoints import remove_if_exists
-from .env import Disk
 from .errors import FileMissingError
-from .names import DELETED_SUFFIX
+from .files.checkpoints import remove_if_exists
+from .files.disk import Disk
+from .files.names import DELETED_SUFFIX
 
 
 class _Deleted(NamedTuple):

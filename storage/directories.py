@@ -22,11 +22,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .env import Disk
 from .errors import DiskError, DiskFailedError, DuplicatePartitionError, FileMissingError
+from .files.disk import Disk
+from .files.names import PARTITIONS_DIRECTORY, parse_partition_directory_name
 from .move_marks import MoveEnd
 from .move_recovery import settle_moves
-from .names import PARTITIONS_DIRECTORY, parse_partition_directory_name
 from .space import SpaceLimits, SpaceState
 from .space_guard import SpaceGuard
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .checkpoints import replace_file, take_replacement, write_replacement
-from .env import Disk, File
 from .errors import StorageError
-from .file_budget import disk_under, needs_sync, note_synced, write_mark
-from .names import EPOCH_FILE
+from .files.checkpoints import replace_file, take_replacement, write_replacement
+from .files.descriptor_cache import disk_under, needs_sync, note_synced, write_mark
+from .files.disk import Disk, File
+from .files.names import EPOCH_FILE
 
 
 class FlushWork:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .checkpoints import encode_lines
-from .env import Disk, File
 from .errors import DiskError
-from .file_budget import may_close, needs_sync
+from .files.checkpoints import encode_lines
+from .files.descriptor_cache import may_close, needs_sync
+from .files.disk import Disk, File
 from .flush import FlushWork
 from .recovery import LogParts
 from .recovery_point import SYNC_INTERVAL_FLUSHES, RecoveryPoint

@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from .env import Disk
 from .errors import DiskFailedError, StorageError
+from .files.disk import Disk
+from .files.sync_choice import SyncChoice
 from .flush import FlushWork
 from .log import PartitionLog
-from .sync_choice import SyncChoice
 
 logger = logging.getLogger(__name__)
 

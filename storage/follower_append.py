@@ -14,8 +14,8 @@ from lograft.wire.batch import check_crc
 from lograft.wire.errors import InvalidBatchError
 from lograft.wire.header import BatchHeader, iter_batches
 
-from .env import Buffer
 from .errors import OutOfOrderOffsetError
+from .files.disk import Buffer
 
 
 class PlacedBatch(NamedTuple):

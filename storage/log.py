@@ -30,13 +30,13 @@ from lograft.wire.header import BatchHeader
 
 from .closing import has_clean_mark, leave_clean_mark
 from .compaction.owner import LogCompaction
-from .env import Buffer, Disk
 from .errors import DiskFailedError, LogClosedError, OffsetOutOfRangeError, StorageError
-from .file_budget import FileBudget
+from .files.descriptor_cache import FileBudget
+from .files.disk import Buffer, Disk
+from .files.names import PartitionIdentity
 from .flush import FlushWork
 from .flush_state import FlushState
 from .move_source import MoveSource
-from .names import PartitionIdentity
 from .prefix import LogPrefix
 from .producers import ProducerWindows
 from .reader import LogReader

@@ -14,11 +14,11 @@ Source: docs/storage.md section 3.
 
 from __future__ import annotations
 
-from .checkpoints import parent_of, replace_file
-from .env import SECTOR_BYTES, Disk
 from .errors import FileMissingError
-from .names import LOG_START_FILE
-from .two_slots import FILE_BYTES, SLOT_COUNT, Slot, TwoSlots, slot_position
+from .files.checkpoints import parent_of, replace_file
+from .files.disk import SECTOR_BYTES, Disk
+from .files.names import LOG_START_FILE
+from .files.two_slots import FILE_BYTES, SLOT_COUNT, Slot, TwoSlots, slot_position
 
 _SLOTS = TwoSlots(b"LGLS", "q")
 

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .checkpoints import encode_lines, replace_file, take_replacement, write_replacement
-from .env import File
 from .errors import CorruptLogError, FileMissingError
-from .move_marks import MoveEnd, MoveMark, remove_directory_with_files
-from .move_plan import CopiedSegment, CopyRound, SegmentCopy
-from .names import (
+from .files.checkpoints import encode_lines, replace_file, take_replacement, write_replacement
+from .files.disk import File
+from .files.names import (
     CLEANED_SUFFIX,
     CLEANER_FILE,
     DELETED_SUFFIX,
@@ -37,6 +35,8 @@ from .names import (
     offset_file_name,
     parse_offset_file_name,
 )
+from .move_marks import MoveEnd, MoveMark, remove_directory_with_files
+from .move_plan import CopiedSegment, CopyRound, SegmentCopy
 
 COPY_BYTES = 1024 * 1024
 """Bytes that are read and written at once."""

@@ -21,10 +21,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from .checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
-from .env import Disk
 from .errors import FileMissingError
-from .names import FUTURE_SUFFIX, MOVED_FROM_FILE, MOVED_SUFFIX, MOVED_TO_FILE, move_directory_name
+from .files.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
+from .files.disk import Disk
+from .files.names import FUTURE_SUFFIX, MOVED_FROM_FILE, MOVED_SUFFIX, MOVED_TO_FILE, move_directory_name
 
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 

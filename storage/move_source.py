@@ -16,8 +16,8 @@ Source: docs/storage.md section 11.
 from __future__ import annotations
 
 from .closing import leave_clean_mark
-from .env import Disk
-from .file_budget import disk_under
+from .files.descriptor_cache import disk_under
+from .files.disk import Disk
 from .move_plan import SegmentView
 from .recovery import LogParts
 from .segment import Segment

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 
 from .deleted import RemovalWork
-from .env import Disk
 from .errors import OffsetOutOfRangeError, StorageError
+from .files.disk import Disk
 from .flush_state import FlushState
 from .log_start import LogStartFile
 from .reader import LogReader

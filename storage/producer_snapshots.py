@@ -43,10 +43,10 @@ import struct
 from lograft.wire.checksum import crc32c
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
-from .checkpoints import remove_if_exists, replace_file
-from .env import Disk
 from .errors import DiskFullError, FileMissingError
-from .names import SNAPSHOT_SUFFIX, offset_file_name
+from .files.checkpoints import remove_if_exists, replace_file
+from .files.disk import Disk
+from .files.names import SNAPSHOT_SUFFIX, offset_file_name
 from .producers import ProducerState, ProducerWindows
 from .transactions import AbortedTransaction, Transactions
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lograft.wire.header import BatchHeader
 
-from .env import File
+from .files.disk import File
 from .scan import BadBatch, Walk, find_valid_after
 from .segment_index import SegmentIndex
 from .types import Boundary, DamagedRange

@@ -31,15 +31,14 @@ from dataclasses import dataclass
 
 from lograft.wire.header import BatchHeader
 
-from .checkpoints import encode_lines, parent_of, read_lines, remove_if_exists, replace_file
 from .compaction.unfinished import finish_swaps
 from .damage import DamagedRanges
 from .deleted import DeletedFiles
-from .env import Disk
 from .epochs import LeaderEpochs
 from .errors import CorruptLogError, FileMissingError, WrongPartitionError
-from .log_start import LogStartFile
-from .names import (
+from .files.checkpoints import encode_lines, parent_of, read_lines, remove_if_exists, replace_file
+from .files.disk import Disk
+from .files.names import (
     DAMAGE_FILE,
     DELETED_SUFFIX,
     EPOCH_FILE,
@@ -51,6 +50,7 @@ from .names import (
     PartitionIdentity,
     parse_offset_file_name,
 )
+from .log_start import LogStartFile
 from .producer_snapshots import ProducerSnapshots
 from .producers import ProducerWindows
 from .recovery_caches import note_epoch, read_epochs, restore_producers, walk_epochs

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from lograft.wire.header import BatchHeader
 
-from .checkpoints import read_lines
-from .env import Disk
 from .epochs import LeaderEpochs
 from .errors import CorruptLogError
+from .files.checkpoints import read_lines
+from .files.disk import Disk
 from .producer_snapshots import ProducerSnapshots
 from .producers import ProducerWindows
 from .scan import BadBatch, Walk

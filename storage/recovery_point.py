@@ -25,11 +25,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .env import Disk, File
 from .errors import DiskError, DiskFailedError, FileMissingError
-from .file_budget import may_close, needs_sync, write_hint
-from .names import RECOVERY_POINT_FILE
-from .two_slots import FILE_BYTES, SLOT_COUNT, TwoSlots, slot_position
+from .files.descriptor_cache import may_close, needs_sync, write_hint
+from .files.disk import Disk, File
+from .files.names import RECOVERY_POINT_FILE
+from .files.two_slots import FILE_BYTES, SLOT_COUNT, TwoSlots, slot_position
 
 SYNC_INTERVAL_FLUSHES = 64
 """Every so many flush groups the file itself is synced with the group."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .checkpoints import remove_if_exists
 from .damage import DamagedRanges
-from .env import Disk
-from .names import LOG_SUFFIX, SNAPSHOT_SUFFIX, OffsetFile, offset_file_name
+from .files.checkpoints import remove_if_exists
+from .files.disk import Disk
+from .files.names import LOG_SUFFIX, SNAPSHOT_SUFFIX, OffsetFile, offset_file_name
 from .segment import Segment
 from .types import DamagedRange
 

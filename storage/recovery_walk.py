@@ -17,10 +17,10 @@ from functools import partial
 from lograft.wire.header import BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES, MAGIC
 
-from .checkpoints import remove_if_exists
 from .damage import DamagedRanges
-from .env import Disk
 from .errors import CorruptLogError
+from .files.checkpoints import remove_if_exists
+from .files.disk import Disk
 from .rebuild import RebuildPlan
 from .scan import shows_unwritten_sector
 from .segment import Segment

@@ -27,12 +27,12 @@ from lograft.wire.errors import InvalidBatchError
 from .compaction.group_writer import CleanedGroup, GroupWriter
 from .compaction.plan import SegmentFacts
 from .compaction.source import Pace, log_path, read_span
-from .env import Buffer, Disk
 from .epochs import EpochStart, LeaderEpochs
 from .errors import OutOfOrderOffsetError
-from .file_budget import disk_under
+from .files.descriptor_cache import disk_under
+from .files.disk import Buffer, Disk
+from .files.names import REPAIRED_SUFFIX
 from .follower_append import check_follower_batches
-from .names import REPAIRED_SUFFIX
 from .segment_check import epoch_fits, may_begin_earlier
 from .types import Boundary, DamagedRange
 

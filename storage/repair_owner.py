@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 
-from .checkpoints import encode_lines, replace_file
 from .compaction.group_writer import CleanedGroup
 from .compaction.owner import LogCompaction
 from .compaction.plan import SegmentFacts
-from .env import Disk
 from .epochs import EpochStart, LeaderEpochs
+from .files.checkpoints import encode_lines, replace_file
+from .files.disk import Disk
+from .files.names import EPOCH_FILE
 from .flush_state import FlushState
-from .names import EPOCH_FILE
 from .recovery import LogParts
 from .repair import RepairTask
 from .segment import Segment

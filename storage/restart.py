@@ -19,11 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .checkpoints import remove_if_exists
-from .env import Disk
 from .errors import DiskError, DiskFailedError
-from .log_start import LogStartFile
-from .names import (
+from .files.checkpoints import remove_if_exists
+from .files.disk import Disk
+from .files.names import (
     CLEANER_FILE,
     DAMAGE_FILE,
     EPOCH_FILE,
@@ -32,6 +31,7 @@ from .names import (
     parse_restart_file_name,
     restart_file_name,
 )
+from .log_start import LogStartFile
 from .recovery_point import RecoveryPoint, RecoveryPointFile
 from .segment import Segment
 

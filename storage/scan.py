@@ -20,7 +20,7 @@ from lograft.wire.checksum import crc32c
 from lograft.wire.header import CRC_START, LENGTH_END, BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES, MAGIC, MAX_BATCH_BYTES
 
-from .env import SECTOR_BYTES, File
+from .files.disk import SECTOR_BYTES, File
 from .types import Boundary
 
 HEADER_CHUNK_BYTES = 16 * 1024

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .checkpoints import replace_file
 from .damage import DamagedRanges
-from .env import Disk
 from .errors import DiskFullError
-from .names import SEAL_SUFFIX, offset_file_name
+from .files.checkpoints import replace_file
+from .files.disk import Disk
+from .files.names import SEAL_SUFFIX, offset_file_name
 from .reader import LogReader
 from .recovery import LogParts
 from .scrub import ScrubTask, ScrubWork, head_crc_of

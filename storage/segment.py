@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .damage import DamagedRanges
-from .env import Buffer, Disk, File
 from .errors import CorruptLogError
+from .files.disk import Buffer, Disk, File
+from .files.names import INDEX_SUFFIX, LOG_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
 from .follower_append import PlacedBatch
-from .names import INDEX_SUFFIX, LOG_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
 from .offset_index import OffsetIndex
 from .rebuild import RebuildPlan, Rebuilt, SegmentRebuild
 from .scan import Walk, find_batch

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from lograft.wire.header import BatchHeader
 
-from .env import File
 from .epochs import LeaderEpochs
+from .files.disk import File
 from .scan import BadBatch, Walk, find_valid_after
 from .types import Boundary, DamagedRange
 

@@ -7,10 +7,10 @@ None, and the segment walks its batches instead.
 
 from __future__ import annotations
 
-from .checkpoints import replace_file
-from .env import Disk
 from .errors import DiskFullError, FileMissingError
-from .names import INDEX_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
+from .files.checkpoints import replace_file
+from .files.disk import Disk
+from .files.names import INDEX_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
 from .offset_index import ENTRY_BYTES as OFFSET_ENTRY_BYTES
 from .offset_index import OffsetIndex
 from .time_index import ENTRY_BYTES as TIME_ENTRY_BYTES

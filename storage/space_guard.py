@@ -18,9 +18,9 @@ import logging
 import threading
 
 from .ballast import Ballast
-from .env import Disk
 from .errors import DiskError, DiskSpaceLowError
-from .names import BALLAST_FILE
+from .files.disk import Disk
+from .files.names import BALLAST_FILE
 from .space import BallastMove, SpaceLimits, SpaceState, SpaceWatch
 
 LOOK_INTERVAL_MS = 1_000

@@ -17,9 +17,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .compaction.owner import LogCompaction
-from .env import Disk
 from .epochs import LeaderEpochs
 from .errors import OffsetOutOfRangeError
+from .files.disk import Disk
 from .flush_state import FlushState
 from .prefix import LogPrefix
 from .producer_snapshots import ProducerSnapshots

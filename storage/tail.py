@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from lograft.wire.header import PREFIX_BYTES, BatchHeader, stamped_prefix
 
-from .env import Buffer, Disk
 from .errors import OutOfOrderOffsetError
+from .files.disk import Buffer, Disk
 from .flush_state import FlushState
 from .follower_append import PlacedBatch, check_follower_batches
 from .recovery import LogParts

@@ -13,8 +13,8 @@ Source: ALICE rule 7 (sync between truncate and append); Kafka, UnifiedLog.trunc
 
 from __future__ import annotations
 
-from .checkpoints import remove_if_exists
-from .env import Disk
+from .files.checkpoints import remove_if_exists
+from .files.disk import Disk
 from .recovery import LogParts
 from .recovery_caches import restore_producers
 from .recovery_point import RecoveryPoint

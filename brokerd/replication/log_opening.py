@@ -14,9 +14,9 @@ from brokerd.replication.listening import log_settings
 from metaquorum.controller.topic_configs import TopicSettings
 from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError
-from storage.file_budget import FileBudget
+from storage.files.descriptor_cache import FileBudget
+from storage.files.names import PartitionIdentity, partition_directory_name
 from storage.log import OpenedLog, PartitionLog
-from storage.names import PartitionIdentity, partition_directory_name
 
 logger = logging.getLogger(__name__)
 

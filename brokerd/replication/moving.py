@@ -34,12 +34,12 @@ from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.replica_slot import ReplicaSlot
 from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskAccessError, DiskFailedError, MoveInDoubtError, StorageError
+from storage.files.names import MOVED_FROM_FILE, TOPIC_ID_BYTES, PartitionIdentity, partition_directory_name
 from storage.log import PartitionLog
 from storage.move_future import MoveFuture
 from storage.move_plan import CopyRound, plan_round
 from storage.move_source import MoveSource
 from storage.move_switch import clean_up, give_up, switch
-from storage.names import MOVED_FROM_FILE, TOPIC_ID_BYTES, PartitionIdentity, partition_directory_name
 from storage.scrub import RateLimit, ScrubStopped
 
 MOVE_BYTES_PER_S: Final = 64 * 1024 * 1024

@@ -58,9 +58,9 @@ from metaquorum.controller.topic_configs import TopicSettings
 from storage.compaction.cleaner import CleanerSettings
 from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError, LogClosedError, StorageError
+from storage.files.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
 from storage.flusher import GroupFlusher
 from storage.log import PartitionLog
-from storage.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
 from storage.space import SpaceState
 
 DEFAULT_CLEANER: Final = CleanerSettings()

@@ -20,7 +20,7 @@ from brokerd.replication.set_aside import UnknownPartitions
 from brokerd.rpc.calls import ServicerContext, check_cluster
 from storage.directories import LogDirectory
 from storage.errors import StorageError
-from storage.names import TOPIC_ID_BYTES
+from storage.files.names import TOPIC_ID_BYTES
 from storage.space import SpaceState
 
 _STATES: Final = {

@@ -33,7 +33,7 @@ from brokerd.tests.replication_support import changed, image
 from brokerd.tests.support import WAIT_S
 from metaquorum.controller.state import PartitionImage
 from metaquorum.controller.topic_configs import FlushPolicy
-from storage.env_posix import PosixDisk
+from storage.files.posix import PosixDisk
 from storage.log import PartitionLog
 from storage.types import LogSettings
 

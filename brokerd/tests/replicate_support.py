@@ -14,13 +14,14 @@ from typing import Any
 
 import grpc
 import pytest
+from brokerd.frame_stream import REPLICATE_GREETING, FrameStream
+from brokerd.rpc.replicate_listener import ReplicateListener
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.batch import iter_batches
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import RemoteStatus
 
-from brokerd.frame_stream import REPLICATE_GREETING, FrameStream
 from brokerd.limits import MAX_REPLICATE_STREAMS
 from brokerd.metadata.observer import MetadataObserver
 from brokerd.pushing import pulse, session
@@ -30,7 +31,6 @@ from brokerd.replication.follower_route import LedReplica
 from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.rpc.parts import StreamRegister
 from brokerd.rpc.replicate_handshake import Leader
-from brokerd.rpc.replicate_listener import ReplicateListener
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID, LeadingReplica
 from brokerd.tests.support import WAIT_S
 from metaquorum.controller.state import BrokerImage

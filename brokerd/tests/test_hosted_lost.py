@@ -15,8 +15,8 @@ from brokerd.tests.test_replica_host import ROOT
 from metaquorum.controller.awaited import AwaitedReplica, pack
 from metaquorum.controller.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
 from storage.errors import DiskFailedError
+from storage.files.names import LOG_SUFFIX, PartitionIdentity, partition_directory_name
 from storage.log import LogSettings, PartitionLog
-from storage.names import LOG_SUFFIX, PartitionIdentity, partition_directory_name
 from storage.testing.sim_disk import SimCall
 
 

@@ -19,7 +19,6 @@ from brokerd.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, Client, connected, refusal
 from metaquorum.settings import SettingsError
 from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
 from storage.errors import (
     CorruptDirectoryError,
     DirectoryLockedError,
@@ -28,7 +27,8 @@ from storage.errors import (
     UnformattedDirectoryError,
     WrongClusterError,
 )
-from storage.names import LOG_DIRECTORIES_FILE
+from storage.files.names import LOG_DIRECTORIES_FILE
+from storage.files.posix import PosixDisk
 from storage.space import SpaceLimits
 
 OFF = SpaceLimits.from_soft(0)

@@ -20,7 +20,7 @@ from brokerd.tests.test_replica_host import TOPIC_ID, Host, Listener, acked, app
 from metaquorum.controller.records import RemoveTopicRecord
 from storage import move_plan
 from storage.directories import LogDirectory
-from storage.names import parse_move_directory_name
+from storage.files.names import parse_move_directory_name
 from storage.space import SpaceLimits
 from storage.testing.sim_disk import Refusal, SimCall, SimDisk
 

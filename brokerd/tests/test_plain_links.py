@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from brokerd.rpc.replicate_listener import MAX_REQUEST_BYTES
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
 from brokerd.following import codec, connecting
 from brokerd.following.connecting import StreamError, StreamRefusedError
-from brokerd.rpc.replicate_listener import MAX_REQUEST_BYTES
 from brokerd.tests.leading_replica import LEADER_ID
 from brokerd.tests.replicate_support import INCARNATION_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.support import WAIT_S

@@ -35,8 +35,8 @@ from metaquorum.controller.records import (
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.listener import CommittedBatch
 from storage.directories import LogDirectories, LogDirectory
+from storage.files.names import partition_directory_name
 from storage.log import LogSettings, PartitionIdentity, PartitionLog
-from storage.names import partition_directory_name
 from storage.testing.sim_disk import Refusal, SimDisk
 
 TOPIC_ID = bytes(range(16))

@@ -19,8 +19,8 @@ from lograft.wire.batch import encode_batch, read_header
 
 from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.compaction.cleaner import Cleaner, CleanerSettings
-from storage.env_posix import PosixDisk
 from storage.errors import DiskFailedError
+from storage.files.posix import PosixDisk
 from storage.log import LogSettings, PartitionLog
 
 KEYED_SETTINGS = LogSettings(

@@ -20,10 +20,10 @@ from lograft.wire.limits import MAX_BATCH_BYTES
 
 from integration_tests.storage_faults.passes import compact_once
 from integration_tests.storage_faults.scrubbing import scrub_all
-from storage.env_posix import PosixDisk
 from storage.errors import DataLossError
+from storage.files.names import SWAP_SUFFIX
+from storage.files.posix import PosixDisk
 from storage.log import LogSettings, PartitionIdentity, PartitionLog
-from storage.names import SWAP_SUFFIX
 from storage.testing.log_appends import draw_batch, draw_epoch
 from storage.testing.log_model import LogModel, ModelBatch
 

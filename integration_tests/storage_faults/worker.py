@@ -23,8 +23,8 @@ from lograft.wire.batch import encode_batch, read_batches, read_header
 
 from integration_tests.storage_faults.keyed_worker import KeyedWorker
 from integration_tests.storage_faults.scrubbing import scrub_once
-from storage.env_posix import PosixDisk
 from storage.errors import DiskFailedError
+from storage.files.posix import PosixDisk
 from storage.log import LogSettings, PartitionLog
 from storage.scrub_owner import LogScrub
 

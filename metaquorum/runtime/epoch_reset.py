@@ -18,7 +18,7 @@ from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NodeId, Quor
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.settings import SettingsError
 from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.files.posix import PosixDisk
 from storage.log import LogSettings, PartitionLog
 
 

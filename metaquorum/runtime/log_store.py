@@ -25,11 +25,11 @@ from metaquorum.raft.voters import VoterSet
 from metaquorum.runtime.control_codec import decode_control_batch, encode_control_record
 from metaquorum.runtime.gathered import GatheredProposals
 from metaquorum.runtime.listener import CommittedBatch
-from storage.env import Disk
 from storage.errors import DataLossError
+from storage.files.disk import Disk
+from storage.files.names import LOG_SUFFIX
 from storage.log import FlushWork, LogSettings, PartitionLog
 from storage.log_start import LogStartFile
-from storage.names import LOG_SUFFIX
 
 logger = logging.getLogger(__name__)
 

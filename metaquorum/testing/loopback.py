@@ -25,7 +25,7 @@ from metaquorum.runtime.quorum_node import (
 )
 from metaquorum.runtime.quorum_service import QuorumService
 from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.files.posix import PosixDisk
 
 CLUSTER_ID = "loopback"
 

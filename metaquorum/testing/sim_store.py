@@ -49,8 +49,8 @@ from metaquorum.testing.sim_trouble import (
 )
 from storage.damage import DamagedRanges
 from storage.errors import DataLossError, StorageError
+from storage.files.names import LOG_SUFFIX
 from storage.flush import FlushWork
-from storage.names import LOG_SUFFIX
 from storage.testing.sim_disk import Crash, Refusal, SimCall
 from storage.testing.sim_disk import SimDisk as SimFiles
 

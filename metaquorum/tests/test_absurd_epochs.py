@@ -21,8 +21,8 @@ from metaquorum.runtime.epoch_reset import read_epochs, reset_epoch
 from metaquorum.settings import SettingsError
 from metaquorum.testing.scripted_node import CLUSTER_ID, ScriptedNode, election_state, key
 from metaquorum.tests.quorum_cluster import CLUSTER, QuorumCluster, quorum_cluster, until
-from storage.env_posix import PosixDisk
 from storage.errors import DirectoryLockedError
+from storage.files.posix import PosixDisk
 
 EPOCH = 5
 BEYOND = EPOCH + MAX_EPOCH_LEAP + 1

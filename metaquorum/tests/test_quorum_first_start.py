@@ -29,8 +29,8 @@ from metaquorum.runtime.first_start_decision import (
     decide_first_start,
 )
 from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
 from storage.errors import AlreadyFormattedError, DirectoryNotWritableError
+from storage.files.posix import PosixDisk
 
 ADDRESSES = {NodeId(number): f"127.0.0.1:{9640 + number}" for number in (1, 2, 3)}
 

@@ -24,7 +24,7 @@ from metaquorum.runtime.quorum_node import BusyError, NotLeaderError, QuorumErro
 from metaquorum.testing.loopback import CLUSTER_ID, LoopbackQuorum, wait_for
 from metaquorum.testing.peer_client import PeerClient, QuorumCalls
 from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.files.posix import PosixDisk
 
 QuorumOf = Callable[[int], LoopbackQuorum]
 

@@ -40,8 +40,8 @@ from metaquorum.tests.quorum_cluster import (
     until,
 )
 from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
 from storage.errors import DirectoryLockedError, UnformattedDirectoryError, WrongClusterError, WrongNodeError
+from storage.files.posix import PosixDisk
 
 
 @pytest.fixture

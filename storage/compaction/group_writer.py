@@ -15,10 +15,10 @@ from lograft.wire.checksum import BytesLike
 from lograft.wire.encoded import EncodedBatch
 from lograft.wire.header import read_header
 
-from storage.checkpoints import remove_if_exists
-from storage.env import Disk, File
-from storage.file_budget import disk_under
-from storage.names import CLEANED_SUFFIX
+from storage.files.checkpoints import remove_if_exists
+from storage.files.descriptor_cache import disk_under
+from storage.files.disk import Disk, File
+from storage.files.names import CLEANED_SUFFIX
 from storage.segment_index import SegmentIndex
 from storage.types import DamagedRange
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from storage.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
-from storage.env import Disk
 from storage.errors import DiskFullError
+from storage.files.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
+from storage.files.disk import Disk
+from storage.files.names import CLEANER_FILE
 from storage.flush_state import FlushState
-from storage.names import CLEANER_FILE
 from storage.producers import ProducerWindows
 from storage.reader import LogReader
 from storage.recovery import LogParts

@@ -31,7 +31,7 @@ from lograft.wire.encoded import EncodedBatch
 from lograft.wire.errors import BatchTooLargeError
 from lograft.wire.header import BatchHeader
 
-from storage.env import Disk
+from storage.files.disk import Disk
 from storage.transactions import AbortedTransaction
 
 from .group_writer import CleanedGroup, GroupWriter

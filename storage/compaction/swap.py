@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from storage.checkpoints import remove_if_exists
-from storage.env import Disk
 from storage.errors import DiskError, DiskFailedError
-from storage.names import SwapFile, swap_file_name
+from storage.files.checkpoints import remove_if_exists
+from storage.files.disk import Disk
+from storage.files.names import SwapFile, swap_file_name
 from storage.recovery import LogParts
 from storage.segment import Segment
 

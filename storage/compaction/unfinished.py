@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage.checkpoints import remove_if_exists
 from storage.damage import DamagedRanges
-from storage.env import Disk
-from storage.names import (
+from storage.files.checkpoints import remove_if_exists
+from storage.files.disk import Disk
+from storage.files.names import (
     CLEANED_SUFFIX,
     DAMAGE_FILE,
     LOG_SUFFIX,

@@ -6,6 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from storage.files.names import (
+    CLEANER_FILE,
+    DAMAGE_FILE,
+    EPOCH_FILE,
+    HIGH_WATERMARK_FILE,
+    INDEX_SUFFIX,
+    LOG_START_FILE,
+    PARTITION_FILE,
+    RECOVERY_POINT_FILE,
+    SEAL_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    parse_offset_file_name,
+)
 from storage.inspect.files import read_small
 from storage.inspect.formats import (
     CLEAN_FLAG,
@@ -26,20 +40,6 @@ from storage.inspect.texts import (
     parse_epochs,
     parse_high_watermarks,
     parse_partition_metadata,
-)
-from storage.names import (
-    CLEANER_FILE,
-    DAMAGE_FILE,
-    EPOCH_FILE,
-    HIGH_WATERMARK_FILE,
-    INDEX_SUFFIX,
-    LOG_START_FILE,
-    PARTITION_FILE,
-    RECOVERY_POINT_FILE,
-    SEAL_SUFFIX,
-    SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    parse_offset_file_name,
 )
 from storage.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_seal
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from lograft.wire.checksum import crc32c
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
-from storage.env import SECTOR_BYTES
+from storage.files.disk import SECTOR_BYTES
 from storage.offset_index import to_big_endian
 
 SLOT_COUNT = 2

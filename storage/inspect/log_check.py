@@ -14,14 +14,14 @@ from typing import NamedTuple, assert_never
 from lograft.wire.header import BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES, MAGIC
 
-from storage.env import File
+from storage.files.disk import File
+from storage.files.names import DAMAGE_FILE, PARTITION_FILE, RECOVERY_POINT_FILE, PartitionIdentity
 from storage.inspect.files import InspectedFile
 from storage.inspect.findings import LogReport, Severity
 from storage.inspect.log_files import LogFiles, SegmentFile, load_log_files
 from storage.inspect.record_judges import EpochJudge, judge_content
 from storage.inspect.segment_caches import SegmentCaches
 from storage.inspect.snapshot_check import SnapshotCheck
-from storage.names import DAMAGE_FILE, PARTITION_FILE, RECOVERY_POINT_FILE, PartitionIdentity
 from storage.scan import shows_unwritten_sector
 from storage.segment_check import BadBytes, CheckedBatch, PassedDamage, TrailingBytes, check_segment
 from storage.types import Boundary, DamagedRange

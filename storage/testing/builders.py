@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lograft.wire.batch import RecordBatch, check_batch, encode_batch, read_batches
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from storage.env import Disk
+from storage.files.disk import Disk
 from storage.log import Appended, LogSettings, OpenedLog, PartitionLog
 
 SMALL = LogSettings(segment_bytes=1_000, index_interval_bytes=100, segment_ms=10**15)

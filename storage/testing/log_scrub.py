@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from lograft.wire.checksum import crc32c
 
-from storage.names import LOG_SUFFIX, SEAL_SUFFIX
+from storage.files.names import LOG_SUFFIX, SEAL_SUFFIX
 from storage.scrub import RateLimit, ScrubWork
 from storage.scrub_owner import ScrubOutcome
 from storage.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_seal, encode_seal

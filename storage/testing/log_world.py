@@ -19,8 +19,7 @@ from lograft.wire.header import BatchHeader
 
 from storage.compaction.pass_ import CompactionPass
 from storage.errors import StorageError
-from storage.log import Appended, FlushWork, LogSettings, PartitionLog, RecoveryReport
-from storage.names import (
+from storage.files.names import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
     INDEX_SUFFIX,
@@ -31,6 +30,7 @@ from storage.names import (
     TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX,
 )
+from storage.log import Appended, FlushWork, LogSettings, PartitionLog, RecoveryReport
 from storage.prefix import PrefixWork
 from storage.scrub import ScrubWork
 from storage.scrub_owner import LogScrub

@@ -18,17 +18,17 @@ import storage.compaction.unfinished
 import storage.log_start
 import storage.prefix
 import storage.scrub
-from storage.checkpoints import replace_file
 from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass
 from storage.compaction.survivors import find_survivors
 from storage.compaction.swap import swap_group
 from storage.deleted import DeletedFiles
-from storage.env import Disk
 from storage.epochs import LeaderEpochs
 from storage.errors import FileMissingError
+from storage.files.checkpoints import replace_file
+from storage.files.disk import Disk
+from storage.files.names import CLEANED_SUFFIX
 from storage.log_start import LogStartFile
-from storage.names import CLEANED_SUFFIX
 from storage.prefix import LogPrefix
 from storage.producers import ProducerWindows
 from storage.retention import count_due

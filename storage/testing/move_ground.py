@@ -4,23 +4,12 @@
 from __future__ import annotations
 
 from storage.directories import LogDirectories, LogDirectory
+from storage.files.names import PartitionIdentity, partition_directory_name
 from storage.log import PartitionLog
 from storage.move_future import MoveFuture
-from storage.move_marks import (
-    MoveEnd,
-    MoveMark,
-    decide,
-    place,
-    remove_directory_with_files,
-    retire,
-    settle,
-)
+from storage.move_marks import MoveEnd, MoveMark, decide, place, remove_directory_with_files, retire, settle
 from storage.move_plan import plan_round
 from storage.move_source import MoveSource
-from storage.names import (
-    PartitionIdentity,
-    partition_directory_name,
-)
 from storage.testing.builders import SMALL, ProducerStamp, append
 from storage.testing.sim_disk import SimDisk
 

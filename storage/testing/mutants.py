@@ -26,9 +26,9 @@ import storage.scan
 import storage.suffix
 import storage.time_index
 import storage.truncation
-from storage.env import Disk
 from storage.epochs import LeaderEpochs
 from storage.errors import DiskFailedError
+from storage.files.disk import Disk
 from storage.flush import FlushWork
 from storage.flush_state import FlushState
 from storage.producer_snapshots import ProducerSnapshots

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from storage.checkpoints import encode_lines
 from storage.clean_stop import last_clean_stop, mark_clean_stop
 from storage.directories import LogDirectory
 from storage.errors import DiskFullError
+from storage.files.checkpoints import encode_lines
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 
 MARK = "/data/clean-stop"

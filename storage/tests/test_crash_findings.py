@@ -10,8 +10,8 @@ from lograft.wire.batch import encode_batch, iter_batches, read_header
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
 from storage.errors import DataLossError
+from storage.files.names import LOG_START_FILE
 from storage.log import Appended, DamagedRange, PartitionLog
-from storage.names import LOG_START_FILE
 from storage.scrub import RateLimit
 from storage.testing.builders import append, make_batch, open_log
 from storage.testing.sim_disk import Crash, SimDisk

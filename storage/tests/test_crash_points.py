@@ -23,8 +23,8 @@ from lograft.wire.limits import DEDUP_WINDOW_BATCHES, MAX_BATCH_BYTES
 import storage.recovery_walk
 import storage.scan
 import storage.truncation
-from storage.env import SECTOR_BYTES
 from storage.errors import StorageError
+from storage.files.disk import SECTOR_BYTES
 from storage.log import Appended, LogSettings, PartitionLog, TimestampAndOffset
 from storage.producer_snapshots import ProducerSnapshots
 from storage.recovery_point import RecoveryPointFile

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from lograft.wire.batch import RecordBatch
 
-from storage.checkpoints import encode_lines, replace_file
-from storage.env import SECTOR_BYTES
+from storage.files.checkpoints import encode_lines, replace_file
+from storage.files.disk import SECTOR_BYTES
 from storage.testing.builders import ProducerStamp, append, make_batch, open_log, read_all
 from storage.testing.sim_disk import Refusal, SimDisk
 from storage.tests.support import FIRST, LARGE, LOG, flip, kill, position_of, readable, write_log

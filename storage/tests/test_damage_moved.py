@@ -10,8 +10,8 @@ import pytest
 from lograft.wire.checksum import crc32c
 
 from storage.errors import DataLossError
+from storage.files.names import DAMAGE_FILE, INDEX_SUFFIX, offset_file_name
 from storage.log import PartitionLog
-from storage.names import DAMAGE_FILE, INDEX_SUFFIX, offset_file_name
 from storage.scan import TRUSTED_RUN_BYTES
 from storage.testing.builders import append, open_log, read_all
 from storage.testing.sim_disk import SimDisk

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.checkpoints import replace_file
 from storage.data_directory import DataDirectory, DirectoryMeta
-from storage.env_posix import PosixDisk
 from storage.errors import (
     AlreadyFormattedError,
     CorruptDirectoryError,
@@ -23,6 +21,8 @@ from storage.errors import (
     WrongClusterError,
     WrongNodeError,
 )
+from storage.files.checkpoints import replace_file
+from storage.files.posix import PosixDisk
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 
 DIRECTORY_ID = bytes(range(16))

@@ -14,7 +14,7 @@ from storage.directories import (
     choose_directory,
 )
 from storage.errors import DiskFailedError, DuplicatePartitionError, FileMissingError
-from storage.names import PartitionIdentity, partition_directory_name
+from storage.files.names import PartitionIdentity, partition_directory_name
 from storage.space import SpaceLimits
 from storage.testing.sim_disk import Refusal, SimDisk
 

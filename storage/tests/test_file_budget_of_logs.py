@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.env import Disk
-from storage.env_posix import PosixDisk
 from storage.errors import FileMissingError
-from storage.file_budget import FileBudget
+from storage.files.descriptor_cache import FileBudget
+from storage.files.disk import Disk
+from storage.files.posix import PosixDisk
 from storage.flush import FlushWork
 from storage.log import PartitionLog
 from storage.recovery_point import SYNC_INTERVAL_FLUSHES

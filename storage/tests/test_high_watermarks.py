@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.checkpoints import encode_lines
 from storage.errors import DiskFailedError, DiskFullError
+from storage.files.checkpoints import encode_lines
+from storage.files.names import MAX_PARTITION, PartitionIdentity, partition_directory_name
 from storage.high_watermarks import (
     MAX_OFFSET,
     LoadedHighWatermarks,
@@ -20,7 +21,6 @@ from storage.high_watermarks import (
     read_high_watermarks,
     write_high_watermarks,
 )
-from storage.names import MAX_PARTITION, PartitionIdentity, partition_directory_name
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 
 DIRECTORY = "/data"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.env import File
-from storage.env_posix import PosixDisk
-from storage.file_budget import FileBudget
+from storage.files.descriptor_cache import FileBudget
+from storage.files.disk import File
+from storage.files.posix import PosixDisk
 from storage.log import LogSettings, PartitionIdentity, PartitionLog
 from storage.testing.builders import ProducerStamp, append
 from storage.testing.sim_disk import SimDisk, SimFile

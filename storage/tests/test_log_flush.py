@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.env_posix import PosixDisk
 from storage.errors import DiskFailedError, DiskFullError
+from storage.files.posix import PosixDisk
 from storage.flush import FlushWork
 from storage.flusher import GroupFlusher
 from storage.log import PartitionLog

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from storage.errors import DiskFailedError, DiskFullError
+from storage.files.two_slots import Slot, TwoSlots
 from storage.log_start import LogStartFile
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
-from storage.two_slots import Slot, TwoSlots
 
 SLOTS = TwoSlots(b"TEST", "q")
 

@@ -10,17 +10,9 @@ from dataclasses import replace
 import pytest
 
 from storage.errors import DiskFailedError
-from storage.move_marks import (
-    MoveMark,
-    decide,
-)
+from storage.files.names import FUTURE_SUFFIX, MOVED_FROM_FILE, MOVED_SUFFIX, MOVED_TO_FILE
+from storage.move_marks import MoveMark, decide
 from storage.move_recovery import Place, Step, settle_partition
-from storage.names import (
-    FUTURE_SUFFIX,
-    MOVED_FROM_FILE,
-    MOVED_SUFFIX,
-    MOVED_TO_FILE,
-)
 from storage.testing.builders import read_values
 from storage.testing.move_ground import MOVE_ID, NAME, A, B, Ground, clean_up, copy_all, fill, no_pace, switch
 from storage.testing.sim_disk import Crash, SimCall, SimDisk

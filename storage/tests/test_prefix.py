@@ -8,12 +8,7 @@ import random
 import pytest
 
 from storage.epochs import LeaderEpochs
-from storage.errors import (
-    CorruptLogError,
-    DataLossError,
-    OffsetOutOfRangeError,
-    OutOfOrderSequenceError,
-)
+from storage.errors import CorruptLogError, DataLossError, OffsetOutOfRangeError, OutOfOrderSequenceError
 from storage.log import Appended, PartitionLog, TimestampAndOffset
 from storage.testing.builders import ProducerStamp, append, open_log, read_all, read_values
 from storage.testing.sim_disk import Crash, SimDisk

@@ -17,9 +17,9 @@ from lograft.wire.errors import BatchError
 
 import storage.recovery
 from storage.errors import StorageError
+from storage.files.names import LOG_START_FILE
 from storage.log import LogSettings
 from storage.log_start import LogStartFile
-from storage.names import LOG_START_FILE
 from storage.testing.builders import SMALL, open_log
 from storage.testing.sim_disk import Crash, SimDisk, SimFile
 from storage.tests.test_crash_points import DIRECTORY, POINT_EVERY, Run, crash_everywhere

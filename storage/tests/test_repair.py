@@ -13,10 +13,10 @@ from lograft.wire.errors import CorruptBatchError, InvalidBatchError
 
 from storage.compaction.pass_ import CompactionPass
 from storage.compaction.plan import find_range
-from storage.env_posix import PosixDisk
 from storage.errors import CorruptLogError, DataLossError, OutOfOrderOffsetError
+from storage.files.names import LOG_SUFFIX, offset_file_name
+from storage.files.posix import PosixDisk
 from storage.log import PartitionLog
-from storage.names import LOG_SUFFIX, offset_file_name
 from storage.repair import SegmentRepair
 from storage.testing.builders import SMALL, append, make_batch, open_log, read_values
 

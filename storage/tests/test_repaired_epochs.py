@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from storage.damage import DamagedRanges
-from storage.env_posix import PosixDisk
 from storage.epochs import EpochStart, LeaderEpochs
 from storage.errors import DiskFullError, OutOfOrderOffsetError
+from storage.files.names import EPOCH_FILE
+from storage.files.posix import PosixDisk
 from storage.log import PartitionLog
-from storage.names import EPOCH_FILE
 from storage.repair import SegmentRepair
 from storage.testing.builders import append, open_log, read_values
 from storage.testing.sim_disk import SimDisk

@@ -11,9 +11,7 @@ from lograft.wire.batch import read_header
 from lograft.wire.header import stamp
 
 from storage.errors import DataLossError, DiskFailedError, DiskFullError, LogClosedError, OffsetOutOfRangeError
-from storage.log import Appended, PartitionLog
-from storage.log_start import LogStartFile
-from storage.names import (
+from storage.files.names import (
     CLEANER_FILE,
     DAMAGE_FILE,
     EPOCH_FILE,
@@ -24,6 +22,8 @@ from storage.names import (
     parse_restart_file_name,
     restart_file_name,
 )
+from storage.log import Appended, PartitionLog
+from storage.log_start import LogStartFile
 from storage.scrub import RateLimit
 from storage.suffix import MAX_START_OFFSET
 from storage.testing.builders import ProducerStamp, append, make_batch, open_log, read_values

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.env_posix import PosixDisk
 from storage.errors import DataLossError, DiskAccessError, DiskFullError, FileMissingError
+from storage.files.names import LOG_SUFFIX, SEAL_SUFFIX, offset_file_name
+from storage.files.posix import PosixDisk
+from storage.files.read_only import ReadOnlyFile
 from storage.log import LogSettings, PartitionLog
-from storage.names import LOG_SUFFIX, SEAL_SUFFIX, offset_file_name
-from storage.read_only import ReadOnlyFile
 from storage.scrub import CHUNKS_KEPT, RateLimit, ScrubTask, ScrubWork, scrub_segment
 from storage.scrub_owner import LogScrub, ScrubOutcome
 from storage.seal import SEAL_CHUNK_BYTES, decode_seal, encode_seal

@@ -10,8 +10,8 @@ import pytest
 from lograft.wire.header import stamp
 
 from storage.errors import OutOfOrderOffsetError
+from storage.files.names import EPOCH_FILE
 from storage.log import EpochEnd, PartitionLog
-from storage.names import EPOCH_FILE
 from storage.testing.builders import append, make_batch, open_log, read_values
 from storage.testing.sim_disk import Crash, SimDisk
 

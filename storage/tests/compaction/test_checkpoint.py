@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checkpoints import encode_lines
 from storage.compaction.checkpoint import CleanState, SegmentSize, decode_state
 from storage.compaction.pass_ import PassOutcome
+from storage.files.checkpoints import encode_lines
 
 SIZES = (SegmentSize(0, 100), SegmentSize(10, 50), SegmentSize(20, 70))
 STATE = CleanState(dirty_offset=25, map_offset=15, leader_epoch=3, next_horizon_ms=9, segments=SIZES)

@@ -31,8 +31,8 @@ import storage.compaction.unfinished
 import storage.recovery
 from storage.compaction.group_writer import GroupWriter
 from storage.compaction.survivors import find_survivors
-from storage.env import Disk
 from storage.errors import StorageError
+from storage.files.disk import Disk
 from storage.log import Appended, PartitionLog
 from storage.testing.builders import ProducerStamp, open_log
 from storage.testing.sim_disk import Crash, SimCall, SimDisk, SimFile

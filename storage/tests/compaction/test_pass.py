@@ -15,17 +15,7 @@ from storage.errors import OutOfOrderSequenceError
 from storage.log import Appended, PartitionLog, TimestampAndOffset
 from storage.testing.builders import ProducerStamp, open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
-from storage.tests.compaction.support import (
-    COMPACT,
-    LOG,
-    Pair,
-    compact,
-    new_log,
-    pairs,
-    put,
-    records,
-    roll,
-)
+from storage.tests.compaction.support import COMPACT, LOG, Pair, compact, new_log, pairs, put, records, roll
 
 
 def test_the_newest_value_of_each_key_stays_at_its_offset() -> None:

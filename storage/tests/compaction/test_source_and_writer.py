@@ -15,7 +15,7 @@ from storage.compaction.plan import SegmentFacts
 from storage.compaction.rewrite import rewrite_batch
 from storage.compaction.source import LARGE_BATCH_BYTES, READ_BYTES, read_segment
 from storage.errors import CorruptLogError, FileMissingError
-from storage.names import SwapFile, parse_swap_file_name, swap_file_name
+from storage.files.names import SwapFile, parse_swap_file_name, swap_file_name
 from storage.testing.sim_disk import SimDisk
 
 DIRECTORY = "/log"

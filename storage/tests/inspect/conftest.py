@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.files.posix import PosixDisk
 from storage.testing.builders import append, open_log
 from storage.tests.inspect.logs import make_log
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from lograft.wire.checksum import crc32c
 from lograft.wire.header import CRC_START, BatchHeader, iter_batches
 
-from storage.env_posix import PosixDisk
+from storage.files.names import LOG_SUFFIX, PartitionIdentity, offset_file_name, partition_directory_name
+from storage.files.posix import PosixDisk
 from storage.inspect.findings import Finding, LogReport, Severity
 from storage.inspect.log_check import check_log
 from storage.log import PartitionLog
-from storage.names import LOG_SUFFIX, PartitionIdentity, offset_file_name, partition_directory_name
 from storage.scrub import RateLimit
 from storage.scrub_owner import LogScrub
 from storage.testing.builders import SMALL, ProducerStamp, append

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 from lograft.wire.checksum import crc32c
 
-from storage.checkpoints import encode_lines
 from storage.epochs import EpochStart
+from storage.files.checkpoints import encode_lines
+from storage.files.names import PartitionIdentity
 from storage.inspect.formats import (
     NO_TRANSACTIONS,
     AbortedTransaction,
@@ -34,7 +35,6 @@ from storage.inspect.texts import (
     parse_lines,
     parse_partition_metadata,
 )
-from storage.names import PartitionIdentity
 from storage.offset_index import OffsetIndex
 from storage.recovery_point import CleanEnd, RecoveryPoint, encode_slot
 from storage.time_index import TimeIndex

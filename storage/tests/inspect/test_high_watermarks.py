@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.checkpoints import encode_lines
-from storage.env_posix import PosixDisk
+from storage.files.checkpoints import encode_lines
+from storage.files.names import HIGH_WATERMARK_FILE
+from storage.files.posix import PosixDisk
 from storage.high_watermarks import write_high_watermarks
 from storage.inspect.findings import Severity
 from storage.inspect.formats import MalformedError
 from storage.inspect.texts import parse_high_watermarks
 from storage.inspect.verify import verify_path
-from storage.names import HIGH_WATERMARK_FILE
 from storage.tests.inspect.command import rows, run
 from storage.tests.inspect.logs import flip
 

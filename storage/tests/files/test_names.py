@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.names import (
+from storage.files.names import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEAL_SUFFIX,

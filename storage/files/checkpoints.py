@@ -21,8 +21,9 @@ from collections.abc import Sequence
 
 from lograft.wire.checksum import crc32c
 
-from .env import Disk
-from .errors import DiskError, FileMissingError
+from storage.errors import DiskError, FileMissingError
+
+from .disk import Disk
 from .names import TEMPORARY_SUFFIX
 
 _VERSION_LINE = "0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.sync_choice import EXCESS_HALF_LIFE_S, FREE_EXCESS_S, SyncChoice
+from storage.files.sync_choice import EXCESS_HALF_LIFE_S, FREE_EXCESS_S, SyncChoice
 
 
 def test_groups_share_a_sync_as_long_as_it_costs_what_theirs_would() -> None:

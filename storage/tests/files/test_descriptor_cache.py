@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.env import Disk
-from storage.env_posix import PosixDisk
 from storage.errors import DiskError, DiskFailedError, DiskReadError, TooManyOpenFilesError
-from storage.file_budget import FileBudget, may_close, needs_sync, note_synced, write_hint, write_mark
+from storage.files.descriptor_cache import FileBudget, may_close, needs_sync, note_synced, write_hint, write_mark
+from storage.files.disk import Disk
+from storage.files.posix import PosixDisk
 from storage.testing.conformance import DiskConformance
 from storage.testing.sim_disk import Refusal, SimDisk
 from storage.tests.watched_disk import WatchedDisk, disk_of_four, open_all

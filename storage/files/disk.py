@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seam to the operating system: every system call of the log engine goes through `Disk` and `File`.
 
-Two implementations pass one conformance suite (`storage.testing.conformance`): `storage.env_posix.PosixDisk` and
+Two implementations pass one conformance suite (`storage.testing.conformance`): `storage.files.posix.PosixDisk` and
 `storage.testing.sim_disk.SimDisk`, which loses, tears, reorders and refuses.
 
 What a caller may rely on, and nothing more (rules of ALICE, OSDI 2014, as reliability practice states them):
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .errors import DiskFailedError
+from storage.errors import DiskFailedError
 
 Buffer = bytes | bytearray | memoryview
 """What can be written without a copy."""

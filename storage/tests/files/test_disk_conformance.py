@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.env import Disk
-from storage.env_posix import PosixDisk
+from storage.files.disk import Disk
+from storage.files.posix import PosixDisk
 from storage.testing.conformance import DiskConformance
 from storage.testing.sim_disk import SimDisk
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from storage import env_posix
-from storage.env_posix import MAX_PARTS, SMALL_FILE_BYTES, WRITE_BACK_BYTES, PosixDisk, find_syncfs
 from storage.errors import (
     DiskAccessError,
     DiskFailedError,
@@ -24,6 +22,8 @@ from storage.errors import (
     LockHeldError,
     TooManyOpenFilesError,
 )
+from storage.files import posix
+from storage.files.posix import MAX_PARTS, SMALL_FILE_BYTES, WRITE_BACK_BYTES, PosixDisk, find_syncfs
 from storage.log import LogSettings
 from storage.testing.builders import append, open_log, read_values
 from storage.tests.test_idle_memory import open_below
@@ -46,7 +46,7 @@ def test_syncfs_is_used_only_where_it_reports_errors(system: str, release: str, 
 
 def test_disk_without_syncfs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller then syncs file by file."""
-    monkeypatch.setattr(env_posix, "_syncfs", None)
+    monkeypatch.setattr(posix, "_syncfs", None)
     assert not PosixDisk().sync_filesystem(str(tmp_path))
 
 
@@ -54,7 +54,7 @@ def test_failed_syncfs_fails_the_disk_for_good(tmp_path: Path, monkeypatch: pyte
     """As a failed fdatasync: never tried again, and nothing is written any more."""
     disk = PosixDisk()
     calls: list[int] = []
-    monkeypatch.setattr(env_posix, "_syncfs", lambda descriptor: calls.append(descriptor) or -1)
+    monkeypatch.setattr(posix, "_syncfs", lambda descriptor: calls.append(descriptor) or -1)
     with pytest.raises(DiskFailedError, match="syncfs"):
         disk.sync_filesystem(str(tmp_path))
     with pytest.raises(DiskFailedError, match="before"):
@@ -164,7 +164,7 @@ def test_a_large_append_goes_to_the_device_at_once(tmp_path: Path, monkeypatch: 
     file.append([large[1:]])
     file.append([b"y", large])
     assert advised == [(len(large) - 1, len(large) + 1)]
-    monkeypatch.setattr(env_posix, "_HAS_FADVISE", False)
+    monkeypatch.setattr(posix, "_HAS_FADVISE", False)
     file.append([large])
     assert len(advised) == 1
     assert file.pread(3 * len(large) + 1, 0) == large[1:] + b"y" + large + large
@@ -265,7 +265,7 @@ def test_lock_of_another_process_is_seen_and_ends_with_it(tmp_path: Path) -> Non
     """Flock keeps two processes apart; the kernel gives it back when the holder is killed."""
     program = (
         "import sys, time\n"
-        "from storage.env_posix import PosixDisk\n"
+        "from storage.files.posix import PosixDisk\n"
         "lock = PosixDisk().lock(sys.argv[1])\n"
         "print('held', flush=True)\n"
         "sys.stdin.read()\n"

@@ -3,7 +3,7 @@
 
 Law: an `OSError` never leaves this module. A failed fsync, or a write error that is not "no space", marks the disk
 failed for good: the kernel may have dropped the dirty pages, so that a second try would succeed and lie.
-Source: Rebello et al. (ATC 2020); `storage.env` for the promises.
+Source: Rebello et al. (ATC 2020); `storage.files.disk` for the promises.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from .env import Buffer
-from .errors import (
+from storage.errors import (
     DiskAccessError,
     DiskError,
     DiskFailedError,
@@ -28,6 +27,8 @@ from .errors import (
     LockHeldError,
     TooManyOpenFilesError,
 )
+
+from .disk import Buffer
 
 FILE_MODE = 0o640
 DIRECTORY_MODE = 0o750

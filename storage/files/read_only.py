@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .env import Buffer
-from .errors import DiskAccessError
+from storage.errors import DiskAccessError
+
+from .disk import Buffer
 
 
 class ReadOnlyFile:

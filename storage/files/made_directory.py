@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .errors import DirectoryNotWritableError
+from storage.errors import DirectoryNotWritableError
 
 
 def make_data_directory(path: Path) -> None:

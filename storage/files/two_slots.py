@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from lograft.wire.checksum import crc32c
 
-from .env import SECTOR_BYTES
+from .disk import SECTOR_BYTES
 
 SLOT_COUNT = 2
 """Slots of a file."""

@@ -28,8 +28,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from .env import Buffer, Disk, File, FileLock
-from .errors import DiskError, DiskFailedError, TooManyOpenFilesError
+from storage.errors import DiskError, DiskFailedError, TooManyOpenFilesError
+
+from .disk import Buffer, Disk, File, FileLock
 
 DEFAULT_OPEN_FILES = 6
 """Open files of a log that has a budget of its own: four sealed segments, the active one and a checkpoint."""
