@@ -12,7 +12,7 @@ from .files.disk import Disk
 from .files.names import EPOCH_FILE
 from .recovery import LogParts
 from .recovery_point import CleanEnd, RecoveryPoint
-from .segment import Segment
+from .segment.segment import Segment
 
 
 def has_clean_mark(parts: LogParts) -> bool:

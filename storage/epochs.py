@@ -16,6 +16,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from lograft.wire.header import BatchHeader
+
 from .types import EpochEnd
 
 
@@ -156,3 +158,34 @@ class LeaderEpochs:
         epochs._epochs = tuple(entry.epoch for entry in entries)
         epochs._starts = tuple(entry.start_offset for entry in entries)
         return epochs
+
+
+def epoch_fits(epochs: LeaderEpochs, header: BatchHeader) -> bool:
+    """Tell whether a batch's leader epoch, which no CRC covers, agrees with the epochs of the log.
+
+    A filler of compaction may cover several epochs: any of them fits. Offsets below the first known epoch fit all up to it.
+    """
+    lowest = epochs.epoch_at(header.base_offset)
+    highest = epochs.epoch_at(header.last_offset)
+    if highest is None:
+        return True
+    return (lowest is None or lowest <= header.leader_epoch) and header.leader_epoch <= highest
+
+
+def may_begin_earlier(epochs: LeaderEpochs, epoch: int, offset: int, *, damage_end: int) -> bool:
+    """Tell whether a leader epoch may begin at an offset that lies in damage, although a lower one is known there, or none.
+
+    The next epoch that is known to begin, in the damage or right behind it, is the highest one that may.
+
+    Args:
+        epochs: leader epochs of the log.
+        epoch: the epoch.
+        offset: where it would begin.
+        damage_end: end of the damage (exclusive), with all that touches it.
+    """
+    lowest = epochs.epoch_at(offset)
+    if lowest is None:
+        first = epochs.entries()[:1]
+        return bool(first) and epoch <= first[0].epoch
+    highest = epochs.epoch_at(min(epochs.end_at(offset, damage_end), damage_end))
+    return highest is not None and lowest < epoch <= highest

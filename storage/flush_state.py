@@ -18,7 +18,7 @@ from .files.disk import Disk, File
 from .flush import FlushWork
 from .recovery import LogParts
 from .recovery_point import SYNC_INTERVAL_FLUSHES, RecoveryPoint
-from .segment import Segment
+from .segment.segment import Segment
 
 
 class FlushState:

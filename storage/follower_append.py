@@ -8,21 +8,13 @@ Source: Kafka, UnifiedLog.analyzeAndValidateRecords; architecture section 4.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from lograft.wire.batch import check_crc
 from lograft.wire.errors import InvalidBatchError
-from lograft.wire.header import BatchHeader, iter_batches
+from lograft.wire.header import iter_batches
 
 from .errors import OutOfOrderOffsetError
 from .files.disk import Buffer
-
-
-class PlacedBatch(NamedTuple):
-    """A batch of a region: where it starts in the region, and its header."""
-
-    position: int
-    header: BatchHeader
+from .types import PlacedBatch
 
 
 def check_follower_batches(region: Buffer, *, log_end_offset: int, last_epoch: int | None) -> list[PlacedBatch]:

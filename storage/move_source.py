@@ -20,7 +20,7 @@ from .files.descriptor_cache import disk_under
 from .files.disk import Disk
 from .move_plan import SegmentView
 from .recovery import LogParts
-from .segment import Segment
+from .segment.segment import Segment
 
 
 class MoveSource:

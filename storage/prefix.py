@@ -27,7 +27,7 @@ from .log_start import LogStartFile
 from .reader import LogReader
 from .recovery import LogParts
 from .retention import RetentionView, SegmentFacts, count_due, must_roll, newest_record_ms
-from .segment import Segment
+from .segment.segment import Segment
 from .tail import LogTail
 from .truncation import restart_empty
 

@@ -22,11 +22,11 @@ from lograft.wire.header import CRC_START, BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES
 from lograft.wire.reader import RecordBatch
 
-from .damage import DamagedRanges
 from .errors import CorruptLogError, DataLossError, DiskError
-from .scan import BadBatch, Walk, find_valid_after, header_fault
-from .segment import Segment
-from .segment_set import SegmentSet
+from .segment.damage import DamagedRanges
+from .segment.scan import BadBatch, Walk, find_valid_after, header_fault
+from .segment.segment import Segment
+from .segment.segment_set import SegmentSet
 from .types import Boundary, DamagedRange, LogRead, LogSettings, TimestampAndOffset
 
 CURSORS = 64

@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from lograft.wire.header import BatchHeader
 
 from .compaction.unfinished import finish_swaps
-from .damage import DamagedRanges
 from .deleted import DeletedFiles
 from .epochs import LeaderEpochs
 from .errors import CorruptLogError, FileMissingError, WrongPartitionError
@@ -58,8 +57,9 @@ from .recovery_point import CleanEnd, RecoveryPoint, RecoveryPointFile
 from .recovery_prefix import drop_below, drop_torn_tail, note_lost_front, restart_empty
 from .recovery_walk import UncleanWalk, WalkFindings
 from .restart import finish_restart
-from .segment import Segment
-from .segment_set import SegmentSet
+from .segment.damage import DamagedRanges
+from .segment.segment import Segment
+from .segment.segment_set import SegmentSet
 from .types import DamagedRange, LogSettings, RecoveryReport
 
 _LEFTOVERS = (TEMPORARY_SUFFIX, DELETED_SUFFIX)

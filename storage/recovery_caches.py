@@ -17,8 +17,8 @@ from .files.checkpoints import read_lines
 from .files.disk import Disk
 from .producer_snapshots import ProducerSnapshots
 from .producers import ProducerWindows
-from .scan import BadBatch, Walk
-from .segment import Segment
+from .segment.scan import BadBatch, Walk
+from .segment.segment import Segment
 from .types import Boundary
 
 MAX_WALKS = 2

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .damage import DamagedRanges
 from .files.checkpoints import remove_if_exists
 from .files.disk import Disk
 from .files.names import LOG_SUFFIX, SNAPSHOT_SUFFIX, OffsetFile, offset_file_name
-from .segment import Segment
+from .segment.damage import DamagedRanges
+from .segment.segment import Segment
 from .types import DamagedRange
 
 

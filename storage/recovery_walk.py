@@ -17,13 +17,13 @@ from functools import partial
 from lograft.wire.header import BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES, MAGIC
 
-from .damage import DamagedRanges
 from .errors import CorruptLogError
 from .files.checkpoints import remove_if_exists
 from .files.disk import Disk
-from .rebuild import RebuildPlan
-from .scan import shows_unwritten_sector
-from .segment import Segment
+from .segment.damage import DamagedRanges
+from .segment.rebuild import RebuildPlan
+from .segment.scan import shows_unwritten_sector
+from .segment.segment import Segment
 from .types import Boundary
 
 

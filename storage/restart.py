@@ -33,7 +33,7 @@ from .files.names import (
 )
 from .log_start import LogStartFile
 from .recovery_point import RecoveryPoint, RecoveryPointFile
-from .segment import Segment
+from .segment.segment import Segment
 
 _TEXT_FILES = (EPOCH_FILE, DAMAGE_FILE, CLEANER_FILE)
 

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from lograft.wire.checksum import crc32c
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from .epochs import EpochStart, LeaderEpochs
+from .epochs import EpochStart, LeaderEpochs, epoch_fits
 from .errors import FileMissingError, StorageError
 from .files.descriptor_cache import disk_under
 from .files.disk import Disk, File
 from .files.read_only import ReadOnlyFile
-from .seal import (
+from .segment.seal import (
     NO_TIMESTAMP_MS,
     SEAL_CHUNK_BYTES,
     MalformedSealError,
@@ -37,8 +37,8 @@ from .seal import (
     decode_seal,
     differing_chunks,
 )
-from .segment import Segment
-from .segment_check import BadBytes, CheckedBatch, check_segment, epoch_fits
+from .segment.segment import Segment
+from .segment.segment_check import BadBytes, CheckedBatch, check_segment
 from .types import DamagedRange
 
 CHUNKS_KEPT = MAX_BATCH_BYTES // SEAL_CHUNK_BYTES + 2

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .damage import DamagedRanges
 from .errors import DiskFullError
 from .files.checkpoints import replace_file
 from .files.disk import Disk
@@ -22,8 +21,9 @@ from .files.names import SEAL_SUFFIX, offset_file_name
 from .reader import LogReader
 from .recovery import LogParts
 from .scrub import ScrubTask, ScrubWork, head_crc_of
-from .seal import Seal, encode_seal
-from .segment import Segment
+from .segment.damage import DamagedRanges
+from .segment.seal import Seal, encode_seal
+from .segment.segment import Segment
 from .types import DamagedRange
 
 

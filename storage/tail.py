@@ -20,10 +20,10 @@ from lograft.wire.header import PREFIX_BYTES, BatchHeader, stamped_prefix
 from .errors import OutOfOrderOffsetError
 from .files.disk import Buffer, Disk
 from .flush_state import FlushState
-from .follower_append import PlacedBatch, check_follower_batches
+from .follower_append import check_follower_batches
 from .recovery import LogParts
-from .segment import Segment
-from .types import Appended, LogSettings
+from .segment.segment import Segment
+from .types import Appended, LogSettings, PlacedBatch
 
 
 class LogTail:

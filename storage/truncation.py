@@ -18,8 +18,8 @@ from .files.disk import Disk
 from .recovery import LogParts
 from .recovery_caches import restore_producers
 from .recovery_point import RecoveryPoint
-from .scan import BadBatch
-from .segment import Segment
+from .segment.scan import BadBatch
+from .segment.segment import Segment
 from .types import Boundary
 
 MAX_LOOKUPS = 2

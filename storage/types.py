@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lograft.wire.header import BatchHeader
+
 INT32_MAX = 2**31 - 1
 
 
@@ -111,6 +113,13 @@ class Boundary(NamedTuple):
 
     offset: int
     position: int
+
+
+class PlacedBatch(NamedTuple):
+    """A batch among others in one piece of memory: where it starts there, and its header."""
+
+    position: int
+    header: BatchHeader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,8 +53,8 @@ from metaquorum.runtime.snapshot_maker import SnapshotMaker
 from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.testing.mutants import Change, Mutant
 from storage import recovery
-from storage.damage import DamagedRanges
 from storage.producers import ProducerWindows
+from storage.segment.damage import DamagedRanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from integration_tests.storage_faults.enumeration import IllegalStateError, cras
 from integration_tests.storage_faults.history import History, check_log, read_found
 from integration_tests.storage_faults.operations import COMPACT, LogOperation, flushed, keyed
 from integration_tests.storage_faults.stage import Point, Stage
-from storage.damage import DamagedRanges
 from storage.log_start import LogStartFile
 from storage.recovery_point import RecoveryPointFile
+from storage.segment.damage import DamagedRanges
 from storage.testing.sim_disk import SimCall, SimDisk, SimFile
 
 POINTS_A_TEST = 4

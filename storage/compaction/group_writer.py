@@ -19,7 +19,7 @@ from storage.files.checkpoints import remove_if_exists
 from storage.files.descriptor_cache import disk_under
 from storage.files.disk import Disk, File
 from storage.files.names import CLEANED_SUFFIX
-from storage.segment_index import SegmentIndex
+from storage.segment.segment_index import SegmentIndex
 from storage.types import DamagedRange
 
 from .plan import SegmentFacts

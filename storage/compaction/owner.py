@@ -24,7 +24,7 @@ from storage.flush_state import FlushState
 from storage.producers import ProducerWindows
 from storage.reader import LogReader
 from storage.recovery import LogParts
-from storage.segment import Segment
+from storage.segment.segment import Segment
 from storage.tail import LogTail
 
 from .checkpoint import CleanState, SegmentSize, decode_state

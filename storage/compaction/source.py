@@ -17,7 +17,7 @@ from storage.errors import CorruptLogError
 from storage.files.descriptor_cache import disk_under
 from storage.files.disk import Disk, File
 from storage.files.names import LOG_SUFFIX, offset_file_name
-from storage.scan import header_fault
+from storage.segment.scan import header_fault
 from storage.types import Boundary
 
 from .plan import SegmentFacts

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage.damage import DamagedRanges
 from storage.files.checkpoints import remove_if_exists
 from storage.files.disk import Disk
 from storage.files.names import (
@@ -24,6 +23,7 @@ from storage.files.names import (
     parse_offset_file_name,
     parse_swap_file_name,
 )
+from storage.segment.damage import DamagedRanges
 
 
 def finish_swaps(disk: Disk, directory: str, names: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from storage.inspect.findings import LogReport
 from storage.inspect.log_files import LogFiles, SegmentFile, load_log_files
 from storage.inspect.sections import RecordHeaders, Row, Section
 from storage.inspect.targets import TargetKind, file_kind, kind_of, logs_of
-from storage.segment_check import BadBytes, CheckedBatch, PassedDamage, TrailingBytes, check_segment
+from storage.segment.segment_check import BadBytes, CheckedBatch, PassedDamage, TrailingBytes, check_segment
 from storage.types import Boundary
 
 BATCH_COLUMNS = (

@@ -41,7 +41,7 @@ from storage.inspect.texts import (
     parse_high_watermarks,
     parse_partition_metadata,
 )
-from storage.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_seal
+from storage.segment.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_seal
 
 
 def dump_small_file(path: str) -> Iterator[Section]:

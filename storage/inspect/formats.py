@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsers of the binary files beside a segment: indexes, producer snapshots, and files of two slots. Pure.
 
-Each parser gives a value or raises `MalformedError` with the reason; seals are read by `storage.seal`. Written from the tables
+Each parser gives a value or raises `MalformedError` with the reason; seals are read by `storage.segment.seal`. Written from the tables
 of docs/storage_format.md, sections 2.2 to 2.6.
 """
 
@@ -16,7 +16,7 @@ from lograft.wire.checksum import crc32c
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
 from storage.files.disk import SECTOR_BYTES
-from storage.offset_index import to_big_endian
+from storage.segment.offset_index import to_big_endian
 
 SLOT_COUNT = 2
 """Slots of `recovery-point` and `log-start`."""

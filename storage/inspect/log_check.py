@@ -22,8 +22,8 @@ from storage.inspect.log_files import LogFiles, SegmentFile, load_log_files
 from storage.inspect.record_judges import EpochJudge, judge_content
 from storage.inspect.segment_caches import SegmentCaches
 from storage.inspect.snapshot_check import SnapshotCheck
-from storage.scan import shows_unwritten_sector
-from storage.segment_check import BadBytes, CheckedBatch, PassedDamage, TrailingBytes, check_segment
+from storage.segment.scan import shows_unwritten_sector
+from storage.segment.segment_check import BadBytes, CheckedBatch, PassedDamage, TrailingBytes, check_segment
 from storage.types import Boundary, DamagedRange
 
 

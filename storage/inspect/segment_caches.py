@@ -16,7 +16,7 @@ from storage.inspect.files import read_small
 from storage.inspect.findings import LogReport, Severity
 from storage.inspect.formats import MalformedError, parse_offset_index, parse_time_index, was_never_written
 from storage.inspect.log_files import LogFiles, SegmentFile
-from storage.seal import MalformedSealError, decode_seal
+from storage.segment.seal import MalformedSealError, decode_seal
 from storage.types import Boundary
 
 _Judge = OffsetIndexJudge | TimeIndexJudge | SealJudge

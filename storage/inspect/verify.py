@@ -57,8 +57,8 @@ from storage.inspect.texts import (
     parse_high_watermarks,
     parse_partition_metadata,
 )
-from storage.seal import MalformedSealError, decode_seal
-from storage.segment_check import BadBytes, CheckedBatch, check_segment
+from storage.segment.seal import MalformedSealError, decode_seal
+from storage.segment.segment_check import BadBytes, CheckedBatch, check_segment
 
 CHECKED_JSON_FILES = (
     "first-start.json",

@@ -32,7 +32,7 @@ from storage.log_start import LogStartFile
 from storage.prefix import LogPrefix
 from storage.producers import ProducerWindows
 from storage.retention import count_due
-from storage.seal import MalformedSealError, Seal, decode_seal
+from storage.segment.seal import MalformedSealError, Seal, decode_seal
 from storage.testing.log_compaction import Compact
 from storage.testing.log_faults import CrashInside, CrashNow
 from storage.testing.log_mutant import Finder, Mutant

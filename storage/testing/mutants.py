@@ -17,14 +17,14 @@ from typing import Any
 from lograft.wire.checksum import crc32c
 
 import storage.flush
-import storage.offset_index
 import storage.producer_snapshots
 import storage.recovery
 import storage.recovery_walk
 import storage.restart
-import storage.scan
+import storage.segment.offset_index
+import storage.segment.scan
+import storage.segment.time_index
 import storage.suffix
-import storage.time_index
 import storage.truncation
 from storage.epochs import LeaderEpochs
 from storage.errors import DiskFailedError
@@ -166,8 +166,8 @@ def _replace_without_sync(disk: Any, path: str, content: bytes) -> None:
     _replace_file(disk, path, content, durable=False)
 
 
-_decode_offsets: Any = storage.offset_index.OffsetIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
-_decode_times: Any = storage.time_index.TimeIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
+_decode_offsets: Any = storage.segment.offset_index.OffsetIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
+_decode_times: Any = storage.segment.time_index.TimeIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
 _COVERED = slice(-24, -4)
 """What an offset index covers, in its footer; a time index has its covered bytes elsewhere."""
 
@@ -187,7 +187,7 @@ def _trust_read(reader: object, segment: Any, start: Any, data: bytes) -> Any:
     """Say that all of a chunk is good."""
     position, offset = 0, start.offset
     while position < len(data):
-        header = storage.scan.read_header(data, position)
+        header = storage.segment.scan.read_header(data, position)
         position += header.size_bytes
         offset = header.next_offset
     return type(start)(offset, start.position + len(data))
@@ -303,7 +303,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="recovery: a torn batch is taken, its CRC is not checked",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.scan, "crc32c", _crc_of_anything),),
+        patches=((storage.segment.scan, "crc32c", _crc_of_anything),),
         scenario=crash_points.large_batches,
     ),
     Mutant(
@@ -320,14 +320,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="index: a stale one is trusted",
         finder=Finder.CORRUPTION,
-        patches=((storage.offset_index.OffsetIndex, "decode", classmethod(_decode_stale_offsets)),),
+        patches=((storage.segment.offset_index.OffsetIndex, "decode", classmethod(_decode_stale_offsets)),),
     ),
     Mutant(
         name="index: its CRC is not checked",
         finder=Finder.CORRUPTION,
         patches=(
-            (storage.offset_index, "crc32c", _crc_of_anything),
-            (storage.time_index, "crc32c", _crc_of_anything),
+            (storage.segment.offset_index, "crc32c", _crc_of_anything),
+            (storage.segment.time_index, "crc32c", _crc_of_anything),
         ),
     ),
     Mutant(

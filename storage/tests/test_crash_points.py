@@ -21,7 +21,7 @@ from lograft.wire.errors import BatchError
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES, MAX_BATCH_BYTES
 
 import storage.recovery_walk
-import storage.scan
+import storage.segment.scan
 import storage.truncation
 from storage.errors import StorageError
 from storage.files.disk import SECTOR_BYTES
@@ -351,7 +351,7 @@ MUTANTS: dict[str, tuple[object, str, object, Callable[[Run], None]]] = {
         lambda *_, **__: False,
         large_batches,
     ),
-    "recovery: CRC not checked": (storage.scan, "crc32c", lambda data: _Matching(), large_batches),
+    "recovery: CRC not checked": (storage.segment.scan, "crc32c", lambda data: _Matching(), large_batches),
     "recovery: snapshots beyond the end kept": (
         ProducerSnapshots,
         "remove_above",

@@ -12,7 +12,7 @@ from lograft.wire.checksum import crc32c
 from storage.errors import DataLossError
 from storage.files.names import DAMAGE_FILE, INDEX_SUFFIX, offset_file_name
 from storage.log import PartitionLog
-from storage.scan import TRUSTED_RUN_BYTES
+from storage.segment.scan import TRUSTED_RUN_BYTES
 from storage.testing.builders import append, open_log, read_all
 from storage.testing.sim_disk import SimDisk
 from storage.tests.support import FIRST, LARGE, LOG, flip, kill, position_of, readable, write_log

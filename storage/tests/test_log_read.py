@@ -12,7 +12,7 @@ from lograft.wire.limits import MAX_BATCH_BYTES
 from storage.errors import DiskReadError, OffsetOutOfRangeError
 from storage.log import LogRead, PartitionLog, TimestampAndOffset
 from storage.reader import CURSORS
-from storage.segment_set import MAX_OPEN_SEALED_SEGMENTS
+from storage.segment.segment_set import MAX_OPEN_SEALED_SEGMENTS
 from storage.testing.builders import SMALL, append, open_log, read_all, read_values
 from storage.testing.sim_disk import Refusal, SimDisk
 

@@ -10,7 +10,7 @@ from lograft.wire.batch import read_batches
 from lograft.wire.filler import encode_filler
 
 from storage.files.names import INDEX_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
-from storage.scan import HEADER_CHUNK_BYTES, BadBatch, find_batch
+from storage.segment.scan import HEADER_CHUNK_BYTES, BadBatch, find_batch
 from storage.testing.builders import SMALL, append, open_log, read_all
 from storage.testing.sim_disk import SimDisk, SimFile
 from storage.types import Boundary

@@ -16,7 +16,7 @@ from storage.files.read_only import ReadOnlyFile
 from storage.log import LogSettings, PartitionLog
 from storage.scrub import CHUNKS_KEPT, RateLimit, ScrubTask, ScrubWork, scrub_segment
 from storage.scrub_owner import LogScrub, ScrubOutcome
-from storage.seal import SEAL_CHUNK_BYTES, decode_seal, encode_seal
+from storage.segment.seal import SEAL_CHUNK_BYTES, decode_seal, encode_seal
 from storage.testing.builders import SMALL, append, make_batch, open_log, read_values
 
 HOUR_MS = 3_600_000

@@ -35,9 +35,9 @@ from storage.inspect.texts import (
     parse_lines,
     parse_partition_metadata,
 )
-from storage.offset_index import OffsetIndex
 from storage.recovery_point import CleanEnd, RecoveryPoint, encode_slot
-from storage.time_index import TimeIndex
+from storage.segment.offset_index import OffsetIndex
+from storage.segment.time_index import TimeIndex
 from storage.types import DamagedRange
 
 

@@ -25,7 +25,7 @@ from storage.files.names import (
     offset_file_name,
 )
 from storage.inspect.findings import Severity
-from storage.seal import decode_seal, encode_seal
+from storage.segment.seal import decode_seal, encode_seal
 from storage.tests.inspect.logs import damage, failures, flip, make_log, only, places, segment_path, segments
 
 

@@ -7,7 +7,7 @@ import pytest
 from lograft.wire.batch import encode_batch, read_header
 from lograft.wire.limits import HEADER_BYTES, MAGIC, MAX_BATCH_BYTES
 
-from storage.scan import header_fault
+from storage.segment.scan import header_fault
 
 HEADER = read_header(encode_batch([b"a", b"b"], base_offset=7))
 SIZE_BYTES = HEADER.size_bytes

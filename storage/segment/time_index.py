@@ -30,8 +30,9 @@ from dataclasses import dataclass
 
 from lograft.wire.checksum import crc32c
 
+from storage.types import INT32_MAX
+
 from .offset_index import to_big_endian
-from .types import INT32_MAX
 
 ENTRY_BYTES = 12
 _MAGIC = b"LGTX"

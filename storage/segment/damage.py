@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .files.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
-from .files.disk import Disk
-from .files.names import DAMAGE_FILE
-from .types import DamagedRange
+from storage.files.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
+from storage.files.disk import Disk
+from storage.files.names import DAMAGE_FILE
+from storage.types import DamagedRange
 
 _FIELDS = 5
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from storage.errors import CorruptLogError
+from storage.files.disk import Buffer, Disk, File
+from storage.files.names import INDEX_SUFFIX, LOG_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
+from storage.types import INT32_MAX, Boundary, DamagedRange, LogSettings, PlacedBatch
+
 from .damage import DamagedRanges
-from .errors import CorruptLogError
-from .files.disk import Buffer, Disk, File
-from .files.names import INDEX_SUFFIX, LOG_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
-from .follower_append import PlacedBatch
 from .offset_index import OffsetIndex
 from .rebuild import RebuildPlan, Rebuilt, SegmentRebuild
 from .scan import Walk, find_batch
 from .segment_index import SegmentIndex
-from .types import INT32_MAX, Boundary, DamagedRange, LogSettings
 
 
 class Segment:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.epochs import EpochStart, LeaderEpochs
-from storage.offset_index import OffsetIndex
-from storage.time_index import TimeIndex
+from storage.segment.offset_index import OffsetIndex
+from storage.segment.time_index import TimeIndex
 from storage.types import Boundary
 
 CI = settings(derandomize=True, deadline=None)

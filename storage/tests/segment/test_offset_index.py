@@ -8,7 +8,7 @@ from array import array
 
 import pytest
 
-from storage.offset_index import OffsetIndex, to_big_endian
+from storage.segment.offset_index import OffsetIndex, to_big_endian
 from storage.types import Boundary
 
 

@@ -20,8 +20,8 @@ from lograft.wire.checksum import crc32c
 from lograft.wire.header import CRC_START, LENGTH_END, BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES, MAGIC, MAX_BATCH_BYTES
 
-from .files.disk import SECTOR_BYTES, File
-from .types import Boundary
+from storage.files.disk import SECTOR_BYTES, File
+from storage.types import Boundary
 
 HEADER_CHUNK_BYTES = 16 * 1024
 """Bytes read at once when only headers are wanted: few enough to be cheap for large batches, many for small ones."""

@@ -8,7 +8,7 @@ import struct
 import pytest
 from lograft.wire.checksum import crc32c
 
-from storage.seal import (
+from storage.segment.seal import (
     SEAL_CHUNK_BYTES,
     MalformedSealError,
     Seal,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.time_index import TimeIndex
+from storage.segment.time_index import TimeIndex
 
 
 def filled() -> TimeIndex:

@@ -7,10 +7,11 @@ None, and the segment walks its batches instead.
 
 from __future__ import annotations
 
-from .errors import DiskFullError, FileMissingError
-from .files.checkpoints import replace_file
-from .files.disk import Disk
-from .files.names import INDEX_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
+from storage.errors import DiskFullError, FileMissingError
+from storage.files.checkpoints import replace_file
+from storage.files.disk import Disk
+from storage.files.names import INDEX_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
+
 from .offset_index import ENTRY_BYTES as OFFSET_ENTRY_BYTES
 from .offset_index import OffsetIndex
 from .time_index import ENTRY_BYTES as TIME_ENTRY_BYTES

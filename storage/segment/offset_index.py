@@ -29,7 +29,7 @@ from bisect import bisect_left, bisect_right
 
 from lograft.wire.checksum import crc32c
 
-from .types import INT32_MAX, Boundary
+from storage.types import INT32_MAX, Boundary
 
 ENTRY_BYTES = 8
 _MAGIC = b"LGIX"

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from lograft.wire.header import BatchHeader
 
-from .files.disk import File
+from storage.files.disk import File
+from storage.types import Boundary, DamagedRange
+
 from .scan import BadBatch, Walk, find_valid_after
 from .segment_index import SegmentIndex
-from .types import Boundary, DamagedRange
 
 Judge = Callable[[Boundary, Boundary | None], bool]
 """(bad batch, next whole batch if any) -> True: damage, go on after it; False: torn tail, end the segment."""
