@@ -29,7 +29,8 @@ from benchmarks.results_table import Result, absolute, compare
 from storage.compaction.pass_ import CompactionPass, PassOutcome
 from storage.compaction.plan import find_range
 from storage.files.posix import PosixDisk
-from storage.log import LogSettings, PartitionLog
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 BATCH_BYTES = 256 * 1024
 """Bytes of the values of one batch, about."""

@@ -36,10 +36,12 @@ from storage.files.names import (
     PARTITION_FILE,
     PARTITIONS_DIRECTORY,
     RECOVERY_POINT_FILE,
+    PartitionIdentity,
     partition_directory_name,
 )
 from storage.files.posix import PosixDisk
-from storage.log import LogSettings, PartitionIdentity, PartitionLog
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 PARTITIONS = 100_000
 """Partitions of the data directory."""

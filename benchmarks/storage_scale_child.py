@@ -23,7 +23,8 @@ from storage.directories import LogDirectories, LogDirectory
 from storage.files.descriptor_cache import FileBudget
 from storage.files.names import parse_partition_directory_name
 from storage.files.posix import PosixDisk
-from storage.log import LogSettings, PartitionLog
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 CLUSTER_ID = "bench"
 """Cluster of the data directory."""

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 from .errors import DiskFailedError, StorageError
 from .files.disk import Disk
 from .files.sync_choice import SyncChoice
-from .flush import FlushWork
-from .log import PartitionLog
+from .log.flush import FlushWork
+from .log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 

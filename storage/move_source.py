@@ -15,11 +15,11 @@ Source: docs/storage.md section 11.
 
 from __future__ import annotations
 
-from .closing import leave_clean_mark
 from .files.descriptor_cache import disk_under
 from .files.disk import Disk
+from .log.closing import leave_clean_mark
+from .log.recovery import LogParts
 from .move_plan import SegmentView
-from .recovery import LogParts
 from .segment.segment import Segment
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .errors import CorruptLogError, MoveInDoubtError, StorageError
-from .log import PartitionLog
+from .log.partition_log import PartitionLog
 from .move_future import MoveFuture
 from .move_marks import MoveEnd, MoveMark, decide, place, remove_directory_with_files, retire, revoke, settle
 from .move_plan import CopyRound

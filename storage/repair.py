@@ -27,12 +27,12 @@ from lograft.wire.errors import InvalidBatchError
 from .compaction.group_writer import CleanedGroup, GroupWriter
 from .compaction.plan import SegmentFacts
 from .compaction.source import Pace, log_path, read_span
-from .epochs import EpochStart, LeaderEpochs, epoch_fits, may_begin_earlier
 from .errors import OutOfOrderOffsetError
 from .files.descriptor_cache import disk_under
 from .files.disk import Buffer, Disk
 from .files.names import REPAIRED_SUFFIX
-from .follower_append import check_follower_batches
+from .log.epochs import EpochStart, LeaderEpochs, epoch_fits, may_begin_earlier
+from .log.follower_append import check_follower_batches
 from .types import Boundary, DamagedRange
 
 

@@ -18,15 +18,15 @@ from contextlib import AbstractContextManager
 from .compaction.group_writer import CleanedGroup
 from .compaction.owner import LogCompaction
 from .compaction.plan import SegmentFacts
-from .epochs import EpochStart, LeaderEpochs, may_begin_earlier
 from .files.checkpoints import encode_lines, replace_file
 from .files.disk import Disk
 from .files.names import EPOCH_FILE
-from .flush_state import FlushState
-from .recovery import LogParts
+from .log.epochs import EpochStart, LeaderEpochs, may_begin_earlier
+from .log.flush_state import FlushState
+from .log.recovery import LogParts
+from .log.tail import LogTail
 from .repair import RepairTask
 from .segment.segment import Segment
-from .tail import LogTail
 from .types import DamagedRange
 
 

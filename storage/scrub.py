@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from lograft.wire.checksum import crc32c
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from .epochs import EpochStart, LeaderEpochs, epoch_fits
 from .errors import FileMissingError, StorageError
 from .files.descriptor_cache import disk_under
 from .files.disk import Disk, File
 from .files.read_only import ReadOnlyFile
+from .log.epochs import EpochStart, LeaderEpochs, epoch_fits
 from .segment.seal import (
     NO_TIMESTAMP_MS,
     SEAL_CHUNK_BYTES,

@@ -18,8 +18,8 @@ from .errors import DiskFullError
 from .files.checkpoints import replace_file
 from .files.disk import Disk
 from .files.names import SEAL_SUFFIX, offset_file_name
-from .reader import LogReader
-from .recovery import LogParts
+from .log.reader import LogReader
+from .log.recovery import LogParts
 from .scrub import ScrubTask, ScrubWork, head_crc_of
 from .segment.damage import DamagedRanges
 from .segment.seal import Seal, encode_seal

@@ -75,8 +75,9 @@ from storage.errors import (
     StorageError,
 )
 from storage.flusher import GroupFlusher
-from storage.log import Appended, PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.space_guard import SpaceGuard
+from storage.types import Appended
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
 The owner of the log makes a step and takes its result back here, on the event loop; what waits for the device in between
 (the sync of the log start, the removal of large files) runs in a thread, as a flush does. One step at a time, from
 its making to its end, and `close` waits for it, so that no log is closed under a running step.
-Must not decide what is due: `storage.retention` does.
+Must not decide what is due: `storage.log.retention` does.
 Source: docs/storage.md sections 3 and 4.
 """
 
@@ -18,8 +18,8 @@ from typing import Protocol
 
 from brokerd.clock import wall_ms
 from storage.errors import DiskFailedError, LogClosedError, OffsetOutOfRangeError, StorageError
-from storage.log import PartitionLog
-from storage.prefix import PrefixWork
+from storage.log.partition_log import PartitionLog
+from storage.log.prefix import PrefixWork
 
 logger = logging.getLogger(__name__)
 

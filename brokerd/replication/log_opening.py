@@ -16,7 +16,7 @@ from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError
 from storage.files.descriptor_cache import FileBudget
 from storage.files.names import PartitionIdentity, partition_directory_name
-from storage.log import OpenedLog, PartitionLog
+from storage.log.partition_log import OpenedLog, PartitionLog
 
 logger = logging.getLogger(__name__)
 

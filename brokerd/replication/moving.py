@@ -35,7 +35,7 @@ from brokerd.replication.replica_slot import ReplicaSlot
 from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskAccessError, DiskFailedError, MoveInDoubtError, StorageError
 from storage.files.names import MOVED_FROM_FILE, TOPIC_ID_BYTES, PartitionIdentity, partition_directory_name
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.move_future import MoveFuture
 from storage.move_plan import CopyRound, plan_round
 from storage.move_source import MoveSource

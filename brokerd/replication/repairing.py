@@ -31,8 +31,8 @@ from brokerd.replication.repair_peers import RepairCallError, RepairPeers
 from brokerd.replication.replica_peers import ResignReason
 from storage.compaction.group_writer import CleanedGroup
 from storage.errors import OutOfOrderOffsetError, StorageError
-from storage.follower_append import check_follower_batches
-from storage.log import PartitionLog
+from storage.log.follower_append import check_follower_batches
+from storage.log.partition_log import PartitionLog
 from storage.repair import RepairTask, SegmentRepair
 from storage.scrub import RateLimit, ScrubStopped
 

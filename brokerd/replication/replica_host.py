@@ -60,7 +60,7 @@ from storage.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError, LogClosedError, StorageError
 from storage.files.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
 from storage.flusher import GroupFlusher
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.space import SpaceState
 
 DEFAULT_CLEANER: Final = CleanerSettings()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.log_calls import LogCaller, call_list
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.scrub import RateLimit, ScrubStopped, ScrubWork
 from storage.scrub_owner import LogScrub, ScrubOutcome
 

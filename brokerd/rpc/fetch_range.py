@@ -21,7 +21,7 @@ from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.calls import check_named_cluster
 from brokerd.rpc.registered import check_registered
 from storage.errors import StorageError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 
 
 class FetchRangeCalls:

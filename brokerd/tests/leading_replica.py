@@ -34,7 +34,7 @@ from brokerd.tests.support import WAIT_S
 from metaquorum.controller.state import PartitionImage
 from metaquorum.controller.topic_configs import FlushPolicy
 from storage.files.posix import PosixDisk
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.types import LogSettings
 
 LEADER_ID = 1

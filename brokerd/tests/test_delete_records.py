@@ -16,7 +16,7 @@ from brokerd.server import BrokerServer
 from brokerd.tests.support import WAIT_S, Client, connected, refusal, running_broker
 from brokerd.tests.test_two_brokers import PARTITIONS, leaders, second_broker
 from storage.errors import DiskFullError
-from storage.prefix import PrefixWork
+from storage.log.prefix import PrefixWork
 
 
 def request(before_offset: int, *partitions: int, topic: str = "t") -> log_pb2.DeleteRecordsRequest:

@@ -16,8 +16,9 @@ from metaquorum.controller.awaited import AwaitedReplica, pack
 from metaquorum.controller.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
 from storage.errors import DiskFailedError
 from storage.files.names import LOG_SUFFIX, PartitionIdentity, partition_directory_name
-from storage.log import LogSettings, PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.sim_disk import SimCall
+from storage.types import LogSettings
 
 
 class Lost:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from brokerd.tests.leading_replica import LeadingReplica
-from storage.epochs import LeaderEpochs
+from storage.log.epochs import LeaderEpochs
 
 
 def test_batches_of_unknown_epochs_go_one_by_one_with_the_epoch_of_their_header(tmp_path: Path) -> None:

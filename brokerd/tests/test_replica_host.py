@@ -35,9 +35,10 @@ from metaquorum.controller.records import (
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.listener import CommittedBatch
 from storage.directories import LogDirectories, LogDirectory
-from storage.files.names import partition_directory_name
-from storage.log import LogSettings, PartitionIdentity, PartitionLog
+from storage.files.names import PartitionIdentity, partition_directory_name
+from storage.log.partition_log import PartitionLog
 from storage.testing.sim_disk import Refusal, SimDisk
+from storage.types import LogSettings
 
 TOPIC_ID = bytes(range(16))
 ROOT = "/data/partitions"

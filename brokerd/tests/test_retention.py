@@ -27,7 +27,7 @@ from metaquorum.controller.records import ConfigRecord, ConfigResource
 from metaquorum.settings import SettingsError
 from metaquorum.tests.quorum_cluster import until
 from storage.directories import LogDirectories, LogDirectory
-from storage.prefix import PrefixWork
+from storage.log.prefix import PrefixWork
 from storage.testing.sim_disk import Refusal, SimDisk
 
 LATER_MS = 8 * 24 * 3_600_000

@@ -52,8 +52,8 @@ from metaquorum.runtime.controller_host import ControllerHost
 from metaquorum.runtime.snapshot_maker import SnapshotMaker
 from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.testing.mutants import Change, Mutant
-from storage import recovery
-from storage.producers import ProducerWindows
+from storage.log import recovery
+from storage.log.producers import ProducerWindows
 from storage.segment.damage import DamagedRanges
 
 

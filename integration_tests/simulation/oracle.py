@@ -39,8 +39,8 @@ from metaquorum.runtime.snapshot_shell import SnapshotShell
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
 from storage.compaction.group_writer import CleanedGroup
-from storage.epochs import EpochStart
 from storage.errors import DataLossError
+from storage.log.epochs import EpochStart
 from storage.repair_owner import LogRepair
 
 READ_BYTES: Final = 1 << 24

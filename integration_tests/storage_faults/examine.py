@@ -31,8 +31,9 @@ from storage.errors import CorruptLogError, DataLossError, StorageError
 from storage.files.checkpoints import read_lines
 from storage.files.names import EPOCH_FILE, LOG_START_FILE, LOG_SUFFIX, RECOVERY_POINT_FILE, SWAP_SUFFIX
 from storage.files.posix import PosixDisk
-from storage.log import Appended, PartitionLog, TimestampAndOffset
-from storage.recovery_point import decode_slots
+from storage.log.partition_log import PartitionLog
+from storage.log.recovery_point import decode_slots
+from storage.types import Appended, TimestampAndOffset
 
 EPOCH_START, EPOCH_END = 12, 16
 """Bytes of a batch header that hold the leader epoch."""

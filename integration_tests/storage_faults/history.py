@@ -24,7 +24,8 @@ from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
 from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.errors import DataLossError
-from storage.log import Appended, OpenedLog, PartitionLog
+from storage.log.partition_log import OpenedLog, PartitionLog
+from storage.types import Appended
 
 LEFTOVERS = (".swap", ".cleaned", ".deleted", ".restart", ".tmp")
 """Ends of names that no opening leaves."""

@@ -21,7 +21,8 @@ from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.compaction.cleaner import Cleaner, CleanerSettings
 from storage.errors import DiskFailedError
 from storage.files.posix import PosixDisk
-from storage.log import LogSettings, PartitionLog
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 KEYED_SETTINGS = LogSettings(
     segment_bytes=8_000,

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from integration_tests.storage_faults.history import History
 from integration_tests.storage_faults.stage import Stage
-from storage.flush import FlushWork
 from storage.flusher import run_groups
-from storage.log import LogSettings
+from storage.log.flush import FlushWork
 from storage.testing.builders import SMALL
 from storage.testing.sim_disk import SimDisk
 from storage.testing.sim_tree import Crash
+from storage.types import LogSettings
 
 Step = Callable[[Stage], None]
 

@@ -7,7 +7,7 @@ from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
 from storage.compaction.pass_ import CompactionPass
 from storage.compaction.plan import find_range
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 
 
 def begin_pass(log: PartitionLog, *, now_ms: int) -> CompactionPass:

@@ -26,7 +26,8 @@ from integration_tests.storage_faults.kill_loop import END_S, kill_loop, read_va
 from integration_tests.storage_faults.ledger import Ledger
 from storage.errors import DiskFullError
 from storage.files.posix import PosixDisk
-from storage.log import LogSettings, PartitionLog
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 DEFAULT_ROUNDS = 200
 TMPFS_BYTES = 2 * 1024 * 1024

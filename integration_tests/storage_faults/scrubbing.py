@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.scrub import RateLimit
 from storage.scrub_owner import LogScrub
 

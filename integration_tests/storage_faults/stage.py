@@ -19,11 +19,13 @@ from integration_tests.storage_faults.passes import begin_pass, compact_once
 from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.compaction.pass_ import CompactionPass
 from storage.errors import DataLossError
-from storage.files.names import partition_directory_name
-from storage.log import FlushWork, LogSettings, OpenedLog, PartitionIdentity, PartitionLog
+from storage.files.names import PartitionIdentity, partition_directory_name
+from storage.log.flush import FlushWork
+from storage.log.partition_log import OpenedLog, PartitionLog
 from storage.repair import SegmentRepair
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
+from storage.types import LogSettings
 
 IDENTITY = PartitionIdentity(topic_id=bytes(range(16)), partition=0)
 PARTITIONS = "/data/partitions"

@@ -25,8 +25,9 @@ from integration_tests.storage_faults.keyed_worker import KeyedWorker
 from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.errors import DiskFailedError
 from storage.files.posix import PosixDisk
-from storage.log import LogSettings, PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.scrub_owner import LogScrub
+from storage.types import LogSettings
 
 LIST_DIRECTORY = "list"
 KEYED_DIRECTORY = "keyed"

@@ -19,7 +19,8 @@ from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.settings import SettingsError
 from storage.data_directory import DataDirectory
 from storage.files.posix import PosixDisk
-from storage.log import LogSettings, PartitionLog
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

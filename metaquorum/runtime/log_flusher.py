@@ -13,7 +13,7 @@ from functools import partial
 
 from metaquorum.runtime.disk_thread import DiskThread
 from metaquorum.runtime.log_store import LogStore
-from storage.log import FlushWork
+from storage.log.flush import FlushWork
 
 
 class LogFlusher:

@@ -28,8 +28,10 @@ from metaquorum.runtime.listener import CommittedBatch
 from storage.errors import DataLossError
 from storage.files.disk import Disk
 from storage.files.names import LOG_SUFFIX
-from storage.log import FlushWork, LogSettings, PartitionLog
-from storage.log_start import LogStartFile
+from storage.log.flush import FlushWork
+from storage.log.log_start import LogStartFile
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 logger = logging.getLogger(__name__)
 

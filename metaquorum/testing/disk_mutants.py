@@ -12,8 +12,8 @@ from typing import Final
 from metaquorum.runtime import election_store, log_store
 from metaquorum.testing.mutants import Mutant
 from metaquorum.testing.options import rot_storm, tear_storm
-from storage import flush, flush_state, reader, recovery_walk
 from storage.files import checkpoints
+from storage.log import flush, flush_state, reader, recovery_walk
 from storage.segment import scan, segment
 
 _TearMutant = partial(Mutant, options=tear_storm)

@@ -49,7 +49,7 @@ from metaquorum.testing.sim_trouble import (
 )
 from storage.errors import DataLossError, StorageError
 from storage.files.names import LOG_SUFFIX
-from storage.flush import FlushWork
+from storage.log.flush import FlushWork
 from storage.segment.damage import DamagedRanges
 from storage.testing.sim_disk import Crash, Refusal, SimCall
 from storage.testing.sim_disk import SimDisk as SimFiles

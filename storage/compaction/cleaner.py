@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
 from storage.errors import FileMissingError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.scrub import RateLimit, ScrubStopped
 
 from .key_map import KEY_MEMORY_BYTES

@@ -20,12 +20,12 @@ from storage.errors import DiskFullError
 from storage.files.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
 from storage.files.disk import Disk
 from storage.files.names import CLEANER_FILE
-from storage.flush_state import FlushState
-from storage.producers import ProducerWindows
-from storage.reader import LogReader
-from storage.recovery import LogParts
+from storage.log.flush_state import FlushState
+from storage.log.producers import ProducerWindows
+from storage.log.reader import LogReader
+from storage.log.recovery import LogParts
+from storage.log.tail import LogTail
 from storage.segment.segment import Segment
-from storage.tail import LogTail
 
 from .checkpoint import CleanState, SegmentSize, decode_state
 from .group_writer import CleanedGroup

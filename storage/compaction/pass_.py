@@ -32,7 +32,7 @@ from lograft.wire.errors import BatchTooLargeError
 from lograft.wire.header import BatchHeader
 
 from storage.files.disk import Disk
-from storage.transactions import AbortedTransaction
+from storage.log.transactions import AbortedTransaction
 
 from .group_writer import CleanedGroup, GroupWriter
 from .key_hash import SECRET_BYTES, KeyHasher

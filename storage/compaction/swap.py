@@ -23,7 +23,7 @@ from storage.errors import DiskError, DiskFailedError
 from storage.files.checkpoints import remove_if_exists
 from storage.files.disk import Disk
 from storage.files.names import SwapFile, swap_file_name
-from storage.recovery import LogParts
+from storage.log.recovery import LogParts
 from storage.segment.segment import Segment
 
 from .group_writer import CleanedGroup

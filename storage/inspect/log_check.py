@@ -4,7 +4,7 @@
 Bad places are judged as recovery does: below the recovery point, or in front of good batches, they are damage; a torn tail is
 what a crash leaves behind, and only noted. Known damage is passed over. Nothing is changed, and nothing outside the directory is
 read.
-Source: docs/storage_format.md; `storage.recovery_walk` for the judgement.
+Source: docs/storage_format.md; `storage.log.recovery_walk` for the judgement.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from storage.epochs import LeaderEpochs
 from storage.files.names import (
     CLEANED_SUFFIX,
     CLEANER_FILE,
@@ -40,6 +39,7 @@ from storage.inspect.formats import (
     was_never_written,
 )
 from storage.inspect.texts import parse_cleaner_checkpoint, parse_damaged_ranges, parse_epochs, parse_partition_metadata
+from storage.log.epochs import LeaderEpochs
 from storage.types import DamagedRange
 
 LEFTOVER_SUFFIXES = (TEMPORARY_SUFFIX, DELETED_SUFFIX, CLEANED_SUFFIX)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from lograft.wire.checksum import crc32c
 
-from storage.epochs import EpochStart
 from storage.files.names import MAX_PARTITION, TOPIC_ID_BYTES, PartitionIdentity, parse_partition_directory_name
 from storage.inspect.formats import MalformedError
+from storage.log.epochs import EpochStart
 from storage.types import DamagedRange
 
 _VERSION_LINE = "0"

@@ -10,7 +10,8 @@ from lograft.wire.batch import RecordBatch, check_batch, encode_batch, read_batc
 from lograft.wire.limits import MAX_BATCH_BYTES
 
 from storage.files.disk import Disk
-from storage.log import Appended, LogSettings, OpenedLog, PartitionLog
+from storage.log.partition_log import OpenedLog, PartitionLog
+from storage.types import Appended, LogSettings
 
 SMALL = LogSettings(segment_bytes=1_000, index_interval_bytes=100, segment_ms=10**15)
 """Settings under which a handful of batches fills a segment and an index."""

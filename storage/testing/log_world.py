@@ -30,8 +30,9 @@ from storage.files.names import (
     TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX,
 )
-from storage.log import Appended, FlushWork, LogSettings, PartitionLog, RecoveryReport
-from storage.prefix import PrefixWork
+from storage.log.flush import FlushWork
+from storage.log.partition_log import PartitionLog
+from storage.log.prefix import PrefixWork
 from storage.scrub import ScrubWork
 from storage.scrub_owner import LogScrub
 from storage.testing.builders import SMALL
@@ -40,6 +41,7 @@ from storage.testing.model_batch import CompactionRule
 from storage.testing.model_producers import SeenWindow
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
+from storage.types import Appended, LogSettings, RecoveryReport
 
 DIRECTORY = "/data/log"
 FAR_OFFSET = 2**62

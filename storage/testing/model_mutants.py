@@ -15,23 +15,24 @@ from lograft.wire.header import BatchHeader
 import storage.compaction.owner
 import storage.compaction.pass_
 import storage.compaction.unfinished
-import storage.log_start
-import storage.prefix
+import storage.log.log_start
+import storage.log.prefix
 import storage.scrub
 from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass
 from storage.compaction.survivors import find_survivors
 from storage.compaction.swap import swap_group
-from storage.deleted import DeletedFiles
-from storage.epochs import LeaderEpochs
 from storage.errors import FileMissingError
 from storage.files.checkpoints import replace_file
 from storage.files.disk import Disk
 from storage.files.names import CLEANED_SUFFIX
-from storage.log_start import LogStartFile
-from storage.prefix import LogPrefix
-from storage.producers import ProducerWindows
-from storage.retention import count_due
+from storage.log.deleted import DeletedFiles
+from storage.log.epochs import LeaderEpochs
+from storage.log.log_start import LogStartFile
+from storage.log.prefix import LogPrefix
+from storage.log.producers import ProducerWindows
+from storage.log.retention import count_due
+from storage.log.transactions import Transactions
 from storage.segment.seal import MalformedSealError, Seal, decode_seal
 from storage.testing.log_compaction import Compact
 from storage.testing.log_faults import CrashInside, CrashNow
@@ -52,7 +53,6 @@ from storage.testing.log_scrub import EndScrub, RunScrub, StaleSeal
 from storage.testing.log_transactions import AppendInTransaction
 from storage.testing.log_world import Operation
 from storage.testing.sim_disk import SimFile
-from storage.transactions import Transactions
 
 FAR_OFFSET = 2**62
 _LATER_MS = 10**9
@@ -175,7 +175,7 @@ def _mutant(
 _PREFIX_MUTANTS = (
     _mutant(
         "log start: not on stable storage before segments go",
-        (storage.log_start, "replace_file", _replace_without_sync),
+        (storage.log.log_start, "replace_file", _replace_without_sync),
         (SimFile, "sync", _sync_of_others("log-start")),
     ),
     _mutant(
@@ -190,9 +190,13 @@ _PREFIX_MUTANTS = (
         focus=(CrashInside,),
         compact=False,
     ),
-    _mutant("retention: beyond the high watermark", (storage.prefix, "count_due", _count_due_beyond), compact=False),
+    _mutant(
+        "retention: beyond the high watermark", (storage.log.prefix, "count_due", _count_due_beyond), compact=False
+    ),
     _mutant("retention: the active segment goes", (LogPrefix, "_count_due", _count_all)),
-    _mutant("retention: everything counts as old", (storage.prefix, "newest_record_ms", _newest_never), compact=False),
+    _mutant(
+        "retention: everything counts as old", (storage.log.prefix, "newest_record_ms", _newest_never), compact=False
+    ),
     _mutant(
         "retention: files are removed at once",
         (DeletedFiles, "take_due", _take_all),

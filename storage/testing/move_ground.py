@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from storage.directories import LogDirectories, LogDirectory
 from storage.files.names import PartitionIdentity, partition_directory_name
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.move_future import MoveFuture
 from storage.move_marks import MoveEnd, MoveMark, decide, place, remove_directory_with_files, retire, settle
 from storage.move_plan import plan_round

@@ -16,27 +16,27 @@ from typing import Any
 
 from lograft.wire.checksum import crc32c
 
-import storage.flush
-import storage.producer_snapshots
-import storage.recovery
-import storage.recovery_walk
-import storage.restart
+import storage.log.flush
+import storage.log.producer_snapshots
+import storage.log.recovery
+import storage.log.recovery_walk
+import storage.log.restart
+import storage.log.suffix
+import storage.log.truncation
 import storage.segment.offset_index
 import storage.segment.scan
 import storage.segment.time_index
-import storage.suffix
-import storage.truncation
-from storage.epochs import LeaderEpochs
 from storage.errors import DiskFailedError
 from storage.files.disk import Disk
-from storage.flush import FlushWork
-from storage.flush_state import FlushState
-from storage.producer_snapshots import ProducerSnapshots
-from storage.producers import ProducerWindows
-from storage.reader import LogReader
-from storage.recovery_point import RecoveryPointFile
-from storage.recovery_walk import UncleanWalk
-from storage.suffix import LogSuffix
+from storage.log.epochs import LeaderEpochs
+from storage.log.flush import FlushWork
+from storage.log.flush_state import FlushState
+from storage.log.producer_snapshots import ProducerSnapshots
+from storage.log.producers import ProducerWindows
+from storage.log.reader import LogReader
+from storage.log.recovery_point import RecoveryPointFile
+from storage.log.recovery_walk import UncleanWalk
+from storage.log.suffix import LogSuffix
 from storage.testing import crash_points, model_mutants, model_run
 from storage.testing.log_faults import CrashNow
 from storage.testing.log_mutant import Finder, Mutant
@@ -138,7 +138,7 @@ class _SkipsDirectorySync:
             self._disk.sync_directory(path)
 
 
-_restart_log = storage.restart.restart_log
+_restart_log = storage.log.restart.restart_log
 
 
 def _restart_without_sync(number: int) -> Any:
@@ -159,7 +159,7 @@ def _settle_without_sync(walk: Any, **arguments: Any) -> None:
     _settle(walk, **arguments)
 
 
-_replace_file = storage.flush.replace_file
+_replace_file = storage.log.flush.replace_file
 
 
 def _replace_without_sync(disk: Any, path: str, content: bytes) -> None:
@@ -218,7 +218,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="flush: the epoch checkpoint is replaced without a sync",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.flush, "replace_file", _replace_without_sync),),
+        patches=((storage.log.flush, "replace_file", _replace_without_sync),),
         scenario=crash_points.rolls_without_flush,
     ),
     Mutant(
@@ -241,7 +241,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="truncate: later segments are not removed",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.truncation, "remove_if_exists", _no),),
+        patches=((storage.log.truncation, "remove_if_exists", _no),),
         scenario=crash_points.truncations,
     ),
     Mutant(
@@ -268,25 +268,25 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="restart: records go before the mark is on stable storage",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.suffix, "restart_log", _restart_without_sync(0)),),
+        patches=((storage.log.suffix, "restart_log", _restart_without_sync(0)),),
         scenario=crash_points.restarts_anew,
     ),
     Mutant(
         name="restart: the mark goes before the records are gone for good",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.suffix, "restart_log", _restart_without_sync(1)),),
+        patches=((storage.log.suffix, "restart_log", _restart_without_sync(1)),),
         scenario=crash_points.restarts_anew,
     ),
     Mutant(
         name="restart: an opening does not finish it",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.recovery, "finish_restart", _nothing),),
+        patches=((storage.log.recovery, "finish_restart", _nothing),),
         scenario=crash_points.restarts_anew,
     ),
     Mutant(
         name="recovery: an epoch is dropped",
         finder=Finder.MODEL,
-        patches=((storage.recovery, "note_epoch", _nothing),),
+        patches=((storage.log.recovery, "note_epoch", _nothing),),
     ),
     Mutant(
         name="recovery: what was read is not synced",
@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="recovery: a torn middle is called damage",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.recovery_walk, "shows_unwritten_sector", _no),),
+        patches=((storage.log.recovery_walk, "shows_unwritten_sector", _no),),
         scenario=crash_points.large_batches,
     ),
     Mutant(
@@ -333,7 +333,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="snapshot: its CRC is not checked",
         finder=Finder.CORRUPTION,
-        patches=((storage.producer_snapshots, "crc32c", _crc_of_anything),),
+        patches=((storage.log.producer_snapshots, "crc32c", _crc_of_anything),),
     ),
     Mutant(
         name="read: the first one is not checked",

@@ -20,16 +20,17 @@ from lograft.wire.batch import RecordBatch, check_batch
 from lograft.wire.errors import BatchError
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES, MAX_BATCH_BYTES
 
-import storage.recovery_walk
+import storage.log.recovery_walk
+import storage.log.truncation
 import storage.segment.scan
-import storage.truncation
 from storage.errors import StorageError
 from storage.files.disk import SECTOR_BYTES
-from storage.log import Appended, LogSettings, PartitionLog, TimestampAndOffset
-from storage.producer_snapshots import ProducerSnapshots
-from storage.recovery_point import RecoveryPointFile
+from storage.log.partition_log import PartitionLog
+from storage.log.producer_snapshots import ProducerSnapshots
+from storage.log.recovery_point import RecoveryPointFile
 from storage.testing.builders import SMALL, ProducerStamp, append, make_batch, open_log, read_all, read_values
 from storage.testing.sim_disk import Crash, SimCall, SimDisk, SimFile
+from storage.types import Appended, LogSettings, TimestampAndOffset
 
 DIRECTORY = "/data/log"
 SEEDS_PER_POINT = 2
@@ -344,9 +345,9 @@ MUTANTS: dict[str, tuple[object, str, object, Callable[[Run], None]]] = {
     "flush: data files not synced": (SimFile, "sync", _skip, appends_and_flushes),
     "roll: directory not synced": (SimDisk, "sync_directory", _skip, rolls_without_flush),
     "truncate: recovery point not lowered": (RecoveryPointFile, "write_synced", RecoveryPointFile.write, truncations),
-    "truncate: later segments not removed": (storage.truncation, "remove_if_exists", lambda *_: False, truncations),
+    "truncate: later segments not removed": (storage.log.truncation, "remove_if_exists", lambda *_: False, truncations),
     "recovery: a torn middle is called damage": (
-        storage.recovery_walk,
+        storage.log.recovery_walk,
         "shows_unwritten_sector",
         lambda *_, **__: False,
         large_batches,

@@ -7,7 +7,7 @@ import random
 
 from lograft.wire.batch import check_crc, iter_batches
 
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
 from storage.tests.compaction.support import COMPACT, LOG, compact, roll

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from storage.flush import FlushWork
+from storage.log.flush import FlushWork
 from storage.testing import model_run
 from storage.testing.builders import SMALL
 from storage.testing.log_appends import Append, plain_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 
-from storage.deleted import DeletedFiles
+from storage.log.deleted import DeletedFiles
 from storage.testing.crash_points import LARGE, TINY, append
 from storage.testing.log_faults import CloseAndOpen, CrashNow
 from storage.testing.log_operations import BeginFlush, EndFlush, RunFlush, TruncateSuffix

@@ -12,7 +12,7 @@ from storage import move_future
 from storage.errors import CorruptLogError, DiskFailedError, DiskFullError, MoveInDoubtError
 from storage.files.checkpoints import encode_lines, replace_file
 from storage.files.names import FUTURE_SUFFIX, MOVED_FROM_FILE, MOVED_TO_FILE, parse_move_directory_name
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.move_future import COPY_BYTES, MoveFuture
 from storage.move_marks import MoveMark, decide, place, read_mark, revoke
 from storage.move_plan import SWITCH_BYTES, CopiedSegment, SegmentCopy, SegmentView, plan_round

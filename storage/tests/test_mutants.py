@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.flush import FlushWork
+from storage.log.flush import FlushWork
 from storage.testing import model_run
 from storage.testing.mutants import MODEL_RUNS, MODEL_STEPS, MUTANTS, Finder, Mutant, applied, find
 

@@ -16,7 +16,7 @@ from storage.compaction.plan import find_range
 from storage.errors import CorruptLogError, DataLossError, OutOfOrderOffsetError
 from storage.files.names import LOG_SUFFIX, offset_file_name
 from storage.files.posix import PosixDisk
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.repair import SegmentRepair
 from storage.testing.builders import SMALL, append, make_batch, open_log, read_values
 

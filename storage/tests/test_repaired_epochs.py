@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.epochs import EpochStart, LeaderEpochs
 from storage.errors import DiskFullError, OutOfOrderOffsetError
 from storage.files.names import EPOCH_FILE
 from storage.files.posix import PosixDisk
-from storage.log import PartitionLog
+from storage.log.epochs import EpochStart, LeaderEpochs
+from storage.log.partition_log import PartitionLog
 from storage.repair import SegmentRepair
 from storage.segment.damage import DamagedRanges
 from storage.testing.builders import append, open_log, read_values

@@ -12,9 +12,10 @@ from lograft.wire.limits import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH
 
 from storage.compaction.pass_ import CompactionPass, PassOutcome
 from storage.compaction.plan import find_range
-from storage.log import Appended, PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import SMALL, ProducerStamp, open_log, read_all
 from storage.testing.sim_disk import SimDisk
+from storage.types import Appended
 
 LOG = "/data/log"
 COMPACT = replace(SMALL, segment_bytes=600, compact=True, min_cleanable_dirty_ratio=0.0, delete_retention_ms=1_000)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from storage.compaction.cleaner import MIN_KEY_MAP_BYTES, Cleaner, CleanerSettings
 from storage.files.posix import PosixDisk
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log
 from storage.tests.compaction.support import COMPACT, pairs, put
 

@@ -19,7 +19,7 @@ from storage.compaction.cleaner import (
     LogReport,
     back_off_of,
 )
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.scrub import ScrubStopped
 from storage.testing.builders import open_log
 from storage.testing.sim_disk import Crash, Refusal, SimDisk

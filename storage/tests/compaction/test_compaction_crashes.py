@@ -28,15 +28,16 @@ import storage.compaction.owner
 import storage.compaction.pass_
 import storage.compaction.swap
 import storage.compaction.unfinished
-import storage.recovery
+import storage.log.recovery
 from storage.compaction.group_writer import GroupWriter
 from storage.compaction.survivors import find_survivors
 from storage.errors import StorageError
 from storage.files.disk import Disk
-from storage.log import Appended, PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import ProducerStamp, open_log
 from storage.testing.sim_disk import Crash, SimCall, SimDisk, SimFile
 from storage.tests.compaction.support import COMPACT, LOG, Pair, compact, pairs, put, roll
+from storage.types import Appended
 
 SETTINGS = replace(COMPACT, segment_bytes=500, delete_retention_ms=150)
 SEEDS = 2
@@ -318,7 +319,7 @@ MUTANTS: dict[str, Mutant] = {
         Crash.TEAR,
     ),
     "recovery: swaps are not completed": (
-        storage.recovery,
+        storage.log.recovery,
         "finish_swaps",
         lambda disk, directory, names: names,
         overwritten_keys,

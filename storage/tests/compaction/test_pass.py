@@ -12,10 +12,11 @@ from lograft.wire.batch import Codec, encode_batch, read_header
 
 from storage.compaction.pass_ import PassOutcome
 from storage.errors import OutOfOrderSequenceError
-from storage.log import Appended, PartitionLog, TimestampAndOffset
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import ProducerStamp, open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
 from storage.tests.compaction.support import COMPACT, LOG, Pair, compact, new_log, pairs, put, records, roll
+from storage.types import Appended, TimestampAndOffset
 
 
 def test_the_newest_value_of_each_key_stays_at_its_offset() -> None:

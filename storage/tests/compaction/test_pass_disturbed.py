@@ -11,7 +11,7 @@ import pytest
 import storage.compaction.pass_
 from storage.compaction.pass_ import CompactionPass, PassOutcome
 from storage.errors import CorruptLogError, DataLossError, DiskFullError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 from storage.tests.compaction.support import (

@@ -15,7 +15,7 @@ from lograft.wire.limits import HEADER_BYTES
 
 from storage.compaction.pass_ import CompactionPass
 from storage.errors import CorruptLogError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
 from storage.tests.compaction.support import COMPACT, LOG, Pair, begin, compact, no_pace, pairs, put, roll

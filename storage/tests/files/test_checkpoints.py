@@ -9,7 +9,7 @@ import pytest
 
 from storage.errors import DiskFailedError, DiskFullError
 from storage.files.checkpoints import decode_lines, encode_lines, parent_of, read_lines, replace_file
-from storage.recovery_point import CleanEnd, RecoveryPoint, RecoveryPointFile, decode_slots, encode_slot
+from storage.log.recovery_point import CleanEnd, RecoveryPoint, RecoveryPointFile, decode_slots, encode_slot
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 
 

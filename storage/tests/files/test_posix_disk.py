@@ -24,9 +24,9 @@ from storage.errors import (
 )
 from storage.files import posix
 from storage.files.posix import MAX_PARTS, SMALL_FILE_BYTES, WRITE_BACK_BYTES, PosixDisk, find_syncfs
-from storage.log import LogSettings
 from storage.testing.builders import append, open_log, read_values
-from storage.tests.test_idle_memory import open_below
+from storage.tests.log.test_idle_memory import open_below
+from storage.types import LogSettings
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from storage.files.names import LOG_SUFFIX, PartitionIdentity, offset_file_name,
 from storage.files.posix import PosixDisk
 from storage.inspect.findings import Finding, LogReport, Severity
 from storage.inspect.log_check import check_log
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.scrub import RateLimit
 from storage.scrub_owner import LogScrub
 from storage.testing.builders import SMALL, ProducerStamp, append

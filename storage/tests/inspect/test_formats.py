@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 from lograft.wire.checksum import crc32c
 
-from storage.epochs import EpochStart
 from storage.files.checkpoints import encode_lines
 from storage.files.names import PartitionIdentity
 from storage.inspect.formats import (
@@ -35,7 +34,8 @@ from storage.inspect.texts import (
     parse_lines,
     parse_partition_metadata,
 )
-from storage.recovery_point import CleanEnd, RecoveryPoint, encode_slot
+from storage.log.epochs import EpochStart
+from storage.log.recovery_point import CleanEnd, RecoveryPoint, encode_slot
 from storage.segment.offset_index import OffsetIndex
 from storage.segment.time_index import TimeIndex
 from storage.types import DamagedRange

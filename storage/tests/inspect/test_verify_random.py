@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage.inspect.log_check import check_log
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.scrub import RateLimit
 from storage.scrub_owner import LogScrub
 from storage.testing.builders import SMALL, ProducerStamp, append, open_log

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
-from storage.flush import FlushWork
-from storage.log import Appended, LogSettings, PartitionLog, TimestampAndOffset
+from storage.log.flush import FlushWork
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import ProducerStamp, append, open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
+from storage.types import Appended, LogSettings, TimestampAndOffset
 
 DIRECTORY = "/data/log"
 PRODUCERS = 3

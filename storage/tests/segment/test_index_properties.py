@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.epochs import EpochStart, LeaderEpochs
+from storage.log.epochs import EpochStart, LeaderEpochs
 from storage.segment.offset_index import OffsetIndex
 from storage.segment.time_index import TimeIndex
 from storage.types import Boundary
