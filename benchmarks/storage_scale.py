@@ -29,7 +29,7 @@ from lograft.wire.batch import encode_batch, read_header
 from benchmarks.results_table import Result, absolute, compare
 from benchmarks.storage_scale_child import CLUSTER_ID, NODE_ID, READ_PARTITIONS, WRITTEN_PARTITIONS, ScaleReport
 from benchmarks.storage_scale_disk import ReadCountingDisk
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.files.checkpoints import encode_lines
 from storage.files.names import (
     LOG_SUFFIX,

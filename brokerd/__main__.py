@@ -20,7 +20,7 @@ from brokerd.settings import BrokerSettings, CombinedSettings
 from metaquorum.runtime.process_logging import log_to_stderr
 from metaquorum.runtime.quorum_settings import SnapshotSettings
 from metaquorum.settings import SettingsError, parse_address, parse_voters
-from storage.space import DEFAULT_SOFT_BYTES
+from storage.directory.space import DEFAULT_SOFT_BYTES
 
 app = typer.Typer(
     name="brokerd",

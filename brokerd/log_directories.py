@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metaquorum.settings import SettingsError
-from storage.data_directory import DataDirectory
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.data_directory import DataDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.directory.space import SpaceLimits
 from storage.errors import CorruptDirectoryError, DirectoryMissingError, FileMissingError, UnformattedDirectoryError
 from storage.files.checkpoints import replace_file
 from storage.files.made_directory import make_data_directory
@@ -33,7 +34,6 @@ from storage.files.names import (
     TOPIC_ID_BYTES,
 )
 from storage.files.posix import PosixDisk
-from storage.space import SpaceLimits
 
 _LINE = re.compile(r"([0-9a-f]{32}) (/.*)", re.ASCII)
 

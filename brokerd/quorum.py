@@ -24,11 +24,11 @@ from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
 from metaquorum.server import QuorumServer
 from metaquorum.settings import Address, QuorumServerSettings, SettingsError
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
+from storage.directory.space import SpaceLimits
+from storage.directory.space_guard import make_room
 from storage.errors import UnformattedDirectoryError
 from storage.files.posix import PosixDisk
-from storage.space import SpaceLimits
-from storage.space_guard import make_room
 
 
 class QuorumMember(Protocol):

@@ -41,7 +41,7 @@ from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_node import QuorumNode, QuorumSettings
 from metaquorum.runtime.quorum_service import QuorumService
 from metaquorum.settings import Address, QuorumServerSettings
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.files.posix import PosixDisk
 
 logger = logging.getLogger(__name__)

@@ -66,6 +66,7 @@ from brokerd.replication.replica_peers import ReplicaPeers, Resignation, ResignR
 from brokerd.replication.replica_reading import ReplicaReading
 from brokerd.replication.role_log import RoleLog
 from metaquorum.controller.topic_configs import TopicSettings
+from storage.directory.space_guard import SpaceGuard
 from storage.errors import (
     DataLossError,
     DiskFailedError,
@@ -76,7 +77,6 @@ from storage.errors import (
 )
 from storage.flusher import GroupFlusher
 from storage.log.partition_log import PartitionLog
-from storage.space_guard import SpaceGuard
 from storage.types import Appended
 
 logger = logging.getLogger(__name__)

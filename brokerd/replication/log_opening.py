@@ -12,7 +12,7 @@ from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.limits import MAX_OPEN_LOG_FILES
 from brokerd.replication.listening import log_settings
 from metaquorum.controller.topic_configs import TopicSettings
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError
 from storage.files.descriptor_cache import FileBudget
 from storage.files.names import PartitionIdentity, partition_directory_name

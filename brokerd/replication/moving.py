@@ -2,10 +2,10 @@
 """Moves the logs of replicas between the log directories of this broker, beside their use.
 
 Theory of operation. One move after the other is carried out by a task on the event loop; reading, writing and syncing happen in
-threads. Rounds copy what the log has and the copy has not (`storage.move_plan`); the first one at a limited rate, the later ones,
-which only follow the appends, as fast as they can. When little is left, the replica is held: its appends are refused with an
-advice to come back in 50 ms, everything is flushed, the rest is copied, the copy becomes the log (`storage.move_switch`), and the
-replica goes on with it. Readers notice nothing.
+threads. Rounds copy what the log has and the copy has not (`storage.directory.move_plan`); the first one at a limited rate, the
+later ones, which only follow the appends, as fast as they can. When little is left, the replica is held: its appends are refused
+with an advice to come back in 50 ms, everything is flushed, the rest is copied, the copy becomes the log
+(`storage.directory.move_switch`), and the replica goes on with it. Readers notice nothing.
 
 Laws
     A move never brings its target below the soft limit.
@@ -32,14 +32,14 @@ from brokerd.clock import monotonic_ms
 from brokerd.failure import refused
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.replica_slot import ReplicaSlot
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.directory.move_future import MoveFuture
+from storage.directory.move_plan import CopyRound, plan_round
+from storage.directory.move_source import MoveSource
+from storage.directory.move_switch import clean_up, give_up, switch
 from storage.errors import DiskAccessError, DiskFailedError, MoveInDoubtError, StorageError
 from storage.files.names import MOVED_FROM_FILE, TOPIC_ID_BYTES, PartitionIdentity, partition_directory_name
 from storage.log.partition_log import PartitionLog
-from storage.move_future import MoveFuture
-from storage.move_plan import CopyRound, plan_round
-from storage.move_source import MoveSource
-from storage.move_switch import clean_up, give_up, switch
 from storage.scrub import RateLimit, ScrubStopped
 
 MOVE_BYTES_PER_S: Final = 64 * 1024 * 1024

@@ -56,12 +56,12 @@ from metaquorum.controller.configs import settings_of
 from metaquorum.controller.image import PartitionImage, TopicImage
 from metaquorum.controller.topic_configs import TopicSettings
 from storage.compaction.cleaner import CleanerSettings
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.directory.space import SpaceState
 from storage.errors import DiskFailedError, LogClosedError, StorageError
 from storage.files.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
 from storage.flusher import GroupFlusher
 from storage.log.partition_log import PartitionLog
-from storage.space import SpaceState
 
 DEFAULT_CLEANER: Final = CleanerSettings()
 DEFAULT_SCRUB: Final = ScrubSettings()

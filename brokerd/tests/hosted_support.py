@@ -32,7 +32,7 @@ from metaquorum.controller.records import (
 )
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.listener import CommittedBatch
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
 from storage.testing.sim_disk import SimDisk
 
 TOPIC_ID = bytes(range(16))

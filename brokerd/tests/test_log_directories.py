@@ -18,7 +18,8 @@ from brokerd.settings import BrokerSettings
 from brokerd.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, Client, connected, refusal
 from metaquorum.settings import SettingsError
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
+from storage.directory.space import SpaceLimits
 from storage.errors import (
     CorruptDirectoryError,
     DirectoryLockedError,
@@ -29,7 +30,6 @@ from storage.errors import (
 )
 from storage.files.names import LOG_DIRECTORIES_FILE
 from storage.files.posix import PosixDisk
-from storage.space import SpaceLimits
 
 OFF = SpaceLimits.from_soft(0)
 

@@ -34,7 +34,7 @@ from metaquorum.controller.records import (
 )
 from metaquorum.runtime import record_codec
 from metaquorum.runtime.listener import CommittedBatch
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
 from storage.files.names import PartitionIdentity, partition_directory_name
 from storage.log.partition_log import PartitionLog
 from storage.testing.sim_disk import Refusal, SimDisk

@@ -26,7 +26,7 @@ from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, acked, append
 from metaquorum.controller.records import ConfigRecord, ConfigResource
 from metaquorum.settings import SettingsError
 from metaquorum.tests.quorum_cluster import until
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
 from storage.log.prefix import PrefixWork
 from storage.testing.sim_disk import Refusal, SimDisk
 

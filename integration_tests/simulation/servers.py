@@ -35,7 +35,7 @@ from metaquorum.runtime.quorum_settings import SnapshotSettings
 from metaquorum.server import QuorumServer
 from metaquorum.settings import Address, QuorumServerSettings
 from metaquorum.testing.scheduler import Scheduler
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.files.names import LOG_SUFFIX, METADATA_DIRECTORY, PARTITIONS_DIRECTORY
 from storage.testing.sim_disk import Crash, SimDisk
 

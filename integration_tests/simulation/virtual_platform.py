@@ -50,7 +50,7 @@ from metaquorum.runtime import quorum_transport
 from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_settings import QuorumSettings, SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.flusher import OnDone
 from storage.log.flush import FlushWork
 from storage.log.partition_log import PartitionLog

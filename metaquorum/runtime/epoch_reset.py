@@ -17,7 +17,7 @@ from pathlib import Path
 from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NodeId, QuorumEpoch, ReplicaKey
 from metaquorum.runtime.election_store import ElectionStore
 from metaquorum.settings import SettingsError
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import PartitionLog
 from storage.types import LogSettings

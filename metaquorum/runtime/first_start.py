@@ -36,7 +36,7 @@ from metaquorum.runtime.first_start_decision import (
     decide_first_start,
 )
 from metaquorum.runtime.quorum_transport import PeerFailureError, QuorumTransport
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.errors import FileMissingError
 from storage.files.checkpoints import remove_if_exists, replace_file
 from storage.files.disk import Disk

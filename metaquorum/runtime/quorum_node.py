@@ -40,7 +40,7 @@ from metaquorum.runtime.quorum_status import QuorumStatus, ReplicaStatus, descri
 from metaquorum.runtime.quorum_transport import QuorumTransport
 from metaquorum.runtime.snapshot_server import SnapshotServer
 from metaquorum.runtime.snapshot_shell import SnapshotShell
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 
 __all__ = [
     "BusyError",

@@ -24,7 +24,7 @@ from metaquorum.runtime.quorum_node import (
     QuorumTimers,
 )
 from metaquorum.runtime.quorum_service import QuorumService
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.files.posix import PosixDisk
 
 CLUSTER_ID = "loopback"

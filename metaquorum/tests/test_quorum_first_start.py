@@ -28,7 +28,7 @@ from metaquorum.runtime.first_start_decision import (
     Wait,
     decide_first_start,
 )
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.errors import AlreadyFormattedError, DirectoryNotWritableError
 from storage.files.posix import PosixDisk
 

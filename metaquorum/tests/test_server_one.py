@@ -39,7 +39,7 @@ from metaquorum.tests.quorum_cluster import (
     settings_for,
     until,
 )
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.errors import DirectoryLockedError, UnformattedDirectoryError, WrongClusterError, WrongNodeError
 from storage.files.posix import PosixDisk
 

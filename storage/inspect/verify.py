@@ -14,7 +14,7 @@ from typing import cast
 
 from lograft.wire.checksum import crc32c
 
-from storage.data_directory import decode_meta
+from storage.directory.data_directory import decode_meta
 from storage.errors import CorruptDirectoryError
 from storage.files.names import (
     CLEANER_FILE,

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from lograft.wire.header import BatchHeader
 
 from storage.compaction.owner import LogCompaction
+from storage.directory.move_source import MoveSource
 from storage.errors import DiskFailedError, LogClosedError, OffsetOutOfRangeError, StorageError
 from storage.files.descriptor_cache import FileBudget
 from storage.files.disk import Buffer, Disk
 from storage.files.names import PartitionIdentity
-from storage.move_source import MoveSource
 from storage.repair_owner import LogRepair
 from storage.scrub_owner import LogScrub
 from storage.types import Appended, DamagedRange, EpochEnd, LogRead, LogSettings, RecoveryReport, TimestampAndOffset

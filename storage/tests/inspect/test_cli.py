@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lograft.wire.checksum import crc32c
 
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.errors import DiskAccessError, DiskReadError, FileMissingError
 from storage.files.names import RECOVERY_POINT_FILE
 from storage.files.posix import PosixDisk

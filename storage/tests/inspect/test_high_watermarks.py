@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from storage.directory.high_watermarks import write_high_watermarks
 from storage.files.checkpoints import encode_lines
 from storage.files.names import HIGH_WATERMARK_FILE
 from storage.files.posix import PosixDisk
-from storage.high_watermarks import write_high_watermarks
 from storage.inspect.findings import Severity
 from storage.inspect.formats import MalformedError
 from storage.inspect.texts import parse_high_watermarks

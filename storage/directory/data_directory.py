@@ -25,7 +25,7 @@ import re
 from dataclasses import dataclass
 from typing import cast
 
-from .errors import (
+from storage.errors import (
     AlreadyFormattedError,
     CorruptDirectoryError,
     DirectoryLockedError,
@@ -38,9 +38,9 @@ from .errors import (
     WrongClusterError,
     WrongNodeError,
 )
-from .files.checkpoints import replace_file
-from .files.disk import Disk, FileLock
-from .files.names import (
+from storage.files.checkpoints import replace_file
+from storage.files.disk import Disk, FileLock
+from storage.files.names import (
     IMAGE_DIRECTORY,
     LOCK_FILE,
     META_FILE,

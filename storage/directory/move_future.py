@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .errors import CorruptLogError, FileMissingError
-from .files.checkpoints import encode_lines, replace_file, take_replacement, write_replacement
-from .files.disk import File
-from .files.names import (
+from storage.errors import CorruptLogError, FileMissingError
+from storage.files.checkpoints import encode_lines, replace_file, take_replacement, write_replacement
+from storage.files.disk import File
+from storage.files.names import (
     CLEANED_SUFFIX,
     CLEANER_FILE,
     DELETED_SUFFIX,
@@ -35,6 +35,7 @@ from .files.names import (
     offset_file_name,
     parse_offset_file_name,
 )
+
 from .move_marks import MoveEnd, MoveMark, remove_directory_with_files
 from .move_plan import CopiedSegment, CopyRound, SegmentCopy
 

@@ -21,10 +21,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from .errors import FileMissingError
-from .files.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
-from .files.disk import Disk
-from .files.names import FUTURE_SUFFIX, MOVED_FROM_FILE, MOVED_SUFFIX, MOVED_TO_FILE, move_directory_name
+from storage.errors import FileMissingError
+from storage.files.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
+from storage.files.disk import Disk
+from storage.files.names import FUTURE_SUFFIX, MOVED_FROM_FILE, MOVED_SUFFIX, MOVED_TO_FILE, move_directory_name
 
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 

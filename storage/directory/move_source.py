@@ -15,12 +15,13 @@ Source: docs/storage.md section 11.
 
 from __future__ import annotations
 
-from .files.descriptor_cache import disk_under
-from .files.disk import Disk
-from .log.closing import leave_clean_mark
-from .log.recovery import LogParts
+from storage.files.descriptor_cache import disk_under
+from storage.files.disk import Disk
+from storage.log.closing import leave_clean_mark
+from storage.log.recovery import LogParts
+from storage.segment.segment import Segment
+
 from .move_plan import SegmentView
-from .segment.segment import Segment
 
 
 class MoveSource:

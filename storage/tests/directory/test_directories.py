@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.directories import (
+from storage.directory.directories import (
     MEASURE_INTERVAL_MS,
     MIN_PARTITION_BYTES,
     DirectoryLoad,
@@ -13,9 +13,9 @@ from storage.directories import (
     LogDirectory,
     choose_directory,
 )
+from storage.directory.space import SpaceLimits
 from storage.errors import DiskFailedError, DuplicatePartitionError, FileMissingError
 from storage.files.names import PartitionIdentity, partition_directory_name
-from storage.space import SpaceLimits
 from storage.testing.sim_disk import Refusal, SimDisk
 
 MIB = 1024 * 1024

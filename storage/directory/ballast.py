@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 
-from .errors import DiskFullError, FileMissingError
-from .files.checkpoints import parent_of, remove_if_exists
-from .files.disk import Disk
-from .files.names import TEMPORARY_SUFFIX
+from storage.errors import DiskFullError, FileMissingError
+from storage.files.checkpoints import parent_of, remove_if_exists
+from storage.files.disk import Disk
+from storage.files.names import TEMPORARY_SUFFIX
 
 PIECE_BYTES = 1024 * 1024
 """Bytes that are made and written at once."""

@@ -25,7 +25,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from .files.names import (
+from storage.files.names import (
     FUTURE_SUFFIX,
     MOVED_FROM_FILE,
     MOVED_SUFFIX,
@@ -34,6 +34,7 @@ from .files.names import (
     parse_move_directory_name,
     parse_partition_directory_name,
 )
+
 from .move_marks import MoveEnd, MoveMark, place, read_mark, remove_directory_with_files, retire, revoke, settle
 
 logger = logging.getLogger(__name__)

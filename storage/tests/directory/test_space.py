@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from storage.ballast import PIECE_BYTES, Ballast
+from storage.directory.ballast import PIECE_BYTES, Ballast
+from storage.directory.space import DEFAULT_SOFT_BYTES, BallastMove, SpaceLimits, SpaceState, SpaceWatch
+from storage.directory.space_guard import LOOK_INTERVAL_MS, SpaceGuard, make_room
 from storage.errors import DiskAccessError, DiskFailedError, DiskSpaceLowError
-from storage.space import DEFAULT_SOFT_BYTES, BallastMove, SpaceLimits, SpaceState, SpaceWatch
-from storage.space_guard import LOOK_INTERVAL_MS, SpaceGuard, make_room
 from storage.testing.sim_disk import Refusal, SimDisk
 
 FREE, TIGHT, FULL = SpaceState.FREE, SpaceState.TIGHT, SpaceState.FULL

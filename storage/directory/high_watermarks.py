@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .errors import DiskError, FileMissingError
-from .files.checkpoints import decode_lines, encode_lines, replace_file
-from .files.disk import Disk
-from .files.names import HIGH_WATERMARK_FILE, parse_partition_directory_name
+from storage.errors import DiskError, FileMissingError
+from storage.files.checkpoints import decode_lines, encode_lines, replace_file
+from storage.files.disk import Disk
+from storage.files.names import HIGH_WATERMARK_FILE, parse_partition_directory_name
 
 MAX_OFFSET = 2**63 - 1
 """Largest high watermark, inclusive."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .errors import CorruptLogError, MoveInDoubtError, StorageError
-from .log.partition_log import PartitionLog
+from storage.errors import CorruptLogError, MoveInDoubtError, StorageError
+from storage.log.partition_log import PartitionLog
+
 from .move_future import MoveFuture
 from .move_marks import MoveEnd, MoveMark, decide, place, remove_directory_with_files, retire, revoke, settle
 from .move_plan import CopyRound

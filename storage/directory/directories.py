@@ -22,9 +22,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .errors import DiskError, DiskFailedError, DuplicatePartitionError, FileMissingError
-from .files.disk import Disk
-from .files.names import PARTITIONS_DIRECTORY, parse_partition_directory_name
+from storage.errors import DiskError, DiskFailedError, DuplicatePartitionError, FileMissingError
+from storage.files.disk import Disk
+from storage.files.names import PARTITIONS_DIRECTORY, parse_partition_directory_name
+
 from .move_marks import MoveEnd
 from .move_recovery import settle_moves
 from .space import SpaceLimits, SpaceState

@@ -14,10 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from storage.errors import DiskError
+from storage.files.checkpoints import encode_lines, read_lines, replace_file
+from storage.files.names import CLEAN_STOP_FILE
+
 from .directories import LogDirectory
-from .errors import DiskError
-from .files.checkpoints import encode_lines, read_lines, replace_file
-from .files.names import CLEAN_STOP_FILE
 
 _EPOCH_LINE = re.compile(r"broker_epoch ([0-9]{1,18})", re.ASCII)
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from storage.directory.move_marks import MoveMark, decide
+from storage.directory.move_recovery import Place, Step, settle_partition
 from storage.errors import DiskFailedError
 from storage.files.names import FUTURE_SUFFIX, MOVED_FROM_FILE, MOVED_SUFFIX, MOVED_TO_FILE
-from storage.move_marks import MoveMark, decide
-from storage.move_recovery import Place, Step, settle_partition
 from storage.testing.builders import read_values
 from storage.testing.move_ground import MOVE_ID, NAME, A, B, Ground, clean_up, copy_all, fill, no_pace, switch
 from storage.testing.sim_disk import Crash, SimCall, SimDisk
@@ -116,7 +116,7 @@ def test_directories_are_found_by_id_and_take_over_a_moved_partition() -> None:
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     """Some hundred interrupted moves need not be told."""
-    caplog.set_level(logging.CRITICAL, logger="storage.move_recovery")
+    caplog.set_level(logging.CRITICAL, logger="storage.directory.move_recovery")
 
 
 def scenario(ground: Ground, told: list[int]) -> None:

@@ -17,10 +17,11 @@ from __future__ import annotations
 import logging
 import threading
 
+from storage.errors import DiskError, DiskSpaceLowError
+from storage.files.disk import Disk
+from storage.files.names import BALLAST_FILE
+
 from .ballast import Ballast
-from .errors import DiskError, DiskSpaceLowError
-from .files.disk import Disk
-from .files.names import BALLAST_FILE
 from .space import BallastMove, SpaceLimits, SpaceState, SpaceWatch
 
 LOOK_INTERVAL_MS = 1_000

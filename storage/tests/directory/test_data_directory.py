@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.data_directory import DataDirectory, DirectoryMeta
+from storage.directory.data_directory import DataDirectory, DirectoryMeta
 from storage.errors import (
     AlreadyFormattedError,
     CorruptDirectoryError,

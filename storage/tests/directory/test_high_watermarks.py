@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import DiskFailedError, DiskFullError
-from storage.files.checkpoints import encode_lines
-from storage.files.names import MAX_PARTITION, PartitionIdentity, partition_directory_name
-from storage.high_watermarks import (
+from storage.directory.high_watermarks import (
     MAX_OFFSET,
     LoadedHighWatermarks,
     decode_high_watermarks,
@@ -21,6 +18,9 @@ from storage.high_watermarks import (
     read_high_watermarks,
     write_high_watermarks,
 )
+from storage.errors import DiskFailedError, DiskFullError
+from storage.files.checkpoints import encode_lines
+from storage.files.names import MAX_PARTITION, PartitionIdentity, partition_directory_name
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 
 DIRECTORY = "/data"

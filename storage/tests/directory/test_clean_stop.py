@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from storage.clean_stop import last_clean_stop, mark_clean_stop
-from storage.directories import LogDirectory
+from storage.directory.clean_stop import last_clean_stop, mark_clean_stop
+from storage.directory.directories import LogDirectory
 from storage.errors import DiskFullError
 from storage.files.checkpoints import encode_lines
 from storage.testing.sim_disk import Crash, Refusal, SimDisk

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from storage import move_future
+from storage.directory import move_future
+from storage.directory.move_future import COPY_BYTES, MoveFuture
+from storage.directory.move_marks import MoveMark, decide, place, read_mark, revoke
+from storage.directory.move_plan import SWITCH_BYTES, CopiedSegment, SegmentCopy, SegmentView, plan_round
+from storage.directory.move_source import MoveSource
+from storage.directory.move_switch import give_up
+from storage.directory.move_switch import switch as switch_log
 from storage.errors import CorruptLogError, DiskFailedError, DiskFullError, MoveInDoubtError
 from storage.files.checkpoints import encode_lines, replace_file
 from storage.files.names import FUTURE_SUFFIX, MOVED_FROM_FILE, MOVED_TO_FILE, parse_move_directory_name
 from storage.log.partition_log import PartitionLog
-from storage.move_future import COPY_BYTES, MoveFuture
-from storage.move_marks import MoveMark, decide, place, read_mark, revoke
-from storage.move_plan import SWITCH_BYTES, CopiedSegment, SegmentCopy, SegmentView, plan_round
-from storage.move_source import MoveSource
-from storage.move_switch import give_up
-from storage.move_switch import switch as switch_log
 from storage.testing.builders import SMALL, ProducerStamp, append, open_log, read_values
 from storage.testing.move_ground import IDENTITY, MOVE_ID, NAME, B, Ground, clean_up, copy_all, fill, no_pace, switch
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
