@@ -27,9 +27,9 @@ from benchmarks.pages import recycle_pages
 from benchmarks.results_table import Result, absolute, compare
 from storage.files.descriptor_cache import FileBudget
 from storage.files.posix import PosixDisk
-from storage.flusher import GroupFlusher
 from storage.log.flush import FlushWork
 from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import GroupFlusher
 from storage.types import LogSettings
 
 BATCH_BYTES = 256 * 1024

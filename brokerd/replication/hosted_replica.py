@@ -75,8 +75,8 @@ from storage.errors import (
     LogClosedError,
     StorageError,
 )
-from storage.flusher import GroupFlusher
 from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import GroupFlusher
 from storage.types import Appended
 
 logger = logging.getLogger(__name__)

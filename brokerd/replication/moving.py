@@ -39,8 +39,8 @@ from storage.directory.move_source import MoveSource
 from storage.directory.move_switch import clean_up, give_up, switch
 from storage.errors import DiskAccessError, DiskFailedError, MoveInDoubtError, StorageError
 from storage.files.names import MOVED_FROM_FILE, TOPIC_ID_BYTES, PartitionIdentity, partition_directory_name
+from storage.files.rate_limit import RateLimit, WorkStopped
 from storage.log.partition_log import PartitionLog
-from storage.scrub import RateLimit, ScrubStopped
 
 MOVE_BYTES_PER_S: Final = 64 * 1024 * 1024
 """Most bytes of a log that a move copies in a second, but for what is appended meanwhile."""
@@ -186,7 +186,7 @@ class ReplicaMoves:
         except Exception as error:
             # Whatever it is, it concerns this move only.
             move.state = MoveState.FAILED
-            move.error = "it was told to end" if isinstance(error, ScrubStopped) else str(error)
+            move.error = "it was told to end" if isinstance(error, WorkStopped) else str(error)
             logger.error("move ended: partition=%s from=%s to=%s: %r", move, move.source, move.target, error)
             self._note_failures(move)
         finally:
@@ -293,7 +293,7 @@ def _pace(move: Move, wait: Callable[[int], None]) -> Callable[[int], None]:
 
     def pace(size_bytes: int) -> None:
         if move.stopping.is_set():
-            raise ScrubStopped
+            raise WorkStopped
         wait(size_bytes)
         # As a client's append: a move is no reason to let the target become tight.
         move.target.space.admit(size_bytes, now_ms=monotonic_ms())
@@ -308,7 +308,7 @@ def _no_wait(_size_bytes: int) -> None:
 
 def _check_goes_on(replica: HostedReplica, move: Move) -> None:
     if move.stopping.is_set():
-        raise ScrubStopped
+        raise WorkStopped
     if not replica.is_writable:
         raise _MoveEnded("the replica serves no more")
     if move.target.failure is not None:

@@ -4,7 +4,7 @@
 Theory
     A look over all logs at intervals, sooner when a read meets damage. Of each log that has some, one segment after the other:
     the first batches are fetched from whoever has them; a leader then gives up the leadership, so that readers go on at once with
-    another replica; the segment is written anew in a thread (`storage.repair`) and swapped in on the event loop.
+    another replica; the segment is written anew in a thread (`storage.maintenance.repair`) and swapped in on the event loop.
 
 Laws
     A leadership is given up only when another replica has shown that it has what is missing here: of two damaged replicas neither
@@ -31,10 +31,10 @@ from brokerd.replication.repair_peers import RepairCallError, RepairPeers
 from brokerd.replication.replica_peers import ResignReason
 from storage.compaction.group_writer import CleanedGroup
 from storage.errors import OutOfOrderOffsetError, StorageError
+from storage.files.rate_limit import RateLimit, WorkStopped
 from storage.log.follower_append import check_follower_batches
 from storage.log.partition_log import PartitionLog
-from storage.repair import RepairTask, SegmentRepair
-from storage.scrub import RateLimit, ScrubStopped
+from storage.maintenance.repair import RepairTask, SegmentRepair
 
 logger = logging.getLogger(__name__)
 
@@ -214,6 +214,6 @@ class DamageRepairs:
         except asyncio.CancelledError:
             self._stopping.set()
             await asyncio.wait((running,))
-            if not running.cancelled() and isinstance(running.exception(), ScrubStopped):
+            if not running.cancelled() and isinstance(running.exception(), WorkStopped):
                 logger.info("action=repair problem=stopped")
             raise

@@ -60,8 +60,8 @@ from storage.directory.directories import LogDirectories, LogDirectory
 from storage.directory.space import SpaceState
 from storage.errors import DiskFailedError, LogClosedError, StorageError
 from storage.files.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
-from storage.flusher import GroupFlusher
 from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import GroupFlusher
 
 DEFAULT_CLEANER: Final = CleanerSettings()
 DEFAULT_SCRUB: Final = ScrubSettings()

@@ -28,7 +28,7 @@ from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_hosted_follower import followed, follower, send
 from metaquorum.tests.quorum_cluster import HOST, free_ports, until
 from storage.log.epochs import EpochStart, LeaderEpochs
-from storage.repair import SegmentRepair
+from storage.maintenance.repair import SegmentRepair
 from storage.testing.sim_disk import Refusal
 
 COUNT = 8

@@ -41,7 +41,7 @@ from metaquorum.testing.scheduler import Scheduler
 from storage.compaction.group_writer import CleanedGroup
 from storage.errors import DataLossError
 from storage.log.epochs import EpochStart
-from storage.repair_owner import LogRepair
+from storage.maintenance.repair_owner import LogRepair
 
 READ_BYTES: Final = 1 << 24
 

@@ -51,9 +51,9 @@ from metaquorum.runtime.metadata_files import MetadataFiles, open_metadata
 from metaquorum.runtime.quorum_settings import QuorumSettings, SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
 from storage.directory.data_directory import DataDirectory
-from storage.flusher import OnDone
 from storage.log.flush import FlushWork
 from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import OnDone
 
 EPOCH_S: Final = 1_700_000_000
 """Wall clock at the beginning of a world, seconds since 1970."""

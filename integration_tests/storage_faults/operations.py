@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from integration_tests.storage_faults.history import History
 from integration_tests.storage_faults.stage import Stage
-from storage.flusher import run_groups
 from storage.log.flush import FlushWork
+from storage.maintenance.flusher import run_groups
 from storage.testing.builders import SMALL
 from storage.testing.sim_disk import SimDisk
 from storage.testing.sim_tree import Crash

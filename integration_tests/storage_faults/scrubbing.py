@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 
+from storage.files.rate_limit import RateLimit
 from storage.log.partition_log import PartitionLog
-from storage.scrub import RateLimit
-from storage.scrub_owner import LogScrub
+from storage.maintenance.scrub_owner import LogScrub
 
 SCRUB_BYTES_PER_S = 2**40
 """No limit: the load is the point."""

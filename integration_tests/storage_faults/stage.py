@@ -22,7 +22,7 @@ from storage.errors import DataLossError
 from storage.files.names import PartitionIdentity, partition_directory_name
 from storage.log.flush import FlushWork
 from storage.log.partition_log import OpenedLog, PartitionLog
-from storage.repair import SegmentRepair
+from storage.maintenance.repair import SegmentRepair
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
 from storage.types import LogSettings

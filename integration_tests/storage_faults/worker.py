@@ -26,7 +26,7 @@ from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.errors import DiskFailedError
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import PartitionLog
-from storage.scrub_owner import LogScrub
+from storage.maintenance.scrub_owner import LogScrub
 from storage.types import LogSettings
 
 LIST_DIRECTORY = "list"

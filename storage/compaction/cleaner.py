@@ -24,8 +24,8 @@ from typing import Protocol, TypeVar
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
 from storage.errors import FileMissingError
+from storage.files.rate_limit import RateLimit, WorkStopped
 from storage.log.partition_log import PartitionLog
-from storage.scrub import RateLimit, ScrubStopped
 
 from .key_map import KEY_MEMORY_BYTES
 from .pass_ import CompactionPass, PassOutcome, PassTask
@@ -146,7 +146,7 @@ class Cleaner:
         while True:
             try:
                 made_pass = self.run_once()
-            except ScrubStopped:
+            except WorkStopped:
                 return
             except Exception:
                 # Listing the logs failed: a bug elsewhere, which must not end compaction for all of them.
@@ -168,7 +168,7 @@ class Cleaner:
             True if the next look may follow at once: a pass ended well, or failed while another log is due.
 
         Raises:
-            ScrubStopped: the cleaner shall end.
+            WorkStopped: the cleaner shall end.
         """
         targets = {target.name: target for target in self._targets()}
         self._reports = {name: report for name, report in self._reports.items() if name in targets}
@@ -190,7 +190,7 @@ class Cleaner:
         """Do something about one log; a failure is noted, and is the end of that log's turn only."""
         try:
             return work()
-        except ScrubStopped:
+        except WorkStopped:
             raise
         except Exception as error:
             self._note_failure(name, error)

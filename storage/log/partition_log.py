@@ -34,8 +34,8 @@ from storage.errors import DiskFailedError, LogClosedError, OffsetOutOfRangeErro
 from storage.files.descriptor_cache import FileBudget
 from storage.files.disk import Buffer, Disk
 from storage.files.names import PartitionIdentity
-from storage.repair_owner import LogRepair
-from storage.scrub_owner import LogScrub
+from storage.maintenance.repair_owner import LogRepair
+from storage.maintenance.scrub_owner import LogScrub
 from storage.types import Appended, DamagedRange, EpochEnd, LogRead, LogSettings, RecoveryReport, TimestampAndOffset
 
 from .closing import has_clean_mark, leave_clean_mark

@@ -33,8 +33,8 @@ from storage.files.names import (
 from storage.log.flush import FlushWork
 from storage.log.partition_log import PartitionLog
 from storage.log.prefix import PrefixWork
-from storage.scrub import ScrubWork
-from storage.scrub_owner import LogScrub
+from storage.maintenance.scrub import ScrubWork
+from storage.maintenance.scrub_owner import LogScrub
 from storage.testing.builders import SMALL
 from storage.testing.log_model import LogModel
 from storage.testing.model_batch import CompactionRule

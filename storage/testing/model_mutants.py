@@ -17,7 +17,7 @@ import storage.compaction.pass_
 import storage.compaction.unfinished
 import storage.log.log_start
 import storage.log.prefix
-import storage.scrub
+import storage.maintenance.scrub
 from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass
 from storage.compaction.survivors import find_survivors
@@ -204,8 +204,8 @@ _PREFIX_MUTANTS = (
     ),
     _mutant(
         "seal: trusted without a check",
-        (storage.scrub, "_read_seal", _read_any_seal),
-        (storage.scrub, "differing_chunks", _none),
+        (storage.maintenance.scrub, "_read_seal", _read_any_seal),
+        (storage.maintenance.scrub, "differing_chunks", _none),
         focus=(FlushAll, RunScrub, EndScrub, StaleSeal, MoveClock),
     ),
     _mutant(

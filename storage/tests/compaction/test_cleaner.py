@@ -19,8 +19,8 @@ from storage.compaction.cleaner import (
     LogReport,
     back_off_of,
 )
+from storage.files.rate_limit import WorkStopped
 from storage.log.partition_log import PartitionLog
-from storage.scrub import ScrubStopped
 from storage.testing.builders import open_log
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 from storage.tests.compaction.support import COMPACT, pairs, put, roll
@@ -259,7 +259,7 @@ def test_it_ends_in_the_middle_of_a_pass() -> None:
         assert pairs(target.log).items() <= before.items()
         assert not [name for name in world.disk.list_directory("/data/log") if name.endswith(".cleaned")]
         world.stop_at_ms = world.clock_ms
-        with pytest.raises(ScrubStopped):
+        with pytest.raises(WorkStopped):
             cleaner.run_once()
 
 

@@ -12,11 +12,11 @@ from lograft.wire.header import CRC_START, BatchHeader, iter_batches
 
 from storage.files.names import LOG_SUFFIX, PartitionIdentity, offset_file_name, partition_directory_name
 from storage.files.posix import PosixDisk
+from storage.files.rate_limit import RateLimit
 from storage.inspect.findings import Finding, LogReport, Severity
 from storage.inspect.log_check import check_log
 from storage.log.partition_log import PartitionLog
-from storage.scrub import RateLimit
-from storage.scrub_owner import LogScrub
+from storage.maintenance.scrub_owner import LogScrub
 from storage.testing.builders import SMALL, ProducerStamp, append
 
 IDENTITY = PartitionIdentity(bytes(range(16)), 3)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from storage.files.rate_limit import RateLimit
 from storage.inspect.log_check import check_log
 from storage.log.partition_log import PartitionLog
-from storage.scrub import RateLimit
-from storage.scrub_owner import LogScrub
+from storage.maintenance.scrub_owner import LogScrub
 from storage.testing.builders import SMALL, ProducerStamp, append, open_log
 from storage.testing.sim_disk import Crash, SimDisk
 from storage.tests.compaction.support import COMPACT, compact, put, roll

@@ -11,10 +11,10 @@ import pytest
 
 from storage.errors import DiskFailedError, DiskFullError
 from storage.files.posix import PosixDisk
-from storage.flusher import GroupFlusher
 from storage.log.flush import FlushWork
 from storage.log.partition_log import PartitionLog
 from storage.log.recovery_point import SYNC_INTERVAL_FLUSHES
+from storage.maintenance.flusher import GroupFlusher
 from storage.testing.builders import ProducerStamp, append, open_log, read_values
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 

@@ -21,7 +21,7 @@ from storage.files.names import LOG_START_FILE
 from storage.log.log_start import LogStartFile
 from storage.testing.builders import SMALL, open_log
 from storage.testing.sim_disk import Crash, SimDisk, SimFile
-from storage.tests.test_crash_points import DIRECTORY, POINT_EVERY, Run, crash_everywhere
+from storage.tests.testing.test_crash_points import DIRECTORY, POINT_EVERY, Run, crash_everywhere
 from storage.types import LogSettings
 
 SIZED = replace(SMALL, retention_bytes=500, file_delete_delay_ms=0)

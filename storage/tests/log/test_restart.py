@@ -22,10 +22,10 @@ from storage.files.names import (
     parse_restart_file_name,
     restart_file_name,
 )
+from storage.files.rate_limit import RateLimit
 from storage.log.log_start import LogStartFile
 from storage.log.partition_log import PartitionLog
 from storage.log.suffix import MAX_START_OFFSET
-from storage.scrub import RateLimit
 from storage.testing.builders import ProducerStamp, append, make_batch, open_log, read_values
 from storage.testing.move_ground import Ground, copy_all, fill, switch
 from storage.testing.sim_disk import Crash, Refusal, SimDisk

@@ -24,16 +24,16 @@ from dataclasses import dataclass
 
 from lograft.wire.errors import InvalidBatchError
 
-from .compaction.group_writer import CleanedGroup, GroupWriter
-from .compaction.plan import SegmentFacts
-from .compaction.source import Pace, log_path, read_span
-from .errors import OutOfOrderOffsetError
-from .files.descriptor_cache import disk_under
-from .files.disk import Buffer, Disk
-from .files.names import REPAIRED_SUFFIX
-from .log.epochs import EpochStart, LeaderEpochs, epoch_fits, may_begin_earlier
-from .log.follower_append import check_follower_batches
-from .types import Boundary, DamagedRange
+from storage.compaction.group_writer import CleanedGroup, GroupWriter
+from storage.compaction.plan import SegmentFacts
+from storage.compaction.source import Pace, log_path, read_span
+from storage.errors import OutOfOrderOffsetError
+from storage.files.descriptor_cache import disk_under
+from storage.files.disk import Buffer, Disk
+from storage.files.names import REPAIRED_SUFFIX
+from storage.log.epochs import EpochStart, LeaderEpochs, epoch_fits, may_begin_earlier
+from storage.log.follower_append import check_follower_batches
+from storage.types import Boundary, DamagedRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

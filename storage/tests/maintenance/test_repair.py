@@ -17,7 +17,7 @@ from storage.errors import CorruptLogError, DataLossError, OutOfOrderOffsetError
 from storage.files.names import LOG_SUFFIX, offset_file_name
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import PartitionLog
-from storage.repair import SegmentRepair
+from storage.maintenance.repair import SegmentRepair
 from storage.testing.builders import SMALL, append, make_batch, open_log, read_values
 
 COUNT = 30

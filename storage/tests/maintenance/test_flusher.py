@@ -14,9 +14,9 @@ from storage.errors import DiskFailedError, DiskFullError
 from storage.files.disk import Disk
 from storage.files.posix import PosixDisk
 from storage.files.sync_choice import SyncChoice
-from storage.flusher import GroupFlusher, run_groups
 from storage.log.flush import FlushWork
 from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import GroupFlusher, run_groups
 from storage.testing.builders import append, open_log, read_values
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 

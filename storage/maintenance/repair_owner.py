@@ -15,19 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 
-from .compaction.group_writer import CleanedGroup
-from .compaction.owner import LogCompaction
-from .compaction.plan import SegmentFacts
-from .files.checkpoints import encode_lines, replace_file
-from .files.disk import Disk
-from .files.names import EPOCH_FILE
-from .log.epochs import EpochStart, LeaderEpochs, may_begin_earlier
-from .log.flush_state import FlushState
-from .log.recovery import LogParts
-from .log.tail import LogTail
+from storage.compaction.group_writer import CleanedGroup
+from storage.compaction.owner import LogCompaction
+from storage.compaction.plan import SegmentFacts
+from storage.files.checkpoints import encode_lines, replace_file
+from storage.files.disk import Disk
+from storage.files.names import EPOCH_FILE
+from storage.log.epochs import EpochStart, LeaderEpochs, may_begin_earlier
+from storage.log.flush_state import FlushState
+from storage.log.recovery import LogParts
+from storage.log.tail import LogTail
+from storage.segment.segment import Segment
+from storage.types import DamagedRange
+
 from .repair import RepairTask
-from .segment.segment import Segment
-from .types import DamagedRange
 
 
 class LogRepair:

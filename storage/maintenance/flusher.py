@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from .errors import DiskFailedError, StorageError
-from .files.disk import Disk
-from .files.sync_choice import SyncChoice
-from .log.flush import FlushWork
-from .log.partition_log import PartitionLog
+from storage.errors import DiskFailedError, StorageError
+from storage.files.disk import Disk
+from storage.files.sync_choice import SyncChoice
+from storage.log.flush import FlushWork
+from storage.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 

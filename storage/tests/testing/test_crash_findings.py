@@ -11,8 +11,8 @@ from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
 from storage.errors import DataLossError
 from storage.files.names import LOG_START_FILE
+from storage.files.rate_limit import RateLimit
 from storage.log.partition_log import PartitionLog
-from storage.scrub import RateLimit
 from storage.testing.builders import append, make_batch, open_log
 from storage.testing.sim_disk import Crash, SimDisk
 from storage.tests.compaction.support import compact, new_log, put, roll

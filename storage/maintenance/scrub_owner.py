@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import DiskFullError
-from .files.checkpoints import replace_file
-from .files.disk import Disk
-from .files.names import SEAL_SUFFIX, offset_file_name
-from .log.reader import LogReader
-from .log.recovery import LogParts
+from storage.errors import DiskFullError
+from storage.files.checkpoints import replace_file
+from storage.files.disk import Disk
+from storage.files.names import SEAL_SUFFIX, offset_file_name
+from storage.log.reader import LogReader
+from storage.log.recovery import LogParts
+from storage.segment.damage import DamagedRanges
+from storage.segment.seal import Seal, encode_seal
+from storage.segment.segment import Segment
+from storage.types import DamagedRange
+
 from .scrub import ScrubTask, ScrubWork, head_crc_of
-from .segment.damage import DamagedRanges
-from .segment.seal import Seal, encode_seal
-from .segment.segment import Segment
-from .types import DamagedRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

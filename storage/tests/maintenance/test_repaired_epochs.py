@@ -12,11 +12,11 @@ from storage.files.names import EPOCH_FILE
 from storage.files.posix import PosixDisk
 from storage.log.epochs import EpochStart, LeaderEpochs
 from storage.log.partition_log import PartitionLog
-from storage.repair import SegmentRepair
+from storage.maintenance.repair import SegmentRepair
 from storage.segment.damage import DamagedRanges
 from storage.testing.builders import append, open_log, read_values
 from storage.testing.sim_disk import SimDisk
-from storage.tests.test_repair import BATCH_BYTES, COUNT, World
+from storage.tests.maintenance.test_repair import BATCH_BYTES, COUNT, World
 from storage.types import DamagedRange
 
 MAGIC_AT = 16

@@ -17,18 +17,18 @@ Source: docs/storage.md, section 5; Bairavasundaram et al., "An Analysis of Late
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from lograft.wire.checksum import crc32c
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from .errors import FileMissingError, StorageError
-from .files.descriptor_cache import disk_under
-from .files.disk import Disk, File
-from .files.read_only import ReadOnlyFile
-from .log.epochs import EpochStart, LeaderEpochs, epoch_fits
-from .segment.seal import (
+from storage.errors import FileMissingError, StorageError
+from storage.files.descriptor_cache import disk_under
+from storage.files.disk import Disk, File
+from storage.files.rate_limit import RateLimit, WorkStopped
+from storage.files.read_only import ReadOnlyFile
+from storage.log.epochs import EpochStart, LeaderEpochs, epoch_fits
+from storage.segment.seal import (
     NO_TIMESTAMP_MS,
     SEAL_CHUNK_BYTES,
     MalformedSealError,
@@ -37,9 +37,9 @@ from .segment.seal import (
     decode_seal,
     differing_chunks,
 )
-from .segment.segment import Segment
-from .segment.segment_check import BadBytes, CheckedBatch, check_segment
-from .types import DamagedRange
+from storage.segment.segment import Segment
+from storage.segment.segment_check import BadBytes, CheckedBatch, check_segment
+from storage.types import DamagedRange
 
 CHUNKS_KEPT = MAX_BATCH_BYTES // SEAL_CHUNK_BYTES + 2
 """Chunks of 1 MiB that a scrub holds in memory: the largest batch touches one more than its size says, and so does a
@@ -47,37 +47,6 @@ read ahead. So each chunk is read once."""
 
 JUDGED_BYTES = 64 * 1024
 """First bytes of a bad place that the owner compares with what the scrub saw before it believes it."""
-
-
-class ScrubStopped(Exception):
-    """`wait_ms` said that the scrub shall end."""
-
-
-class RateLimit:
-    """Spreads reads over time; shared by all scrubs of a directory, used by one thread at a time.
-
-    Args:
-        bytes_per_s: most bytes read in a second, on average; 1 or more.
-        now_ms: a clock in milliseconds that never goes back.
-        wait_ms: waits so many milliseconds (0: not at all) and returns True if the scrub shall end.
-    """
-
-    def __init__(self, bytes_per_s: int, *, now_ms: Callable[[], int], wait_ms: Callable[[int], bool]) -> None:
-        assert bytes_per_s >= 1, f"bytes_per_s {bytes_per_s}"
-        self._bytes_per_s = bytes_per_s
-        self._now_ms = now_ms
-        self._wait_ms = wait_ms
-        self._free_at_ms = 0.0
-
-    def take(self, size_bytes: int) -> None:
-        """Wait until so many bytes may be read.
-
-        Raises:
-            ScrubStopped: the scrub shall end.
-        """
-        if self._wait_ms(max(0, round(self._free_at_ms - self._now_ms()))):
-            raise ScrubStopped
-        self._free_at_ms = max(self._free_at_ms, self._now_ms()) + size_bytes * 1_000 / self._bytes_per_s
 
 
 class _ChunkReader(ReadOnlyFile):
@@ -178,7 +147,7 @@ def scrub_segment(disk: Disk, task: ScrubTask, rate: RateLimit) -> ScrubResult:
     """Check one segment; changes nothing.
 
     Raises:
-        ScrubStopped: it was told to end.
+        WorkStopped: it was told to end.
         FileMissingError: the segment was removed meanwhile.
         DiskReadError, DiskAccessError, TooManyOpenFilesError: it cannot be read.
     """
@@ -292,7 +261,7 @@ class ScrubWork:
         """Check the segment; returns early if `rate` says so. Errors of the disk go to `error`."""
         try:
             self.result = scrub_segment(self._disk, self.task, rate)
-        except ScrubStopped:
+        except WorkStopped:
             return
         except StorageError as error:
             self.error = error

@@ -12,10 +12,11 @@ import pytest
 from storage.errors import DataLossError, DiskAccessError, DiskFullError, FileMissingError
 from storage.files.names import LOG_SUFFIX, SEAL_SUFFIX, offset_file_name
 from storage.files.posix import PosixDisk
+from storage.files.rate_limit import RateLimit
 from storage.files.read_only import ReadOnlyFile
 from storage.log.partition_log import PartitionLog
-from storage.scrub import CHUNKS_KEPT, RateLimit, ScrubTask, ScrubWork, scrub_segment
-from storage.scrub_owner import LogScrub, ScrubOutcome
+from storage.maintenance.scrub import CHUNKS_KEPT, ScrubTask, ScrubWork, scrub_segment
+from storage.maintenance.scrub_owner import LogScrub, ScrubOutcome
 from storage.segment.seal import SEAL_CHUNK_BYTES, decode_seal, encode_seal
 from storage.testing.builders import SMALL, append, make_batch, open_log, read_values
 from storage.types import LogSettings
