@@ -204,7 +204,7 @@ class ReplicaMoves:
         _check_goes_on(replica, move)
         replica.is_moving = True
         move.state = MoveState.COPYING
-        source = replica.run_step(lambda log, _: log.new_move())
+        source = replica.run_step(lambda log, _: MoveSource(log))
         move.size_bytes = source.size_bytes
         identity = PartitionIdentity(replica.topic_id, replica.partition)
         name = partition_directory_name(identity)

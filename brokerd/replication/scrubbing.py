@@ -19,8 +19,7 @@ from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.log_calls import LogCaller, call_list
 from storage.files.rate_limit import RateLimit, WorkStopped
 from storage.log.partition_log import PartitionLog
-from storage.maintenance.scrub import ScrubWork
-from storage.maintenance.scrub_owner import LogScrub, ScrubOutcome
+from storage.maintenance.scrub import LogScrub, ScrubOutcome, ScrubWork
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +120,7 @@ class LogScrubbing:
         directory, scrub = self._scrubs.get(name, (None, None))
         if scrub is None or directory != log.directory:
             # New, or moved to another log directory.
-            scrub = log.new_scrub()
+            scrub = LogScrub(log)
             self._scrubs[name] = log.directory, scrub
         return scrub.begin(flushed_offset=log.flushed_offset, now_ms=wall_ms(), interval_ms=self._settings.interval_ms)
 

@@ -93,6 +93,6 @@ class FetchRangeCalls:
 
 def _dirty_offset(log: PartitionLog) -> int:
     try:
-        return log.compaction.dirty_offset
+        return log.dirty_offset
     except StorageError as error:
         raise refused(error.code, "it cannot be read here how far the log was compacted") from error

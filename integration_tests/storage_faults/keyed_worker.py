@@ -22,6 +22,7 @@ from storage.compaction.cleaner import Cleaner, CleanerSettings
 from storage.errors import DiskFailedError
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import PartitionLog
+from storage.maintenance.scrub import LogScrub
 from storage.types import LogSettings
 
 KEYED_SETTINGS = LogSettings(
@@ -76,7 +77,7 @@ class KeyedWorker:
         self._say = say
         self._now_ms = first_ms
         self._log = PartitionLog.open(disk, path, settings=KEYED_SETTINGS, now_ms=first_ms).log
-        self._scrub = self._log.new_scrub()
+        self._scrub = LogScrub(self._log)
         self._passes = 0
         self._sequence = 0
         self._lock = threading.Lock()

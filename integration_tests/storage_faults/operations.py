@@ -285,7 +285,7 @@ def compact_beside_removal(stage: Stage) -> None:
     cleaned = work.clean(group)
     assert cleaned is not None
     stage.remove(cleaned.sources[-1].end_offset)
-    assert not stage.log.compaction.swap(cleaned, now_ms=stage.now_ms)
+    assert not stage.log.swap(cleaned, now_ms=stage.now_ms)
     stage.compact()
 
 

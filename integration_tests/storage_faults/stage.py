@@ -22,7 +22,8 @@ from storage.errors import DataLossError
 from storage.files.names import PartitionIdentity, partition_directory_name
 from storage.log.flush import FlushWork
 from storage.log.partition_log import OpenedLog, PartitionLog
-from storage.maintenance.repair import SegmentRepair
+from storage.maintenance.repair import LogRepair, SegmentRepair
+from storage.maintenance.scrub import LogScrub
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
 from storage.types import LogSettings
@@ -185,7 +186,7 @@ class Stage:
 
     def scrub(self) -> None:
         """Check and seal every sealed segment."""
-        scrub = self.log.new_scrub()
+        scrub = LogScrub(self.log)
         for _ in range(self.log.segment_count - 1):
             scrub_once(scrub, self.log, now_ms=self.now_ms, interval_ms=1)
 
@@ -211,7 +212,7 @@ class Stage:
 
     def repair(self) -> None:
         """Repair the damage with the batches that were written there; from its return on they can be read again."""
-        owner = self.log.new_repair()
+        owner = LogRepair(self.log)
         task = owner.begin(high_watermark=self.log.flushed_offset, now_ms=self.now_ms)
         assert task is not None, "there is nothing to repair"
         work = SegmentRepair(self.disk, task, lambda _: None)

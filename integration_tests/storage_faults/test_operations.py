@@ -83,7 +83,7 @@ MUTANTS: dict[str, tuple[object, str, Callable[..., object], str]] = {
         storage.compaction.owner.LogCompaction,
         "_memory_offsets",
         lambda compaction: frozenset(
-            batch.base_offset for _, state in compaction._parts.producers.states() for batch in state.batches()
+            batch.base_offset for _, state in compaction.log.producers.states() for batch in state.batches()
         ),
         "compaction pass",
     ),

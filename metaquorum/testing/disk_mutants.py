@@ -13,7 +13,7 @@ from metaquorum.runtime import election_store, log_store
 from metaquorum.testing.mutants import Mutant
 from metaquorum.testing.options import rot_storm, tear_storm
 from storage.files import checkpoints
-from storage.log import flush, flush_state, reader, recovery_walk
+from storage.log import flush, partition_log, reader, recovery_walk
 from storage.segment import scan, segment
 
 _TearMutant = partial(Mutant, options=tear_storm)
@@ -99,8 +99,8 @@ DISK_MUTANTS: Final = (
     ),
     _TearMutant(
         name="the recovery point covers what is not flushed",
-        owner=flush_state.FlushState,
-        function="end",
+        owner=partition_log.PartitionLog,
+        function="end_flush",
         old="RecoveryPoint(flushed_offset=end_offset)",
         new="RecoveryPoint(flushed_offset=end_offset + 2)",
     ),

@@ -33,6 +33,7 @@ class SegmentFacts:
         first_timestamp_ms: largest timestamp of its first batch; None: not known.
         max_timestamp_ms: its largest timestamp.
         is_damaged: a range of it is quarantined; it is left alone until it is repaired.
+        restart_count: how often its log had begun anew; after one more time, its offsets and size say nothing.
     """
 
     base_offset: int
@@ -41,6 +42,7 @@ class SegmentFacts:
     first_timestamp_ms: int | None
     max_timestamp_ms: int
     is_damaged: bool = False
+    restart_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

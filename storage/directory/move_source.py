@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from storage.files.descriptor_cache import disk_under
 from storage.files.disk import Disk
-from storage.log.closing import leave_clean_mark
-from storage.log.recovery import LogParts
+from storage.log.partition_log import PartitionLog
 from storage.segment.segment import Segment
 
 from .move_plan import SegmentView
@@ -28,33 +27,34 @@ class MoveSource:
     """The log of one move.
 
     Args:
-        disk: the disk of the log.
-        directory: its directory.
-        parts: what it consists of.
+        log: the log.
     """
 
-    def __init__(self, disk: Disk, directory: str, parts: LogParts) -> None:
-        self._disk = disk
-        self._parts = parts
-        self.directory = directory
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
         self._seen: dict[int, tuple[Segment, int, int]] = {}
         self._next_generation = 0
 
     @property
+    def directory(self) -> str:
+        """Path of the log's directory."""
+        return self._log.directory
+
+    @property
     def disk(self) -> Disk:
         """The disk of the log, for the thread that copies."""
-        return disk_under(self._disk)
+        return disk_under(self._log.disk)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
-        return sum(segment.size_bytes for segment in self._parts.segments)
+        return sum(segment.size_bytes for segment in self._log.segments)
 
     def view(self) -> tuple[SegmentView, ...]:
         """Return the segments as they are now, ascending. A step of the owner, without the disk."""
         seen: dict[int, tuple[Segment, int, int]] = {}
         views: list[SegmentView] = []
-        for segment in self._parts.segments:
+        for segment in self._log.segments:
             known = self._seen.get(segment.base_offset)
             if known is None or known[0] is not segment or known[1] != segment.cut_count:
                 self._next_generation += 1
@@ -72,5 +72,5 @@ class MoveSource:
         Raises:
             DiskFullError, DiskFailedError: the log goes on as it is.
         """
-        self._parts.damage.save()
-        leave_clean_mark(self._disk, self.directory, self._parts)
+        self._log.save_damage()
+        self._log.leave_clean_mark()

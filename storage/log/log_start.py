@@ -8,13 +8,13 @@ File `log-start`, made when the log start first moves above 0: two slots (`two_s
 Law: both slots are written and synced before any segment below goes, so that what is missing below the log start was removed
 and what is missing above it was lost. The file takes its first form by replacement, so that only damage makes both
 slots bad; then the log start counts as 0, and what lies below the first segment as lost.
-Belongs to the owner of the log; a `PrefixWork` may write it in another thread while the owner waits for it.
+Belongs to the owner of the log; a `LogStartWork` may write it in another thread while the owner waits for it.
 Source: docs/storage.md section 3.
 """
 
 from __future__ import annotations
 
-from storage.errors import FileMissingError
+from storage.errors import FileMissingError, StorageError
 from storage.files.checkpoints import parent_of, replace_file
 from storage.files.disk import SECTOR_BYTES, Disk
 from storage.files.names import LOG_START_FILE
@@ -107,3 +107,40 @@ class LogStartFile:
             file.sync()
         finally:
             file.close()
+
+
+class LogStartWork:
+    """Puts a log start on stable storage: the one step of a truncation of the prefix that waits for the device.
+
+    Made by the owner (`PartitionLog.begin_prefix`), run in any thread, given back to the owner (`PartitionLog.end_prefix`).
+
+    Attributes:
+        to_offset: the new log start (inclusive).
+        error: why `run` failed; None before and after a good run.
+        is_done: True once `run` has returned.
+    """
+
+    __slots__ = ("_directory", "_disk", "error", "is_done", "to_offset")
+
+    def __init__(self, disk: Disk, directory: str, to_offset: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self.to_offset = to_offset
+        self.error: StorageError | None = None
+        self.is_done = False
+
+    def run(self) -> None:
+        """Do it; blocks for as long as the disk takes. Call once, from any thread.
+
+        Raises:
+            DiskFullError: the log start stays.
+            DiskFailedError, DiskAccessError, TooManyOpenFilesError: the disk.
+        """
+        try:
+            file = LogStartFile.read(self._disk, self._directory)
+            if self.to_offset > file.offset:
+                file.write_synced(self.to_offset)
+        except StorageError as error:
+            self.error = error
+            raise
+        self.is_done = True

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 
 from lograft.wire.header import BatchHeader
 
-from storage.compaction.unfinished import finish_swaps
 from storage.errors import CorruptLogError, FileMissingError, WrongPartitionError
 from storage.files.checkpoints import encode_lines, parent_of, read_lines, remove_if_exists, replace_file
 from storage.files.disk import Disk
@@ -52,7 +51,6 @@ from storage.segment.segment import Segment
 from storage.segment.segment_set import SegmentSet
 from storage.types import DamagedRange, LogSettings, RecoveryReport
 
-from .deleted import DeletedFiles
 from .epochs import LeaderEpochs
 from .log_start import LogStartFile
 from .producer_snapshots import ProducerSnapshots
@@ -62,13 +60,14 @@ from .recovery_point import CleanEnd, RecoveryPoint, RecoveryPointFile
 from .recovery_prefix import drop_below, drop_torn_tail, note_lost_front, restart_empty
 from .recovery_walk import UncleanWalk, WalkFindings
 from .restart import finish_restart
+from .swap import finish_swaps
 
 _LEFTOVERS = (TEMPORARY_SUFFIX, DELETED_SUFFIX)
 
 
-@dataclass(slots=True, kw_only=True)
-class LogParts:
-    """Everything that an open log consists of; `PartitionLog` takes it over."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredLog:
+    """What an open log consists of, and what opening it found; `PartitionLog` takes it over."""
 
     segments: SegmentSet
     epochs: LeaderEpochs
@@ -78,12 +77,12 @@ class LogParts:
     damage: DamagedRanges
     recovery_point: RecoveryPointFile
     log_start_offset: int
-    deleted: DeletedFiles
+    report: RecoveryReport
 
 
 def open_log(
     disk: Disk, directory: str, *, settings: LogSettings, now_ms: int, identity: PartitionIdentity | None
-) -> tuple[LogParts, RecoveryReport]:
+) -> RecoveredLog:
     """Open or create the log in a directory, and tell what was found; see the module for the order.
 
     Raises:
@@ -97,7 +96,7 @@ def open_log(
         disk.sync_directory(parent_of(directory))
     opening = _Opening(disk, directory, settings, now_ms, identity)
     try:
-        return opening.run(names), opening.report
+        return opening.run(names)
     except BaseException:
         opening.close()
         raise
@@ -120,9 +119,8 @@ class _Opening:
         self._recovery_point: RecoveryPointFile | None = None
         self._has_epoch_file = False
         self._is_restarted = False
-        self.report = RecoveryReport()
 
-    def run(self, found_names: list[str]) -> LogParts:
+    def run(self, found_names: list[str]) -> RecoveredLog:
         # What the listing does not show is not asked for: a clean open is most of what a start does.
         names = self._tidy(found_names)
         self._check_identity()
@@ -198,7 +196,7 @@ class _Opening:
 
     def _create(
         self, recovery_point: RecoveryPointFile, snapshots: ProducerSnapshots, *, cut_bytes: int = 0
-    ) -> LogParts:
+    ) -> RecoveredLog:
         """Make a new log, or begin again at the log start. The recovery point is on disk before the first segment is."""
         start_offset = self._log_start_offset
         is_new = start_offset == 0 and not self._is_restarted
@@ -221,7 +219,7 @@ class _Opening:
         snapshots.remove_above(start_offset)
         snapshots.remove_below(start_offset)
         newest = snapshots.newest(start_offset)
-        return self._parts(
+        return self._result(
             recovery_point,
             snapshots,
             epochs=LeaderEpochs(),
@@ -278,7 +276,7 @@ class _Opening:
 
     def _open_clean(
         self, recovery_point: RecoveryPointFile, point: RecoveryPoint, snapshots: ProducerSnapshots
-    ) -> LogParts:
+    ) -> RecoveredLog:
         """Open after a clean stop; caches that are missing are built by walking headers."""
         interval_bytes = self._settings.index_interval_bytes
         log_end_offset = point.flushed_offset
@@ -296,7 +294,7 @@ class _Opening:
             snapshots, self._segments, newest_at=log_end_offset, interval_bytes=interval_bytes
         )
         self._damage.save()
-        return self._parts(
+        return self._result(
             recovery_point,
             snapshots,
             epochs=epochs,
@@ -307,7 +305,7 @@ class _Opening:
 
     def _recover(
         self, recovery_point: RecoveryPointFile, point: RecoveryPoint | None, snapshots: ProducerSnapshots
-    ) -> LogParts:
+    ) -> RecoveredLog:
         """Open after an unclean stop: steps 4 to 8."""
         interval_bytes = self._settings.index_interval_bytes
         # A lost recovery point is damage, not a fresh log: it was durable before the first batch. Then everything
@@ -363,7 +361,7 @@ class _Opening:
             self._disk.sync_directory(self._directory)
         snapshots.take(producers, log_end_offset)
         recovery_point.write_synced(RecoveryPoint(flushed_offset=log_end_offset))
-        return self._parts(
+        return self._result(
             recovery_point,
             snapshots,
             epochs=epochs,
@@ -407,7 +405,7 @@ class _Opening:
             rebuilt_segments=tuple(findings.rebuilt_segments),
         )
 
-    def _parts(
+    def _result(
         self,
         recovery_point: RecoveryPointFile,
         snapshots: ProducerSnapshots,
@@ -416,15 +414,14 @@ class _Opening:
         epochs_saved: bool,
         producers: ProducerWindows,
         report: RecoveryReport,
-    ) -> LogParts:
+    ) -> RecoveredLog:
         last = self._segments[-1]
         first_ms = last.load_index(self._settings.index_interval_bytes).first_timestamp_ms
         if first_ms is not None and 0 <= first_ms < last.created_ms:
             # Opening a log must not make its segment young again; nobody knows better how old it is.
             last.created_ms = first_ms
         last.rest()
-        self.report = report
-        return LogParts(
+        return RecoveredLog(
             segments=SegmentSet(self._segments),
             epochs=epochs,
             epochs_saved=epochs_saved,
@@ -433,5 +430,5 @@ class _Opening:
             damage=self._damage,
             recovery_point=recovery_point,
             log_start_offset=self._log_start_offset,
-            deleted=DeletedFiles(self._disk),
+            report=report,
         )

@@ -12,7 +12,7 @@ Order (law)
 Steps 2 to 4 may be done again from the start as often as they are interrupted. The name is the whole mark: it has no bytes that
 could be torn.
 
-Must not: know what is kept in memory (`suffix` does). Source: docs/storage.md section 3a.
+Must not: know what is kept in memory (`PartitionLog.restart_at` does). Source: docs/storage.md section 3a.
 """
 
 from __future__ import annotations

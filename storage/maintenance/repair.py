@@ -4,8 +4,8 @@
 Theory
     All damage of one segment is repaired at once. `start` copies what stands before the first damaged range; then `wanted` says
     which offsets are missing, `put` takes batches for them, and goes on copying behind each range that is whole; `finish` puts the
-    file on stable storage. The owner then swaps it in (`repair_owner`), as a compacted segment, so that a crash leaves the damaged
-    segment or the whole one. Every step blocks; any thread may take it, one at a time.
+    file on stable storage. The owner then swaps it in (`LogRepair.end`), as a compacted segment, so that a crash leaves the damaged
+    segment or the whole one. Every step of `SegmentRepair` blocks; any thread may take it, one at a time.
 
 Laws
     Nothing gets into the file but batches whose CRC matches, which continue the one before, and whose leader epoch is the one that
@@ -14,17 +14,23 @@ Laws
     are left. There an epoch above the one before the damage and not above the one behind it is taken, and tells where it begins
     (`found_epochs`). Only committed batches are asked for and given, and those are the same on every replica whatever their epoch.
     What `put` refuses has changed nothing: batches of another replica can be tried.
+    Only what is committed is repaired, and only where no replica can have compacted it: below `PartitionLog.dirty_offset` a
+    batch of another replica may lack a tombstone whose record this log still has.
+    A segment in which anything changed while it was written anew stays as it is.
+
+`LogRepair` belongs to the owner of the log; only `SegmentRepair` works elsewhere.
 
 Source: docs/storage.md section 6a; Alagappan et al., "Protocol-aware recovery" (FAST 2018).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from lograft.wire.errors import InvalidBatchError
 
-from storage.compaction.group_writer import CleanedGroup, GroupWriter
+from storage.compaction.group_writer import GroupWriter
 from storage.compaction.plan import SegmentFacts
 from storage.compaction.source import Pace, log_path, read_span
 from storage.errors import OutOfOrderOffsetError
@@ -33,6 +39,9 @@ from storage.files.disk import Buffer, Disk
 from storage.files.names import REPAIRED_SUFFIX
 from storage.log.epochs import EpochStart, LeaderEpochs, epoch_fits, may_begin_earlier
 from storage.log.follower_append import check_follower_batches
+from storage.log.partition_log import PartitionLog
+from storage.log.swap import CleanedGroup
+from storage.segment.segment import Segment
 from storage.types import Boundary, DamagedRange
 
 
@@ -177,3 +186,90 @@ class SegmentRepair:
                 self._offset = header.next_offset
         finally:
             file.close()
+
+
+class LogRepair:
+    """Owner side of the repair of one log: which damaged segment is next, and the swap.
+
+    Args:
+        log: the log.
+    """
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+
+    def begin(self, *, high_watermark: int, now_ms: int, passed_over: Collection[int] = ()) -> RepairTask | None:
+        """Describe the first damaged segment that can be repaired; None if there is none.
+
+        A damaged segment that is still appended to is rolled; it is due once it is flushed.
+
+        Args:
+            high_watermark: only damage below it is repaired (exclusive).
+            now_ms: the owner's clock in milliseconds.
+            passed_over: base offsets of segments that are not to be looked at now.
+
+        Raises:
+            DiskFullError, DiskFailedError, LogClosedError: a new segment cannot be begun.
+            DiskReadError: it cannot be read how far the log was compacted.
+        """
+        log = self._log
+        if not log.damage:
+            return None
+        dirty_offset = log.dirty_offset
+        for segment in tuple(log.segments):
+            damaged = tuple(segment.damages())
+            if not damaged or segment.base_offset in passed_over:
+                continue
+            if damaged[0].base_offset < dirty_offset or not self._is_committed(damaged, high_watermark):
+                continue
+            if segment is log.segments.active:
+                log.roll(now_ms)
+            if segment.end_offset <= log.flushed_offset:
+                return self._task(segment, damaged)
+        return None
+
+    def _is_committed(self, damaged: tuple[DamagedRange, ...], high_watermark: int) -> bool:
+        """Tell whether others must have all of it: below the high watermark, and not below the log start."""
+        return damaged[0].base_offset >= self._log.log_start_offset and damaged[-1].end_offset <= high_watermark
+
+    def _task(self, segment: Segment, damaged: tuple[DamagedRange, ...]) -> RepairTask:
+        log = self._log
+        return RepairTask(
+            directory=log.directory,
+            segment=SegmentFacts(
+                base_offset=segment.base_offset,
+                end_offset=segment.end_offset,
+                size_bytes=segment.size_bytes,
+                first_timestamp_ms=None,
+                max_timestamp_ms=0,
+                is_damaged=True,
+                restart_count=log.restart_count,
+            ),
+            damaged=damaged,
+            damage_ends=tuple(log.damage.run_end(each.end_offset) for each in damaged),
+            # A copy: the owner's one goes on.
+            epochs=LeaderEpochs(log.epochs.entries()),
+            interval_bytes=log.settings.index_interval_bytes,
+        )
+
+    def end(self, repaired: CleanedGroup, *, found_epochs: Sequence[EpochStart] = (), now_ms: int) -> bool:
+        """Put a repaired segment in the place of the damaged one; waits for the device.
+
+        Args:
+            repaired: what `SegmentRepair.finish` gave.
+            found_epochs: `SegmentRepair.found_epochs`.
+            now_ms: the owner's clock in milliseconds.
+
+        Returns:
+            False if the segment changed meanwhile, or a flush is in flight that could save older epochs than those found: nothing
+            was done.
+
+        Raises:
+            DiskFullError, DiskAccessError: the damaged segment stays.
+            DiskFailedError, LogClosedError: the log can no longer be written.
+        """
+        if found_epochs and not self._log.learn_epochs(found_epochs, repaired=repaired.repaired):
+            return False
+        return self._log.swap(repaired, now_ms=now_ms)

@@ -2,15 +2,20 @@
 """Verifies sealed segments, beside the owner of their log and at a limited rate.
 
 Theory
-    The owner describes a segment in a `ScrubWork` (`scrub_owner`). Its `run` happens in any thread: it opens the file a
+    The owner describes a segment in a `ScrubWork` (`LogScrub.begin`). Its `run` happens in any thread: it opens the file a
     second time and reads it in steps of at most 1 MiB, each of which waits for the `RateLimit`. Without a fitting seal
     every batch is verified and a seal is proposed. With one, chunks are compared; if one differs, the batches are
-    verified, and leader epochs too, which no CRC covers: the seal proves that these bytes changed.
+    verified, and leader epochs too, which no CRC covers: the seal proves that these bytes changed. The owner carries out what was
+    found (`LogScrub.end`).
 
 Laws
     `run` changes nothing. A seal is proposed only over a segment without new damage, and only from the very bytes that
     were verified.
+    What a scrub found is carried out only if the segment, and the bytes that it judged, are still the same: nothing that
+    was truncated, compacted or written anew meanwhile is put out of service for what stood there before. Damage is noted
+    before anything is sealed over it. Remembers in memory only when each segment was checked: after a start all are due.
 
+`LogScrub` belongs to the owner of the log; only `ScrubWork.run` happens elsewhere.
 Source: docs/storage.md, section 5; Bairavasundaram et al., "An Analysis of Latent Sector Errors" (SIGMETRICS 2007).
 """
 
@@ -22,12 +27,16 @@ from dataclasses import dataclass
 from lograft.wire.checksum import crc32c
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from storage.errors import FileMissingError, StorageError
+from storage.errors import DiskFullError, FileMissingError, StorageError
+from storage.files.checkpoints import replace_file
 from storage.files.descriptor_cache import disk_under
 from storage.files.disk import Disk, File
+from storage.files.names import SEAL_SUFFIX, offset_file_name
 from storage.files.rate_limit import RateLimit, WorkStopped
 from storage.files.read_only import ReadOnlyFile
 from storage.log.epochs import EpochStart, LeaderEpochs, epoch_fits
+from storage.log.partition_log import PartitionLog
+from storage.segment.damage import DamagedRanges
 from storage.segment.seal import (
     NO_TIMESTAMP_MS,
     SEAL_CHUNK_BYTES,
@@ -36,6 +45,7 @@ from storage.segment.seal import (
     chunk_count,
     decode_seal,
     differing_chunks,
+    encode_seal,
 )
 from storage.segment.segment import Segment
 from storage.segment.segment_check import BadBytes, CheckedBatch, check_segment
@@ -265,3 +275,111 @@ class ScrubWork:
             return
         except StorageError as error:
             self.error = error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubOutcome:
+    """What became of a scrub that was given back.
+
+    Attributes:
+        damaged: ranges that were put out of service now.
+        sealed: a seal was written.
+        stale: the segment changed or went meanwhile, or the scrub did not end: nothing was done.
+    """
+
+    damaged: tuple[DamagedRange, ...] = ()
+    sealed: bool = False
+    stale: bool = False
+
+
+class LogScrub:
+    """Owner side of the scrub of one log: which segment is next, and what is done about what was found.
+
+    Args:
+        log: the log; it quarantines what is damaged.
+    """
+
+    def __init__(self, log: PartitionLog) -> None:
+        self._log = log
+        self._checked_ms: dict[int, int] = {}
+
+    def begin(self, *, flushed_offset: int, now_ms: int, interval_ms: int) -> ScrubWork | None:
+        """Describe the sealed segment that was checked longest ago; None if none is due.
+
+        Args:
+            flushed_offset: segments that reach beyond it are left alone: a crash may still change them.
+            now_ms: the owner's clock.
+            interval_ms: a segment is due so long after its last check; one that this process never checked is due now.
+        """
+        log = self._log
+        sealed = [segment for segment in log.segments if segment is not log.segments.active]
+        present = {segment.base_offset for segment in sealed}
+        self._checked_ms = {base: ms for base, ms in self._checked_ms.items() if base in present}
+        due = [
+            (self._checked_ms.get(segment.base_offset, -1), segment.base_offset, segment)
+            for segment in sealed
+            if segment.end_offset <= flushed_offset
+            and self._checked_ms.get(segment.base_offset, now_ms - interval_ms) <= now_ms - interval_ms
+        ]
+        if not due:
+            return None
+        segment = min(due)[2]
+        task = ScrubTask(
+            path=segment.path,
+            seal_path=f"{log.directory}/{offset_file_name(segment.base_offset, SEAL_SUFFIX)}",
+            base_offset=segment.base_offset,
+            end_offset=segment.end_offset,
+            size_bytes=segment.size_bytes,
+            known=tuple(segment.damages()),
+            epochs=tuple(log.epochs.entries()),
+        )
+        return ScrubWork(log.disk, task, segment)
+
+    def end(self, work: ScrubWork, *, flushed_offset: int, now_ms: int) -> ScrubOutcome:
+        """Carry out what a scrub found: quarantine, or the seal.
+
+        An error of the scrub counts as a check, so that one bad file does not hold up the others: look at `work.error`.
+
+        Raises:
+            DiskFailedError: the disk is failed for good.
+        """
+        task, segment, result = work.task, work.segment, work.result
+        if result is None or not self._is_same(segment, task):
+            if work.error is not None:
+                self._checked_ms[task.base_offset] = now_ms
+            return ScrubOutcome(stale=True)
+        self._checked_ms[task.base_offset] = now_ms
+        found = tuple(
+            each.damaged
+            for each in result.found
+            if not _overlaps(self._log.damage, each.damaged)
+            and head_crc_of(segment.file, each.damaged) == each.head_crc
+        )
+        if found:
+            self._log.quarantine(segment, found, flushed_offset=flushed_offset)
+        sealed = result.seal is not None and self._write_seal(task.seal_path, result.seal)
+        return ScrubOutcome(damaged=found, sealed=sealed)
+
+    def _is_same(self, segment: Segment, task: ScrubTask) -> bool:
+        """Tell whether the segment is still there, sealed, and as long as it was."""
+        return (
+            segment is self._log.segments.holding(task.base_offset)
+            and segment is not self._log.segments.active
+            and (segment.size_bytes, segment.end_offset) == (task.size_bytes, task.end_offset)
+        )
+
+    def _write_seal(self, path: str, seal: Seal) -> bool:
+        """Write the seal without a sync: it has a CRC and can be made again; a full disk leaves it out."""
+        try:
+            replace_file(self._log.disk, path, encode_seal(seal), durable=False)
+        except DiskFullError:
+            return False
+        return True
+
+
+def _overlaps(damage: DamagedRanges, damaged: DamagedRange) -> bool:
+    """Tell whether a range, or a part of it, was put out of service meanwhile."""
+    return any(
+        known.base_offset < damaged.end_offset and damaged.base_offset < known.end_offset
+        for known in damage.of_segment(damaged.segment_base_offset)
+    )

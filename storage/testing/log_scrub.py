@@ -13,8 +13,7 @@ from lograft.wire.checksum import crc32c
 
 from storage.files.names import LOG_SUFFIX, SEAL_SUFFIX
 from storage.files.rate_limit import RateLimit
-from storage.maintenance.scrub import ScrubWork
-from storage.maintenance.scrub_owner import ScrubOutcome
+from storage.maintenance.scrub import ScrubOutcome, ScrubWork
 from storage.segment.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_seal, encode_seal
 from storage.testing.log_model import LogModel
 from storage.testing.log_world import DIRECTORY, Operation, World

@@ -31,10 +31,9 @@ from storage.files.names import (
     TIME_INDEX_SUFFIX,
 )
 from storage.log.flush import FlushWork
+from storage.log.log_start import LogStartWork
 from storage.log.partition_log import PartitionLog
-from storage.log.prefix import PrefixWork
-from storage.maintenance.scrub import ScrubWork
-from storage.maintenance.scrub_owner import LogScrub
+from storage.maintenance.scrub import LogScrub, ScrubWork
 from storage.testing.builders import SMALL
 from storage.testing.log_model import LogModel
 from storage.testing.model_batch import CompactionRule
@@ -152,7 +151,7 @@ class World:
     def _forget_work(self) -> None:
         """What was under way ends with the log that it belonged to."""
         self.work: FlushWork | None = None
-        self.prefix: PrefixWork | None = None
+        self.prefix: LogStartWork | None = None
         self.pass_steps: Iterator[CompactionPass] | None = None
         self.pass_rule: CompactionRule | None = None
         self.scrubbed: ScrubWork | None = None
@@ -213,7 +212,7 @@ class World:
         self._forget_work()
         opened = PartitionLog.open(self.disk, DIRECTORY, settings=self.settings, now_ms=self.now_ms)
         self.log, self.report = opened.log, opened.report
-        self.scrub = opened.log.new_scrub()
+        self.scrub = LogScrub(opened.log)
 
     def names(self) -> list[str]:
         """Return the names of the files of the log."""

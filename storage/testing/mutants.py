@@ -17,12 +17,11 @@ from typing import Any
 from lograft.wire.checksum import crc32c
 
 import storage.log.flush
+import storage.log.partition_log
 import storage.log.producer_snapshots
 import storage.log.recovery
 import storage.log.recovery_walk
 import storage.log.restart
-import storage.log.suffix
-import storage.log.truncation
 import storage.segment.offset_index
 import storage.segment.scan
 import storage.segment.time_index
@@ -30,13 +29,12 @@ from storage.errors import DiskFailedError
 from storage.files.disk import Disk
 from storage.log.epochs import LeaderEpochs
 from storage.log.flush import FlushWork
-from storage.log.flush_state import FlushState
+from storage.log.partition_log import PartitionLog
 from storage.log.producer_snapshots import ProducerSnapshots
 from storage.log.producers import ProducerWindows
 from storage.log.reader import LogReader
 from storage.log.recovery_point import RecoveryPointFile
 from storage.log.recovery_walk import UncleanWalk
-from storage.log.suffix import LogSuffix
 from storage.testing import crash_points, model_mutants, model_run
 from storage.testing.log_faults import CrashNow
 from storage.testing.log_mutant import Finder, Mutant
@@ -109,17 +107,25 @@ def _sync_unless_cut(file: Any) -> None:
         _sync(file)
 
 
-_note_truncation = FlushState.note_truncation
+_LOG: Any = PartitionLog
+_note_truncation, _roll = _LOG._note_truncation, _LOG._roll
 
 
-def _forget_the_flush(state: Any, *args: Any) -> None:
-    _note_truncation(state, *args)
-    state._cap = None
+def _forget_the_flush(log: Any, *args: Any) -> None:
+    _note_truncation(log, *args)
+    log._flush_cap = None
 
 
-def _forget_in_memory_only(suffix: LogSuffix, to_offset: int) -> None:
-    if suffix.parts.epochs.truncate_suffix(to_offset):
-        suffix.tail.follow_truncation()
+def _roll_without_name(log: Any, now_ms: int) -> Any:
+    names_saved = log._names_saved
+    new = _roll(log, now_ms)
+    log._names_saved = names_saved
+    return new
+
+
+def _forget_in_memory_only(log: Any, to_offset: int) -> None:
+    if log._epochs.truncate_suffix(to_offset):
+        log._take_active()
 
 
 class _SkipsDirectorySync:
@@ -207,7 +213,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="flush: a truncation meanwhile is forgotten",
         finder=Finder.MODEL,
-        patches=((FlushState, "note_truncation", _forget_the_flush),),
+        patches=((PartitionLog, "_note_truncation", _forget_the_flush),),
     ),
     Mutant(
         name="flush: data files are not synced",
@@ -224,7 +230,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="roll: the directory is not synced",
         finder=Finder.CRASH_POINTS,
-        patches=((FlushState, "note_new_file", _nothing),),
+        patches=((PartitionLog, "_roll", _roll_without_name),),
         scenario=crash_points.appends_and_flushes,
     ),
     Mutant(
@@ -241,7 +247,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="truncate: later segments are not removed",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.log.truncation, "remove_if_exists", _no),),
+        patches=((storage.log.partition_log, "remove_if_exists", _no),),
         scenario=crash_points.truncations,
     ),
     Mutant(
@@ -257,7 +263,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="truncate: an epoch without a record stays in the checkpoint",
         finder=Finder.MODEL,
-        patches=((LogSuffix, "_forget_empty_epoch", _forget_in_memory_only),),
+        patches=((PartitionLog, "_forget_empty_epoch", _forget_in_memory_only),),
         focus=(LeadInVain, FlushAll, CrashNow),
     ),
     Mutant(
@@ -268,13 +274,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="restart: records go before the mark is on stable storage",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.log.suffix, "restart_log", _restart_without_sync(0)),),
+        patches=((storage.log.partition_log, "restart_log", _restart_without_sync(0)),),
         scenario=crash_points.restarts_anew,
     ),
     Mutant(
         name="restart: the mark goes before the records are gone for good",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.log.suffix, "restart_log", _restart_without_sync(1)),),
+        patches=((storage.log.partition_log, "restart_log", _restart_without_sync(1)),),
         scenario=crash_points.restarts_anew,
     ),
     Mutant(

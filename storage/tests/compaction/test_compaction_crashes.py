@@ -24,11 +24,10 @@ from lograft.wire.filler import encode_filler
 from lograft.wire.header import BatchHeader
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
-import storage.compaction.owner
 import storage.compaction.pass_
-import storage.compaction.swap
-import storage.compaction.unfinished
+import storage.log.partition_log
 import storage.log.recovery
+import storage.log.swap
 from storage.compaction.group_writer import GroupWriter
 from storage.compaction.survivors import find_survivors
 from storage.errors import StorageError
@@ -278,9 +277,9 @@ class _SkipsOneSync:
             self._disk.sync_directory(path)
 
 
-def _swap_without(number: int) -> Callable[..., bool]:
-    def swap(disk: Disk, *args: object, **kwargs: object) -> bool:
-        return _SWAP(cast("Disk", _SkipsOneSync(disk, number)), *args, **kwargs)  # type: ignore[arg-type]
+def _swap_without(number: int) -> Callable[..., None]:
+    def swap(disk: Disk, *args: object, **kwargs: object) -> None:
+        _SWAP(cast("Disk", _SkipsOneSync(disk, number)), *args, **kwargs)  # type: ignore[arg-type]
 
     return swap
 
@@ -292,7 +291,7 @@ def _forgetful_filler(header: BatchHeader) -> bytearray:
 
 
 _FINISH = GroupWriter.finish
-_SWAP = storage.compaction.swap.swap_group
+_SWAP = storage.log.swap.put_in_place
 
 Mutant = tuple[object, str, object, Callable[[Run], None], Crash]
 
@@ -305,15 +304,15 @@ MUTANTS: dict[str, Mutant] = {
         Crash.LOSE_ALL,
     ),
     "swap: the commit is not synced": (
-        storage.compaction.owner,
-        "swap_group",
+        storage.log.partition_log,
+        "put_in_place",
         _swap_without(0),
         passes_that_merge,
         Crash.TEAR,
     ),
     "swap: the originals' names are not synced": (
-        storage.compaction.owner,
-        "swap_group",
+        storage.log.partition_log,
+        "put_in_place",
         _swap_without(1),
         passes_that_merge,
         Crash.TEAR,
@@ -326,7 +325,7 @@ MUTANTS: dict[str, Mutant] = {
         Crash.KEEP_ALL,
     ),
     "recovery: originals stay": (
-        storage.compaction.unfinished,
+        storage.log.swap,
         "remove_if_exists",
         lambda *_: False,
         passes_that_merge,

@@ -7,6 +7,7 @@ import random
 
 from lograft.wire.batch import check_crc, iter_batches
 
+from storage.compaction.owner import LogCompaction
 from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
@@ -64,7 +65,7 @@ def test_13_commit_marker_removal() -> None:
             disk.remove(f"{LOG}/{name}")
     log = open_log(disk, LOG, COMPACT).log
     assert left(log) == ([4, 6, 7], [5, 8])
-    assert log.compaction.facts(log.log_end_offset).stable_end_offset == log.log_end_offset
+    assert LogCompaction(log).facts(log.log_end_offset).stable_end_offset == log.log_end_offset
     assert send(log, 1, 1, [(b"2", b"a"), (b"3", b"a")]) == 1
     assert send(log, 1, 6, [(b"4", b"d")]) == 9
 

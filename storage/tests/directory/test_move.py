@@ -56,7 +56,7 @@ def test_moved_log_is_the_log() -> None:
     log = ground.open(ground.a)
     fill(log, 20)
     log.flush()
-    source, future = log.new_move(), ground.future()
+    source, future = MoveSource(log), ground.future()
     assert source.size_bytes > 0
     future.create()
     copy_all(source, future)
@@ -87,7 +87,7 @@ def test_caches_go_along_so_that_the_moved_log_opens_clean() -> None:
     log = ground.open(ground.a)
     fill(log, 40)
     log.flush()
-    source, future = log.new_move(), ground.future()
+    source, future = MoveSource(log), ground.future()
     future.create()
     copy_all(source, future)
     future.copy_caches(no_pace)
@@ -120,7 +120,7 @@ def test_known_damage_goes_along() -> None:
             break
     damaged = log.damaged
     assert damaged
-    source, future = log.new_move(), ground.future()
+    source, future = MoveSource(log), ground.future()
     future.create()
     copy_all(source, future)
     moved = switch(ground, log, source, future)
@@ -133,7 +133,7 @@ def test_truncation_under_a_move_copies_the_segment_anew() -> None:
     log = ground.open(ground.a)
     fill(log, 24)
     log.flush()
-    source, future = log.new_move(), ground.future()
+    source, future = MoveSource(log), ground.future()
     future.create()
     copy_all(source, future)
     log.truncate_suffix(6)
@@ -151,7 +151,7 @@ def test_source_files_that_vanish_or_shrink_are_taken_up_by_the_next_round() -> 
     log = ground.open(ground.a)
     fill(log, 20)
     log.flush()
-    source, future = log.new_move(), ground.future()
+    source, future = MoveSource(log), ground.future()
     future.create()
     old = plan_round(source.view(), future.copied)
     log.truncate_suffix(9)
@@ -189,7 +189,7 @@ def test_full_target_ends_the_copy_and_leaves_the_log_alone() -> None:
     log = ground.open(ground.a)
     fill(log, 20)
     log.flush()
-    source, future = log.new_move(), ground.future()
+    source, future = MoveSource(log), ground.future()
     future.create()
     ground.disk.refuse("append", FUTURE_SUFFIX, Refusal.FULL)
     with pytest.raises(DiskFullError):
@@ -205,7 +205,7 @@ def test_revoked_move_leaves_the_source_as_the_log() -> None:
     log = ground.open(ground.a)
     fill(log, 20)
     log.flush()
-    source, future = log.new_move(), ground.future()
+    source, future = MoveSource(log), ground.future()
     future.create()
     source.leave_mark()
     future.finish(plan_round(source.view(), future.copied))
@@ -267,7 +267,7 @@ def opened(ground: Ground) -> tuple[PartitionLog, MoveSource, MoveFuture]:
     log.flush()
     future = ground.future()
     future.create()
-    return log, log.new_move(), future
+    return log, MoveSource(log), future
 
 
 def test_switch_whose_copy_does_not_open_is_taken_back() -> None:

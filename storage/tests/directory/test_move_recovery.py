@@ -11,6 +11,7 @@ import pytest
 
 from storage.directory.move_marks import MoveMark, decide
 from storage.directory.move_recovery import Place, Step, settle_partition
+from storage.directory.move_source import MoveSource
 from storage.errors import DiskFailedError
 from storage.files.names import FUTURE_SUFFIX, MOVED_FROM_FILE, MOVED_SUFFIX, MOVED_TO_FILE
 from storage.testing.builders import read_values
@@ -124,7 +125,7 @@ def scenario(ground: Ground, told: list[int]) -> None:
     log = ground.open(ground.a)
     fill(log, 9)
     told.append(log.flush())
-    source, future = log.new_move(), ground.future()
+    source, future = MoveSource(log), ground.future()
     future.create()
     copy_all(source, future)
     future.copy_caches(no_pace)

@@ -117,7 +117,7 @@ def longer_segment(disk: SimDisk) -> tuple[int, PartitionLog]:
     for number in range(30):
         append(log, [b"value-%02d" % number * 3])
     log.flush()
-    next_base = log._segments[1].base_offset
+    next_base = log.segments[1].base_offset
     log.close()
     older = SimDisk()
     older.make_directory("/data")

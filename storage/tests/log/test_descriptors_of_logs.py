@@ -133,7 +133,7 @@ def test_recovery_point_that_cannot_be_opened_leaves_the_old_bound(disk: Watched
         budget.close_idle()
         if disk.exists("/log-0/recovery-point"):
             disk.remove("/log-0/recovery-point")
-            log._parts.recovery_point.close()
+            log._recovery_point.close()
     assert log.failure is None
     with pytest.raises(FileMissingError):
         log.close()

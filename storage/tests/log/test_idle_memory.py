@@ -200,8 +200,8 @@ def test_first_use_opens_the_files(tmp_path: Path) -> None:
     write_template(tmp_path / "log", batches=3)
     disk = PosixDisk()
     log = PartitionLog.open(disk, str(tmp_path / "log"), settings=SETTINGS, now_ms=0).log
-    file: File = log._segments.active.file
-    assert file.size == log._segments.active.size_bytes
+    file: File = log.segments.active.file
+    assert file.size == log.segments.active.size_bytes
     assert log.read(0, 1).next_offset == 1
     assert append(log, [b"y"], leader_epoch=1).base_offset == 3
     assert log.flush() == 4
@@ -212,7 +212,7 @@ def test_indexes_rest_until_the_first_append(tmp_path: Path) -> None:
     """Opening looks at them, and lets them go; an append has them again, and the log is as if they had stayed."""
     write_template(tmp_path / "log", batches=3)
     log = PartitionLog.open(PosixDisk(), str(tmp_path / "log"), settings=SETTINGS, now_ms=0).log
-    active = log._segments.active
+    active = log.segments.active
     assert active._index is None
     assert append(log, [b"y"], leader_epoch=1, timestamp_ms=2_000).base_offset == 3
     assert active._index is not None
@@ -238,7 +238,7 @@ def test_indexes_rest_in_a_follower_too(tmp_path: Path) -> None:
     for part in (batches[:first_bytes], batches[first_bytes:]):
         log = PartitionLog.open(PosixDisk(), str(tmp_path / "log"), settings=SETTINGS, now_ms=0).log
         log.append_as_follower(part, now_ms=0)
-        segments = [segment.base_offset for segment in log._segments]
+        segments = [segment.base_offset for segment in log.segments]
         log.close()
     assert segments == [0, 3]
 
@@ -263,7 +263,7 @@ def test_index_that_had_to_be_built_does_not_rest(tmp_path: Path) -> None:
         path.unlink()
         opened = PartitionLog.open(PosixDisk(), str(tmp_path / "log"), settings=SETTINGS, now_ms=0)
         assert opened.report.clean
-        assert opened.log._segments.active._index is not None
+        assert opened.log.segments.active._index is not None
         opened.log.close()
         assert path.exists()
 

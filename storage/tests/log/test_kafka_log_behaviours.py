@@ -149,7 +149,7 @@ def test_4_async_delete(disk: SimDisk) -> None:
     for _ in range(100):
         append(log, [b"x" * 20], timestamp_ms=0, now_ms=1)
     # All of it is too old, the active segment too.
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     assert log.apply_retention(100, 1_000) == len(bases) > 1
     for base_offset in bases:
         for suffix in ("log", "index", "timeindex"):
@@ -162,7 +162,7 @@ def test_4_async_delete(disk: SimDisk) -> None:
 
 
 def _sealed_bases(log: PartitionLog) -> list[int]:
-    return [segment.base_offset for segment in log._segments][:-1]
+    return [segment.base_offset for segment in log.segments][:-1]
 
 
 def test_5_segments_below_the_log_start_go_without_a_retention(disk: SimDisk) -> None:

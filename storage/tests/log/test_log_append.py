@@ -130,7 +130,7 @@ def test_follower_rolls_inside_a_region_by_age(disk: SimDisk) -> None:
         append(leader, [b"x"], timestamp_ms=timestamp_ms)
     follower = open_log(disk, "/data/follower", settings).log
     follower.append_as_follower(leader.read(0, 10**6).data, now_ms=0)
-    assert [segment.base_offset for segment in follower._segments] == [0, 2, 3]
+    assert [segment.base_offset for segment in follower.segments] == [0, 2, 3]
 
 
 def test_follower_refuses_bad_bytes_and_writes_nothing(log: PartitionLog) -> None:

@@ -162,7 +162,7 @@ def test_truncated_segments_stay_open_until_the_group_is_back(log: PartitionLog)
     """A descriptor is never closed under a running sync."""
     for _ in range(5):
         append(log, [b"x" * 900], leader_epoch=1)
-    segments = list(log._segments)
+    segments = list(log.segments)
     work = begin(log)
     log.truncate_suffix(3)
     log.truncate_suffix(1)
@@ -182,7 +182,7 @@ def test_close_during_a_flush_closes_the_files_afterwards(log: PartitionLog) -> 
     log.close(clean=False)
     work.run()
     assert log.end_flush(work) == 1
-    assert not any(segment.is_open for segment in log._segments)
+    assert not any(segment.is_open for segment in log.segments)
 
 
 def test_clean_close_spares_the_next_open_any_walk(disk: SimDisk, log: PartitionLog) -> None:

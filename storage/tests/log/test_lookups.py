@@ -111,7 +111,7 @@ def test_fillers_on_the_way_are_passed() -> None:
 def test_look_up_by_offset_reads_one_index_file(disk: NotingDisk) -> None:
     """The time index of a sealed segment is read only by who looks for a timestamp; the offset index not again."""
     log = open_log(disk, LOG).log
-    segment = log._segments[1]
+    segment = log.segments[1]
     index = offset_file_name(segment.base_offset, INDEX_SUFFIX)
     time_index = offset_file_name(segment.base_offset, TIME_INDEX_SUFFIX)
     disk.read_names.clear()
@@ -129,7 +129,7 @@ def test_look_up_by_offset_reads_one_index_file(disk: NotingDisk) -> None:
 def test_lost_index_file_is_built_anew_by_a_look_up(disk: NotingDisk, suffix: str) -> None:
     """Whichever of the two is gone, and whichever look-up comes first."""
     log = open_log(disk, LOG).log
-    segment = log._segments[1]
+    segment = log.segments[1]
     disk.remove(f"{LOG}/{offset_file_name(segment.base_offset, suffix)}")
     offset = segment.base_offset + 4
     assert log.read(offset, 1).next_offset == segment.base_offset + 6

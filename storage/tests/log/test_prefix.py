@@ -36,7 +36,7 @@ def names(disk: SimDisk, suffix: str) -> list[str]:
 def test_the_log_begins_where_it_was_told_to(disk: SimDisk, log: PartitionLog) -> None:
     """Below the new start nothing is served; from it on everything is, from the middle of a batch too; it lasts."""
     fill(log, 30)
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     start = bases[2] + 3
     assert log.truncate_prefix(start, 0) == log.log_start_offset == start
     assert log.segment_count == len(bases) - 2
@@ -147,11 +147,11 @@ def test_an_outdated_snapshot_does_not_lock_a_producer_out(disk: SimDisk, log: P
     while log.segment_count < 5:
         append(log, [b"x" * 50], producer=ProducerStamp(producer_id=1, base_sequence=sequence))
         sequence += 1
-    first_left = log._segments[3].base_offset
+    first_left = log.segments[3].base_offset
     for _ in range(10):
         append(log, [b"plain"])
     log.flush()
-    log.truncate_prefix(log._segments[4].base_offset, 0)
+    log.truncate_prefix(log.segments[4].base_offset, 0)
     # The segment that the last producer batches are in stands no more, and neither do the newer snapshots.
     kill(disk)
     for name in names(disk, ".snapshot"):
@@ -169,7 +169,7 @@ def test_damage_below_the_log_start_is_forgotten(disk: SimDisk) -> None:
     log = open_log(disk, LOG).log
     fill(log, 30)
     log.flush()
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     kill(disk)
     for base_offset in (bases[0], bases[2]):
         disk.corrupt(f"{LOG}/{base_offset:020d}.log", 70, b"\xff\xff\xff")
@@ -192,7 +192,7 @@ def test_a_lost_front_is_damage_for_exactly_the_missing_offsets(disk: SimDisk, l
     """A first segment above the log start: reads are told what is lost and where to go on; also after more restarts."""
     fill(log, 30)
     log.flush()
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     log.truncate_prefix(bases[1] + 1, 0)
     for clean in (True, False):
         log.close(clean=clean)
@@ -221,7 +221,7 @@ def test_a_lost_front_is_found_again_when_the_list_of_damage_is_lost(disk: SimDi
     """The empty segment that stands for the missing offsets is shorter than it must be."""
     fill(log, 30)
     log.close()
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     disk.remove(f"{LOG}/{0:020d}.log")
     open_log(disk, LOG).log.close()
     disk.remove(f"{LOG}/damaged-ranges")
@@ -283,7 +283,7 @@ def test_an_open_finishes_a_removal(disk: SimDisk, log: PartitionLog) -> None:
     """Renamed files, segments that were not renamed yet, and indexes without a segment are gone; nothing else is."""
     fill(log, 30)
     log.flush()
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     fork = disk.fork()
     log.truncate_prefix(bases[3] + 1, 0)
     assert len(names(disk, ".log.deleted")) == 3
@@ -365,10 +365,10 @@ def test_a_cut_inside_the_batch_of_a_log_start_in_flight_empties_the_log(disk: S
     """The same when the log start is put inside the batch while the cut is made."""
     fill(log, 10)
     log.flush()
-    work = log.prefix.begin(9)
+    work = log.begin_prefix(9)
     assert log.truncate_suffix(9) == 8
     work.run()
-    log.prefix.end(work, 0)
+    log.end_prefix(work, 0)
     assert (log.log_start_offset, log.log_end_offset, log.flushed_offset, log.segment_count) == (9, 9, 9, 1)
     append(log, [b"next"])
     log.flush()
@@ -381,11 +381,11 @@ def test_a_cut_inside_the_batch_of_a_log_start_in_flight_empties_the_log(disk: S
 def test_nothing_is_cut_below_where_a_work_in_flight_puts_the_log_start(log: PartitionLog) -> None:
     """The log start may be on disk already; the log would end below it."""
     fill(log, 10)
-    work = log.prefix.begin(8)
+    work = log.begin_prefix(8)
     with pytest.raises(OffsetOutOfRangeError):
         log.truncate_suffix(6)
     assert log.truncate_suffix(10) == 10
     work.run()
     assert log.log_start_offset == 0
-    log.prefix.end(work, 0)
+    log.end_prefix(work, 0)
     assert (log.log_start_offset, log.log_end_offset) == (8, 10)

@@ -48,7 +48,7 @@ def test_a_full_disk_at_the_roll_leaves_the_rest_to_the_next_removal(disk: SimDi
     assert (log.log_start_offset, log.segment_count) == (60, 1)
     assert log.apply_retention(60, 0) == 0
     assert log.truncate_prefix(60, 0) == 60
-    assert log._segments.base_offset == 60
+    assert log.segments.base_offset == 60
 
 
 def test_a_failed_disk_fails_the_log(disk: SimDisk, log: PartitionLog) -> None:
@@ -80,7 +80,7 @@ def test_a_closed_log_is_left_alone(log: PartitionLog) -> None:
 def test_a_file_somebody_else_took_away_is_no_problem(disk: SimDisk, log: PartitionLog) -> None:
     """Neither when it should be renamed nor when it should be removed."""
     fill(log, 30)
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     disk.remove(f"{LOG}/{bases[0]:020d}.index")
     log.truncate_prefix(bases[1], 0)
     assert f"{bases[0]:020d}.log.deleted" in names(disk, ".deleted")

@@ -105,7 +105,7 @@ def test_lost_middle_segment_is_reported_for_its_range(disk: SimDisk) -> None:
     for number in range(40):
         append(log, [b"value-%02d" % number * 3])
     log.flush()
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     kill(disk)
     disk.remove(f"{LOG}/{bases[1]:020d}.log")
     served, lost = readable(open_log(disk, LOG).log)
@@ -119,7 +119,7 @@ def test_overlapping_segments_are_refused(disk: SimDisk) -> None:
     for number in range(40):
         append(log, [b"value-%02d" % number * 3])
     log.flush()
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     kill(disk)
     disk.rename(f"{LOG}/{bases[-1]:020d}.log", f"{LOG}/{bases[-1] - 1:020d}.log")
     disk.corrupt(f"{LOG}/recovery-point", 0, bytes(1_024))
@@ -190,7 +190,7 @@ def test_garbage_behind_a_complete_sealed_segment_hides_nothing(disk: SimDisk) -
     for number in range(40):
         append(log, [b"value-%02d" % number * 3])
     log.flush()
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     kill(disk)
     for base_offset in bases[:-1]:
         disk.open_file(f"{LOG}/{base_offset:020d}.log").append([b"\x10garbage" * 30])

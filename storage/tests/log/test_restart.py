@@ -10,6 +10,8 @@ import pytest
 from lograft.wire.batch import read_header
 from lograft.wire.header import stamp
 
+from storage.compaction.owner import LogCompaction
+from storage.directory.move_source import MoveSource
 from storage.errors import DataLossError, DiskFailedError, DiskFullError, LogClosedError, OffsetOutOfRangeError
 from storage.files.names import (
     CLEANER_FILE,
@@ -24,8 +26,8 @@ from storage.files.names import (
 )
 from storage.files.rate_limit import RateLimit
 from storage.log.log_start import LogStartFile
-from storage.log.partition_log import PartitionLog
-from storage.log.suffix import MAX_START_OFFSET
+from storage.log.partition_log import MAX_START_OFFSET, PartitionLog
+from storage.maintenance.scrub import LogScrub
 from storage.testing.builders import ProducerStamp, append, make_batch, open_log, read_values
 from storage.testing.move_ground import Ground, copy_all, fill, switch
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
@@ -167,10 +169,11 @@ def test_refused_restart_changes_nothing(disk: SimDisk) -> None:
         log.restart_at(0)
     work.run()
     log.end_flush(work)
-    prefix = log.prefix.begin(12)
-    with pytest.raises(AssertionError, match="a prefix work is in flight"):
+    prefix = log.begin_prefix(12)
+    with pytest.raises(AssertionError, match="a log start is in flight"):
         log.restart_at(0)
-    log.prefix.run_here(prefix, 0)
+    prefix.run()
+    log.end_prefix(prefix, 0)
     assert read_values(log) == before[1]
     log.close()
     with pytest.raises(LogClosedError):
@@ -302,10 +305,10 @@ def test_pass_of_compaction_is_void_after_a_restart() -> None:
     log.restart_at(0)
     put_all(b"b")
     values = read_values(log)
-    assert not log.compaction.swap(cleaned[0], now_ms=0)
-    log.compaction.end(work.outcome())
+    assert not log.swap(cleaned[0], now_ms=0)
+    LogCompaction(log).end(work.outcome())
     assert read_values(log) == values
-    assert log.compaction.facts(log.log_end_offset).dirty_offset == 0
+    assert LogCompaction(log).facts(log.log_end_offset).dirty_offset == 0
     assert compact(log) is not None
     assert b"a" not in b"".join(value or b"" for value in read_values(log))
 
@@ -318,17 +321,17 @@ def test_compaction_begins_anew_after_a_restart(disk: SimDisk) -> None:
     roll(log)
     assert compact(log) is not None
     assert disk.exists(f"{LOG}/{CLEANER_FILE}")
-    assert log.compaction.facts(log.log_end_offset).dirty_offset > 0
+    assert LogCompaction(log).facts(log.log_end_offset).dirty_offset > 0
     log.restart_at(2)
     assert not disk.exists(f"{LOG}/{CLEANER_FILE}")
-    assert log.compaction.facts(log.log_end_offset).dirty_offset == 2
+    assert LogCompaction(log).facts(log.log_end_offset).dirty_offset == 2
 
 
 def test_scrub_that_ran_under_a_restart_is_stale(disk: SimDisk) -> None:
     """What it saw belonged to another log: nothing is sealed, nothing is called damaged."""
     log = filled(disk)
     log.flush()
-    scrub = log.new_scrub()
+    scrub = LogScrub(log)
     work = scrub.begin(now_ms=0, interval_ms=1, flushed_offset=log.flushed_offset)
     assert work is not None
     work.run(RateLimit(10**9, now_ms=lambda: 0, wait_ms=lambda _: False))
@@ -347,7 +350,7 @@ def test_restart_under_a_move_is_copied() -> None:
     log = ground.open(ground.a)
     fill(log, 24)
     log.flush()
-    source, future = log.new_move(), ground.future()
+    source, future = MoveSource(log), ground.future()
     future.create()
     copy_all(source, future)
     log.restart_at(0)

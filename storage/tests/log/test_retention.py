@@ -98,12 +98,12 @@ def test_old_segments_of_a_log_go_and_its_young_ones_stay(disk: SimDisk) -> None
     log = open_log(disk, "/data/log", AGED).log
     for number in range(20):
         fill(log, 2, timestamp_ms=1_000 * number, now_ms=1_000 * number)
-    bases = [segment.base_offset for segment in log._segments]
+    bases = [segment.base_offset for segment in log.segments]
     removed_count = log.apply_retention(log.log_end_offset, 20_000)
     assert removed_count > 1
     assert log.log_start_offset == bases[removed_count]
     assert log.oldest_timestamp_ms is not None
-    newest_kept_ms = log._segments[0].load_index(100).max_timestamp_ms
+    newest_kept_ms = log.segments[0].load_index(100).max_timestamp_ms
     assert newest_kept_ms is not None
     assert newest_kept_ms >= 10_000
     assert log.apply_retention(log.log_end_offset, 20_000) == 0
@@ -157,8 +157,8 @@ def test_size_limit_of_a_log(disk: SimDisk) -> None:
     log = open_log(disk, "/data/log", settings).log
     fill(log, 80, timestamp_ms=0, now_ms=0)
     assert log.apply_retention(80, 0) > 0
-    left_bytes = sum(segment.size_bytes for segment in log._segments)
-    assert 2_500 <= left_bytes < 2_500 + log._segments[0].size_bytes
+    left_bytes = sum(segment.size_bytes for segment in log.segments)
+    assert 2_500 <= left_bytes < 2_500 + log.segments[0].size_bytes
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_ages_are_read_anew_after_a_truncation(disk: SimDisk) -> None:
     """A sealed segment that was asked for its age, becomes active again and is sealed with newer records is young."""
     log = open_log(disk, "/data/log", replace(AGED, segment_ms=10**6)).log
     fill(log, 9, timestamp_ms=0, now_ms=0)
-    first_end = log._segments[0].end_offset
+    first_end = log.segments[0].end_offset
     assert log.apply_retention(9, 10_000) == 0
     log.truncate_suffix(first_end - 1)
     append(log, [b"x" * 60], timestamp_ms=9_000, now_ms=9_000)
     fill(log, 9, timestamp_ms=9_000, now_ms=9_000)
-    assert log._segments[0].end_offset == first_end
+    assert log.segments[0].end_offset == first_end
     assert log.apply_retention(log.log_end_offset, 12_000) == 0
     assert log.apply_retention(log.log_end_offset, 19_001) > 0
 

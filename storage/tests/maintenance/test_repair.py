@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from lograft.wire.errors import CorruptBatchError, InvalidBatchError
 
+from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass
 from storage.compaction.plan import find_range
 from storage.errors import CorruptLogError, DataLossError, OutOfOrderOffsetError
 from storage.files.names import LOG_SUFFIX, offset_file_name
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import PartitionLog
-from storage.maintenance.repair import SegmentRepair
+from storage.maintenance.repair import LogRepair, SegmentRepair
 from storage.testing.builders import SMALL, append, make_batch, open_log, read_values
 
 COUNT = 30
@@ -39,7 +40,7 @@ class World:
         log.close(clean=True)
         shutil.copytree(self.directory, f"{path}/other")
         self.other: PartitionLog = open_log(self.disk, f"{path}/other").log
-        self.bases = [segment.base_offset for segment in self.other._segments]
+        self.bases = [segment.base_offset for segment in self.other.segments]
         self.values = read_values(self.other)
         self.log: PartitionLog = self.other
 
@@ -63,7 +64,7 @@ class World:
                 self.log.read(offset, 1)
 
     def begin(self, *, high_watermark: int = COUNT, passed_over: tuple[int, ...] = ()) -> SegmentRepair | None:
-        owner = self.log.new_repair()
+        owner = LogRepair(self.log)
         task = owner.begin(high_watermark=high_watermark, now_ms=0, passed_over=passed_over)
         return None if task is None else SegmentRepair(self.disk, task, lambda _: None)
 
@@ -77,7 +78,7 @@ class World:
         return self.other.read(first, 10**6, end_offset=end).data
 
     def end(self, work: SegmentRepair) -> bool:
-        return self.log.new_repair().end(work.finish(), found_epochs=work.found_epochs, now_ms=0)
+        return LogRepair(self.log).end(work.finish(), found_epochs=work.found_epochs, now_ms=0)
 
     def repair(self) -> None:
         work = self.begun()
@@ -225,15 +226,17 @@ def test_compacted_range_is_not_due(world: World) -> None:
     """A batch of another replica may lack a tombstone whose record is still here."""
     world.hurt()
     world.log.apply_settings(replace(SMALL, compact=True, min_cleanable_dirty_ratio=0.0))
-    rules = world.log.compaction.rules
+    rules = LogCompaction(world.log).rules
     assert rules is not None
-    chosen = find_range(world.log.compaction.facts(COUNT), rules, 10**9)
+    chosen = find_range(LogCompaction(world.log).facts(COUNT), rules, 10**9)
     assert chosen is not None
-    found = CompactionPass(world.disk, world.log.compaction.begin(chosen, now_ms=10**9, max_keys=10**6), lambda _: None)
+    found = CompactionPass(
+        world.disk, LogCompaction(world.log).begin(chosen, now_ms=10**9, max_keys=10**6), lambda _: None
+    )
     found.build()
     for group in found.groups():
         assert found.clean(group) is None, "records without a key stay"
-    world.log.compaction.end(found.outcome())
+    LogCompaction(world.log).end(found.outcome())
     world.log.close(clean=True)
     world.hurt(3, COUNT - 1)
     work = world.begin()
@@ -250,8 +253,8 @@ def test_segment_that_changed_meanwhile_stays(world: World) -> None:
     content = bytearray(path.read_bytes())
     content[5 * BATCH_BYTES + 70] ^= 1
     path.write_bytes(content)
-    world.log._segments.holding(0).unverified_bytes = 10**6
-    world.log._segments.holding(0)._verified = range(0)
+    world.log.segments.holding(0).unverified_bytes = 10**6
+    world.log.segments.holding(0)._verified = range(0)
     world.log._reader.forget_all()
     world.notice(5)
     assert not world.end(work)

@@ -12,7 +12,7 @@ from storage.files.names import EPOCH_FILE
 from storage.files.posix import PosixDisk
 from storage.log.epochs import EpochStart, LeaderEpochs
 from storage.log.partition_log import PartitionLog
-from storage.maintenance.repair import SegmentRepair
+from storage.maintenance.repair import LogRepair, SegmentRepair
 from storage.segment.damage import DamagedRanges
 from storage.testing.builders import append, open_log, read_values
 from storage.testing.sim_disk import SimDisk
@@ -106,7 +106,7 @@ def test_epochs_that_cannot_have_been_there_are_refused(world: World) -> None:
 def test_epoch_that_is_known_between_two_ranges_bounds_the_first(world: World) -> None:
     """The ranges touch in the middle of epoch 1, and epoch 2 begins behind both: it cannot have begun before epoch 1 went on."""
     hurt(world, *range(9, 20))
-    world.log._parts.epochs = LeaderEpochs([EpochStart(0, 0), EpochStart(1, 11), EpochStart(2, 20)])
+    world.log._epochs = LeaderEpochs([EpochStart(0, 0), EpochStart(1, 11), EpochStart(2, 20)])
     work = world.begun()
     right = world.bytes_of(9, 11)
     with pytest.raises(OutOfOrderOffsetError):
@@ -133,11 +133,11 @@ def test_flush_under_way_could_save_the_epochs_of_before(world: World) -> None:
     flush = world.log.begin_flush()
     assert flush is not None
     cleaned = work.finish()
-    assert not world.log.new_repair().end(cleaned, found_epochs=work.found_epochs, now_ms=0)
+    assert not LogRepair(world.log).end(cleaned, found_epochs=work.found_epochs, now_ms=0)
     assert ends(world.log)[0] == 11
     flush.run()
     world.log.end_flush(flush)
-    assert world.log.new_repair().end(cleaned, found_epochs=work.found_epochs, now_ms=0)
+    assert LogRepair(world.log).end(cleaned, found_epochs=work.found_epochs, now_ms=0)
     assert ends(world.log)[0] == 10
     assert read_values(world.log)[:COUNT] == world.values
 
@@ -154,7 +154,7 @@ def test_range_that_was_cut_off_meanwhile_teaches_nothing(world: World) -> None:
 
 
 def end(log: PartitionLog, work: SegmentRepair) -> bool:
-    return log.new_repair().end(work.finish(), found_epochs=work.found_epochs, now_ms=0)
+    return LogRepair(log).end(work.finish(), found_epochs=work.found_epochs, now_ms=0)
 
 
 def test_epochs_are_saved_before_the_damage_goes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_epochs_are_saved_before_the_damage_goes(world: World, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(PosixDisk, "rename", refuse)
         with pytest.raises(DiskFullError):
-            world.log.new_repair().end(cleaned, found_epochs=work.found_epochs, now_ms=0)
+            LogRepair(world.log).end(cleaned, found_epochs=work.found_epochs, now_ms=0)
     world.log.close(clean=False)
     world.log = open_log(world.disk, world.directory).log
     assert [each.base_offset for each in world.log.damaged] == [10]

@@ -15,8 +15,7 @@ from storage.files.posix import PosixDisk
 from storage.files.rate_limit import RateLimit
 from storage.files.read_only import ReadOnlyFile
 from storage.log.partition_log import PartitionLog
-from storage.maintenance.scrub import CHUNKS_KEPT, ScrubTask, ScrubWork, scrub_segment
-from storage.maintenance.scrub_owner import LogScrub, ScrubOutcome
+from storage.maintenance.scrub import CHUNKS_KEPT, LogScrub, ScrubOutcome, ScrubTask, ScrubWork, scrub_segment
 from storage.segment.seal import SEAL_CHUNK_BYTES, decode_seal, encode_seal
 from storage.testing.builders import SMALL, append, make_batch, open_log, read_values
 from storage.types import LogSettings
@@ -39,7 +38,7 @@ class World:
 
     def reopen(self) -> None:
         self.log: PartitionLog = open_log(self.disk, self.directory, self.settings).log
-        self.scrub = LogScrub(self.disk, self.directory, self.log._parts, self.log._reader)
+        self.scrub = LogScrub(self.log)
 
     def wait_ms(self, wait_ms: int) -> bool:
         self.waits_ms.append(wait_ms)
@@ -82,7 +81,7 @@ def fill(log: PartitionLog, count: int = 30, *, size_bytes: int = 20) -> list[in
     positions: list[int] = []
     for number in range(count):
         append(log, [b"%0*d" % (size_bytes, number)], leader_epoch=number // 10, timestamp_ms=1_000 + number)
-        segment = log._segments.active
+        segment = log.segments.active
         positions.append(segment.size_bytes - _size_of_batch(size_bytes))
     log.flush()
     return positions
@@ -103,15 +102,15 @@ def world(tmp_path: Path) -> World:
 def test_every_sealed_segment_gets_a_seal_once(world: World) -> None:
     """The first round verifies and seals all but the active segment, the second compares; nothing is due in between."""
     first = world.round()
-    bases = [segment.base_offset for segment in world.log._segments][:-1]
+    bases = [segment.base_offset for segment in world.log.segments][:-1]
     assert [work.task.base_offset for work, _ in first] == bases
     assert all(outcome.sealed and not outcome.damaged for _, outcome in first)
     assert [work.result.compared for work, _ in first if work.result] == [False] * len(bases)
-    for segment in list(world.log._segments)[:-1]:
+    for segment in list(world.log.segments)[:-1]:
         seal = decode_seal(world.path(segment.base_offset, SEAL_SUFFIX).read_bytes())
         assert seal.fits(log_bytes=segment.size_bytes, end_offset=segment.end_offset)
         assert seal.max_timestamp_ms == 1_000 + segment.end_offset - 1
-    assert not world.path(world.log._segments.active.base_offset, SEAL_SUFFIX).exists()
+    assert not world.path(world.log.segments.active.base_offset, SEAL_SUFFIX).exists()
     assert world.round() == []
     second = world.later()
     assert [work.result.compared for work, _ in second if work.result] == [True] * len(bases)
@@ -136,7 +135,7 @@ def test_damage_is_put_out_of_service_exactly(tmp_path: Path, sealed: bool, at: 
     positions = fill(world.log)
     if sealed:
         world.round()
-    segment = world.log._segments[1]
+    segment = world.log.segments[1]
     victim = segment.base_offset + 2
     hurt(world.path(segment.base_offset), positions[victim] + at)
     outcomes = [outcome for _, outcome in world.later()]
@@ -156,9 +155,9 @@ def test_leader_epoch_is_protected_by_the_seal(tmp_path: Path) -> None:
     """A changed leader epoch, which no CRC covers, is found because the seal proves that the bytes changed."""
     world = World(tmp_path)
     positions = fill(world.log)
-    victim = world.log._segments[1].base_offset + 1
+    victim = world.log.segments[1].base_offset + 1
     world.round()
-    hurt(world.path(world.log._segments[1].base_offset), positions[victim] + 15, 0x10)
+    hurt(world.path(world.log.segments[1].base_offset), positions[victim] + 15, 0x10)
     (found,) = [each for _, outcome in world.later() for each in outcome.damaged]
     assert (found.base_offset, found.end_offset) == (victim, victim + 1)
 
@@ -167,7 +166,7 @@ def test_without_a_seal_an_odd_leader_epoch_is_no_proof(tmp_path: Path) -> None:
     """Before a segment is sealed its records are served as they are: nothing says which of header and checkpoint is right."""
     world = World(tmp_path)
     positions = fill(world.log)
-    base = world.log._segments[1].base_offset
+    base = world.log.segments[1].base_offset
     hurt(world.path(base), positions[base + 1] + 15, 0x10)
     assert all(outcome.sealed for _, outcome in world.round())
     assert world.log.damaged == ()
@@ -177,7 +176,7 @@ def test_damaged_segment_is_sealed_as_it_is_in_the_next_round(tmp_path: Path) ->
     """Known damage does not hinder the protection of what is left, and further damage is found behind it."""
     world = World(tmp_path)
     positions = fill(world.log)
-    base = world.log._segments[1].base_offset
+    base = world.log.segments[1].base_offset
     hurt(world.path(base), positions[base + 1] + 70)
     assert sum(len(outcome.damaged) for _, outcome in world.round()) == 1
     assert not world.path(base, SEAL_SUFFIX).exists()
@@ -226,7 +225,7 @@ def test_stale_seal_is_made_anew(world: World) -> None:
 def test_cut_file_loses_exactly_its_last_offsets(world: World) -> None:
     """When a sealed file got shorter, the offsets that are gone are damaged, and nothing is sealed."""
     world.round()
-    segment = world.log._segments[0]
+    segment = world.log.segments[0]
     world.log.close()
     os.truncate(world.path(0), segment.size_bytes - 1)
     (found,) = [each for _, outcome in world.later() for each in outcome.damaged]
@@ -237,7 +236,7 @@ def test_missing_bytes_at_a_batch_boundary_are_damage(tmp_path: Path) -> None:
     """A file that ends with a whole batch too early has lost the offsets after it."""
     world = World(tmp_path)
     positions = fill(world.log)
-    segment = world.log._segments[0]
+    segment = world.log.segments[0]
     work = world.begin()
     assert work is not None
     world.log.close()
@@ -268,7 +267,7 @@ def test_segment_that_became_shorter_and_longer_again_is_not_judged_by_its_past(
     """The same size and end with other bytes: what stood there before puts nothing out of service."""
     world = World(tmp_path)
     positions = fill(world.log)
-    end_offset = world.log._segments[0].end_offset
+    end_offset = world.log.segments[0].end_offset
     work = world.begin()
     assert work is not None
     content = world.path(0).read_bytes()
@@ -281,7 +280,7 @@ def test_segment_that_became_shorter_and_longer_again_is_not_judged_by_its_past(
     for number in range(2, 30):
         append(world.log, [b"%020d" % (100 + number)], leader_epoch=3)
     world.log.flush()
-    assert world.log._segments[0].end_offset == end_offset
+    assert world.log.segments[0].end_offset == end_offset
     assert world.end(work) == ScrubOutcome()
     assert world.log.damaged == ()
 
@@ -409,7 +408,7 @@ def test_bytes_behind_the_end_of_a_segment_are_sealed_with_it(tmp_path: Path) ->
     """Bytes that belong to no record are no damage."""
     world = World(tmp_path)
     fill(world.log)
-    segment = world.log._segments[0]
+    segment = world.log.segments[0]
     world.log.close()
     with world.path(0).open("ab") as file:
         file.write(b"x" * 100)

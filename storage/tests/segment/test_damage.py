@@ -252,7 +252,7 @@ def test_replaced_middle_bytes_of_a_segment_that_is_open(disk: SimDisk) -> None:
         append(log, [b"value-%02d" % number * 3])
     log.flush()
     batches = read_all(log)
-    second = log._segments[1]
+    second = log.segments[1]
     disk.cut(second.path, 300)
     served, lost = readable(log)
     assert lost == [(second.base_offset + 3, second.end_offset)]

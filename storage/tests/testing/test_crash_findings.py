@@ -13,6 +13,7 @@ from storage.errors import DataLossError
 from storage.files.names import LOG_START_FILE
 from storage.files.rate_limit import RateLimit
 from storage.log.partition_log import PartitionLog
+from storage.maintenance.scrub import LogScrub
 from storage.testing.builders import append, make_batch, open_log
 from storage.testing.sim_disk import Crash, SimDisk
 from storage.tests.compaction.support import compact, new_log, put, roll
@@ -93,7 +94,7 @@ def test_scrub_of_a_file_that_was_cut_before_its_known_damage() -> None:
     with pytest.raises(DataLossError):
         log.read(2, 1)
     disk.cut(path, batch_bytes)
-    scrub = log.new_scrub()
+    scrub = LogScrub(log)
     work = scrub.begin(flushed_offset=log.flushed_offset, now_ms=0, interval_ms=1)
     assert work is not None
     work.run(RateLimit(10**9, now_ms=lambda: 0, wait_ms=lambda _: False))
@@ -118,7 +119,7 @@ def new_two_segments() -> tuple[SimDisk, list[bytes]]:
 
 def scrub_first(log: PartitionLog) -> tuple[DamagedRange, ...]:
     """Scrub the first segment and return what is put out of service."""
-    scrub = log.new_scrub()
+    scrub = LogScrub(log)
     work = scrub.begin(flushed_offset=log.flushed_offset, now_ms=0, interval_ms=1)
     assert work is not None
     work.run(RateLimit(10**9, now_ms=lambda: 0, wait_ms=lambda _: False))

@@ -20,8 +20,8 @@ from lograft.wire.batch import RecordBatch, check_batch
 from lograft.wire.errors import BatchError
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES, MAX_BATCH_BYTES
 
+import storage.log.partition_log
 import storage.log.recovery_walk
-import storage.log.truncation
 import storage.segment.scan
 from storage.errors import StorageError
 from storage.files.disk import SECTOR_BYTES
@@ -345,7 +345,12 @@ MUTANTS: dict[str, tuple[object, str, object, Callable[[Run], None]]] = {
     "flush: data files not synced": (SimFile, "sync", _skip, appends_and_flushes),
     "roll: directory not synced": (SimDisk, "sync_directory", _skip, rolls_without_flush),
     "truncate: recovery point not lowered": (RecoveryPointFile, "write_synced", RecoveryPointFile.write, truncations),
-    "truncate: later segments not removed": (storage.log.truncation, "remove_if_exists", lambda *_: False, truncations),
+    "truncate: later segments not removed": (
+        storage.log.partition_log,
+        "remove_if_exists",
+        lambda *_: False,
+        truncations,
+    ),
     "recovery: a torn middle is called damage": (
         storage.log.recovery_walk,
         "shows_unwritten_sector",

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.compaction.checkpoint import CleanState, SegmentSize, decode_state
-from storage.compaction.pass_ import PassOutcome
 from storage.files.checkpoints import encode_lines
+from storage.log.cleaner_checkpoint import CleanState, SegmentSize, decode_state
 
 SIZES = (SegmentSize(0, 100), SegmentSize(10, 50), SegmentSize(20, 70))
 STATE = CleanState(dirty_offset=25, map_offset=15, leader_epoch=3, next_horizon_ms=9, segments=SIZES)
@@ -73,7 +72,6 @@ def test_a_log_that_changed_is_dirty_from_there() -> None:
 
 def test_a_pass_is_remembered_with_the_segments_below_its_end() -> None:
     """Those that begin below the dirty offset are known by their size."""
-    outcome = PassOutcome(map_offset=15, dirty_offset=25, next_horizon_ms=9, read_count=2, kept_count=1)
-    state = CleanState.after(outcome, leader_epoch=3, segments=[*SIZES, SegmentSize(25, 1)])
-    assert state == STATE
-    assert CleanState.after(replace(outcome, dirty_offset=20), leader_epoch=3, segments=SIZES).segments == SIZES[:2]
+    outcome = partial(CleanState.after, map_offset=15, next_horizon_ms=9, leader_epoch=3)
+    assert outcome(dirty_offset=25, segments=[*SIZES, SegmentSize(25, 1)]) == STATE
+    assert outcome(dirty_offset=20, segments=SIZES).segments == SIZES[:2]

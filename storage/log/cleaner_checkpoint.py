@@ -17,10 +17,13 @@ Source: docs/storage.md section 6; Kafka, cleaner-offset-checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .pass_ import PassOutcome
+from storage.errors import DiskFullError
+from storage.files.checkpoints import encode_lines, read_lines, replace_file
+from storage.files.disk import Disk
+from storage.files.names import CLEANER_FILE
 
 _NAMES = ("dirty_offset", "map_offset", "leader_epoch", "next_horizon_ms")
 _NONE = -1
@@ -44,20 +47,22 @@ class CleanState:
     segments: tuple[SegmentSize, ...] = ()
 
     @classmethod
-    def after(cls, outcome: PassOutcome, *, leader_epoch: int | None, segments: Iterable[SegmentSize]) -> CleanState:
-        """Return the state after a pass.
-
-        Args:
-            outcome: what the pass did.
-            leader_epoch: of the last offset below the outcome's dirty offset.
-            segments: all segments of the log.
-        """
+    def after(
+        cls,
+        *,
+        dirty_offset: int,
+        map_offset: int,
+        next_horizon_ms: int | None,
+        leader_epoch: int | None,
+        segments: Iterable[SegmentSize],
+    ) -> CleanState:
+        """Return the state after a pass; `segments` are all segments of the log, for the others see the module."""
         return cls(
-            dirty_offset=outcome.dirty_offset,
-            map_offset=outcome.map_offset,
+            dirty_offset=dirty_offset,
+            map_offset=map_offset,
             leader_epoch=leader_epoch,
-            next_horizon_ms=outcome.next_horizon_ms,
-            segments=tuple(each for each in segments if each.base_offset < outcome.dirty_offset),
+            next_horizon_ms=next_horizon_ms,
+            segments=tuple(each for each in segments if each.base_offset < dirty_offset),
         )
 
     def offsets_of(
@@ -111,3 +116,53 @@ def decode_state(lines: Sequence[str]) -> CleanState | None:
         next_horizon_ms=None if next_horizon_ms == _NONE else next_horizon_ms,
         segments=segments,
     )
+
+
+class CleanerCheckpoint:
+    """The checkpoint of one log, read at the first look; `PartitionLog` writes it."""
+
+    __slots__ = ("_directory", "_disk", "_state")
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._state: CleanState | None = None
+
+    @property
+    def _path(self) -> str:
+        return f"{self._directory}/{CLEANER_FILE}"
+
+    @property
+    def state(self) -> CleanState:
+        """How far the log was compacted.
+
+        Raises:
+            DiskReadError, DiskAccessError, TooManyOpenFilesError: the file cannot be read.
+        """
+        if self._state is None:
+            lines = read_lines(self._disk, self._path)
+            self._state = (decode_state(lines) if lines is not None else None) or CleanState()
+        return self._state
+
+    def save(self, state: CleanState) -> None:
+        """Keep a state, and write it without a sync: one that is lost, or old, only costs work; a full disk leaves it out.
+
+        Raises:
+            DiskFailedError: the disk is failed for good.
+        """
+        self._state = state
+        try:
+            replace_file(self._disk, self._path, encode_lines(state.encode()), durable=False)
+        except DiskFullError:
+            return
+
+    def follow_swap(self, sources: Iterable[SegmentSize], added: SegmentSize) -> None:
+        """Put the segment that took the place of others into the list of known sizes, if these were all there."""
+        state, gone = self.state, set(sources)
+        below = {each for each in gone if each.base_offset < state.dirty_offset}
+        if below and below.issubset(state.segments):
+            self.save(replace(state, segments=tuple(sorted({*state.segments} - gone | {added}))))
+
+    def forget(self) -> None:
+        """Forget how far the log was compacted, after everything in it has gone; the file is gone too."""
+        self._state = None
