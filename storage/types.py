@@ -123,6 +123,29 @@ class PlacedBatch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFacts:
+    """What is known of a sealed segment, as it was when it was looked at.
+
+    Attributes:
+        base_offset: its first offset, inclusive.
+        end_offset: offset after it.
+        size_bytes: bytes of its log file.
+        first_timestamp_ms: largest timestamp of its first batch; None: not known.
+        max_timestamp_ms: its largest timestamp.
+        is_damaged: a range of it is quarantined; it is left alone until it is repaired.
+        restart_count: how often its log had begun anew; after one more time, its offsets and size say nothing.
+    """
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    first_timestamp_ms: int | None
+    max_timestamp_ms: int
+    is_damaged: bool = False
+    restart_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedRange:
     """Records that cannot be served, and the bytes that hold what is left of them.
 

@@ -18,11 +18,10 @@ from storage.files.checkpoints import remove_if_exists
 from storage.files.descriptor_cache import disk_under
 from storage.files.disk import Disk, File
 from storage.files.names import CLEANED_SUFFIX
-from storage.log.swap import CleanedGroup, SwapSource
+from storage.log.swap import CleanedGroup
 from storage.segment.segment_index import SegmentIndex
-from storage.types import DamagedRange
+from storage.types import DamagedRange, SegmentFacts
 
-from .plan import SegmentFacts
 from .source import READ_BYTES, Pace, log_path
 
 PIECES_FROM_BYTES = 32 * 1024
@@ -102,10 +101,7 @@ class GroupWriter:
         self._file.close()
         return CleanedGroup(
             path=self._path,
-            sources=tuple(
-                SwapSource(each.base_offset, each.end_offset, each.size_bytes, each.restart_count)
-                for each in self._sources
-            ),
+            sources=self._sources,
             size_bytes=self._end_position,
             index=self._index,
             repaired=repaired,

@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from storage.log.partition_log import PartitionLog
 from storage.log.swap import CleanedGroup
 from storage.segment.segment import Segment
+from storage.types import SegmentFacts
 
 from .pass_ import PassOutcome, PassTask
-from .plan import CompactionRange, CompactionRules, LogFacts, SegmentFacts
+from .plan import CompactionRange, CompactionRules, LogFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,11 +34,12 @@ from lograft.wire.header import BatchHeader
 from storage.files.disk import Disk
 from storage.log.swap import CleanedGroup
 from storage.log.transactions import AbortedTransaction
+from storage.types import SegmentFacts
 
 from .group_writer import GroupWriter
 from .key_hash import SECRET_BYTES, KeyHasher
 from .key_map import KeyMap
-from .plan import SegmentFacts, first_damage, group_segments
+from .plan import first_damage, group_segments
 from .rewrite import Filled, GapFiller, memory_filler, rewrite_batch
 from .source import Pace, read_segment
 from .survivors import TombstoneRule, find_survivors

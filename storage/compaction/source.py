@@ -18,9 +18,7 @@ from storage.files.descriptor_cache import disk_under
 from storage.files.disk import Disk, File
 from storage.files.names import LOG_SUFFIX, offset_file_name
 from storage.segment.scan import header_fault
-from storage.types import Boundary
-
-from .plan import SegmentFacts
+from storage.types import Boundary, SegmentFacts
 
 READ_BYTES = 1024 * 1024
 """Most bytes read at once; a larger batch is read alone."""

@@ -94,7 +94,7 @@ from .recovery import RecoveredLog, open_log
 from .recovery_caches import restore_producers
 from .recovery_point import SYNC_INTERVAL_FLUSHES, CleanEnd, RecoveryPoint
 from .restart import restart_log
-from .retention import RetentionView, SegmentFacts, count_due, must_roll, newest_record_ms
+from .retention import RetentionView, SegmentExtent, count_due, must_roll, newest_record_ms
 from .swap import CleanedGroup, put_in_place
 
 MAX_START_OFFSET = 2**63 - 1
@@ -1032,12 +1032,12 @@ class PartitionLog:
             retention_bytes=settings.retention_bytes,
         )
         segments = list(self._segments)
-        facts = [SegmentFacts(segment.end_offset, segment.size_bytes) for segment in segments]
+        facts = [SegmentExtent(segment.end_offset, segment.size_bytes) for segment in segments]
         return count_due(facts, lambda place: self._newest_ms(segments[place]), view)
 
     def _roll_for_age(self, now_ms: int) -> None:
         active = self._active
-        facts = SegmentFacts(active.end_offset, active.size_bytes)
+        facts = SegmentExtent(active.end_offset, active.size_bytes)
         if must_roll(facts, created_ms=active.created_ms, now_ms=now_ms, retention_ms=self._settings.retention_ms):
             self._roll(now_ms)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class SegmentFacts(NamedTuple):
+class SegmentExtent(NamedTuple):
     """What retention knows of a segment: where it ends (exclusive), and the bytes of its log file."""
 
     end_offset: int
@@ -41,7 +41,7 @@ class RetentionView:
     retention_bytes: int | None
 
 
-def count_due(segments: Sequence[SegmentFacts], newest_ms: Callable[[int], int], view: RetentionView) -> int:
+def count_due(segments: Sequence[SegmentExtent], newest_ms: Callable[[int], int], view: RetentionView) -> int:
     """Return how many segments go, counted from the oldest.
 
     Args:
@@ -81,7 +81,7 @@ def newest_record_ms(max_timestamp_ms: int | None, written_ms: int) -> int:
     return min(max_timestamp_ms, written_ms)
 
 
-def must_roll(active: SegmentFacts, *, created_ms: int, now_ms: int, retention_ms: int | None) -> bool:
+def must_roll(active: SegmentExtent, *, created_ms: int, now_ms: int, retention_ms: int | None) -> bool:
     """Tell whether the active segment is rolled so that its oldest records can go; later ones would keep them with it.
 
     Args:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from storage.errors import DiskError, DiskFailedError
 from storage.files.checkpoints import remove_if_exists
@@ -42,25 +41,9 @@ from storage.files.names import (
 from storage.segment.damage import DamagedRanges
 from storage.segment.segment import Segment
 from storage.segment.segment_index import SegmentIndex
-from storage.types import DamagedRange
+from storage.types import DamagedRange, SegmentFacts
 
 from .deleted import DeletedFiles
-
-
-class SwapSource(NamedTuple):
-    """A segment as it was when it was read.
-
-    Attributes:
-        base_offset: its first offset, inclusive.
-        end_offset: offset after it.
-        size_bytes: bytes of its log file.
-        restart_count: the log's then: after one more restart, the same offsets and sizes may be of other records.
-    """
-
-    base_offset: int
-    end_offset: int
-    size_bytes: int
-    restart_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +59,7 @@ class CleanedGroup:
     """
 
     path: str
-    sources: tuple[SwapSource, ...]
+    sources: tuple[SegmentFacts, ...]
     size_bytes: int
     index: SegmentIndex
     repaired: tuple[DamagedRange, ...] = ()

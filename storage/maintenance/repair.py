@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from lograft.wire.errors import InvalidBatchError
 
 from storage.compaction.group_writer import GroupWriter
-from storage.compaction.plan import SegmentFacts
 from storage.compaction.source import Pace, log_path, read_span
 from storage.errors import OutOfOrderOffsetError
 from storage.files.descriptor_cache import disk_under
@@ -42,7 +41,7 @@ from storage.log.follower_append import check_follower_batches
 from storage.log.partition_log import PartitionLog
 from storage.log.swap import CleanedGroup
 from storage.segment.segment import Segment
-from storage.types import Boundary, DamagedRange
+from storage.types import Boundary, DamagedRange, SegmentFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from storage.log.partition_log import PartitionLog
-from storage.log.retention import RetentionView, SegmentFacts, count_due, must_roll, newest_record_ms
+from storage.log.retention import RetentionView, SegmentExtent, count_due, must_roll, newest_record_ms
 from storage.testing.builders import SMALL, append, open_log, read_values
 from storage.testing.sim_disk import SimDisk
 from storage.types import LogSettings
 
-TEN = [SegmentFacts(end_offset=(number + 1) * 10, size_bytes=100) for number in range(10)]
+TEN = [SegmentExtent(end_offset=(number + 1) * 10, size_bytes=100) for number in range(10)]
 """Ten sealed segments of ten records and 100 bytes."""
 
-ACTIVE = SegmentFacts(end_offset=105, size_bytes=50)
+ACTIVE = SegmentExtent(end_offset=105, size_bytes=50)
 
 VIEW = RetentionView(
     log_start_offset=0, high_watermark=1_000, log_bytes=1_050, now_ms=1_000, retention_ms=None, retention_bytes=None
@@ -190,7 +190,7 @@ def test_ages_are_read_anew_after_a_truncation(disk: SimDisk) -> None:
 def test_active_segment_goes_when_all_of_it_is_too_old(newest_ms: int, size_bytes: int, expected: int) -> None:
     """Exactly as old as the limit stays; an empty one is nothing to remove."""
     view = replace(VIEW, retention_ms=900)
-    segments = [*TEN, SegmentFacts(end_offset=105, size_bytes=size_bytes)]
+    segments = [*TEN, SegmentExtent(end_offset=105, size_bytes=size_bytes)]
     assert count_due(segments, [*([0] * 10), newest_ms].__getitem__, view) == expected
 
 
@@ -202,7 +202,7 @@ def test_active_segment_never_goes_because_of_the_size() -> None:
 @pytest.mark.parametrize(("retention_ms", "size_bytes", "expected"), [(99, 1, True), (100, 1, False), (99, 0, False)])
 def test_old_active_segment_is_rolled(retention_ms: int, size_bytes: int, expected: bool) -> None:
     """By the clock since it was created; an empty one has nothing that could go."""
-    facts = SegmentFacts(end_offset=10, size_bytes=size_bytes)
+    facts = SegmentExtent(end_offset=10, size_bytes=size_bytes)
     assert must_roll(facts, created_ms=900, now_ms=1_000, retention_ms=retention_ms) is expected
     assert not must_roll(facts, created_ms=0, now_ms=10**15, retention_ms=None)
 
