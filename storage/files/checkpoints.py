@@ -30,6 +30,10 @@ _VERSION_LINE = "0"
 _CRC_PREFIX = "crc32c "
 
 
+class MalformedTextError(Exception):
+    """The bytes, or the lines, are not what the engine writes; the message says why. Never leaves the storage package."""
+
+
 def replace_file(disk: Disk, path: str, content: bytes, *, durable: bool = True) -> None:
     """Replace the file at `path`, or create it.
 
@@ -91,17 +95,47 @@ def encode_lines(lines: Sequence[str]) -> bytes:
     return body + f"{_CRC_PREFIX}{crc32c(body):08x}\n".encode()
 
 
+def parse_lines(content: bytes) -> list[str]:
+    """Read a text checkpoint: version, number of lines, the lines, checksum.
+
+    Raises:
+        MalformedTextError: it is none.
+    """
+    try:
+        text = content.decode("ascii")
+    except UnicodeDecodeError:
+        raise MalformedTextError("it is not ASCII text") from None
+    if not text.endswith("\n"):
+        raise MalformedTextError("its last line is cut off")
+    *lines, last = text[:-1].split("\n")
+    body_bytes = len(text) - len(last) - 1
+    if last != f"{_CRC_PREFIX}{crc32c(content[:body_bytes]):08x}":
+        raise MalformedTextError(f"its last line is {last[:40]!r}, not the CRC of the lines before")
+    if lines[:1] != [_VERSION_LINE]:
+        raise MalformedTextError(f"it does not begin with version {_VERSION_LINE}")
+    if lines[1:2] != [str(len(lines) - 2)]:
+        raise MalformedTextError(f"its second line is not the number of the {len(lines) - 2} lines that follow")
+    return lines[2:]
+
+
 def decode_lines(content: bytes) -> list[str] | None:
     """Read a text checkpoint; None if it is not whole."""
-    head, newline, tail = content.rpartition(b"\n")
-    body_end = head.rfind(b"\n") + 1
-    body = content[:body_end]
-    if not newline or tail or head[body_end:] != f"{_CRC_PREFIX}{crc32c(body):08x}".encode():
+    try:
+        return parse_lines(content)
+    except MalformedTextError:
         return None
-    lines = body.decode("ascii", errors="replace").splitlines()
-    if len(lines) < 2 or lines[0] != _VERSION_LINE or lines[1] != str(len(lines) - 2):
-        return None
-    return lines[2:]
+
+
+def numbers_of(line: str, count: int) -> list[int]:
+    """Read a line of numbers, none of them negative.
+
+    Raises:
+        MalformedTextError: it is none.
+    """
+    words = line.split(" ")
+    if len(words) != count or not all(word.isdecimal() for word in words):
+        raise MalformedTextError(f"the line {line!r} does not consist of {count} numbers")
+    return [int(word) for word in words]
 
 
 def read_lines(disk: Disk, path: str) -> list[str] | None:

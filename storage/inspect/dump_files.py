@@ -161,10 +161,18 @@ def _slots(name: str, slots: list[SlotView], columns: tuple[str, ...], *, has_fl
 
 
 def _cleaner(name: str, content: bytes) -> Iterator[Section]:
-    *facts, segments = parse_cleaner_checkpoint(content)
-    names = ("dirty offset", "map offset", "leader epoch", "next horizon, ms")
-    yield _facts(name, dict(zip(names, facts, strict=True)))
-    yield Section(kind="segment", title="segments", columns=("base_offset", "size_bytes"), rows=segments)
+    state = parse_cleaner_checkpoint(content)
+    yield _facts(
+        name,
+        {
+            "dirty offset": state.dirty_offset,
+            "map offset": state.map_offset,
+            # As they stand in the file: -1 is none.
+            "leader epoch": -1 if state.leader_epoch is None else state.leader_epoch,
+            "next horizon, ms": -1 if state.next_horizon_ms is None else state.next_horizon_ms,
+        },
+    )
+    yield Section(kind="segment", title="segments", columns=("base_offset", "size_bytes"), rows=state.segments)
 
 
 def _text(name: str, kind: str | None, content: bytes) -> Section:

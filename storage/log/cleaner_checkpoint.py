@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from storage.errors import DiskFullError
-from storage.files.checkpoints import encode_lines, read_lines, replace_file
+from storage.files.checkpoints import MalformedTextError, encode_lines, numbers_of, read_lines, replace_file
 from storage.files.disk import Disk
 from storage.files.names import CLEANER_FILE
 
@@ -99,16 +99,18 @@ class CleanState:
         return named + [f"{base_offset} {size_bytes}" for base_offset, size_bytes in self.segments]
 
 
-def decode_state(lines: Sequence[str]) -> CleanState | None:
-    """Read the lines of the checkpoint; None if they are not such lines."""
-    words = [line.split(" ") for line in lines]
-    if any(len(each) != 2 for each in words) or [each[0] for each in words[: len(_NAMES)]] != list(_NAMES):
-        return None
-    try:
-        dirty_offset, map_offset, leader_epoch, next_horizon_ms = (int(each[1]) for each in words[: len(_NAMES)])
-        segments = tuple(SegmentSize(int(base), int(size)) for base, size in words[len(_NAMES) :])
-    except ValueError:
-        return None
+def decode_state(lines: Sequence[str]) -> CleanState:
+    """Read the lines of the checkpoint.
+
+    Raises:
+        MalformedTextError: they are not such lines.
+    """
+    words = [line.split(" ") for line in lines[: len(_NAMES)]]
+    named = [each[0] for each in words] == list(_NAMES) and all(len(each) == 2 for each in words)
+    if not named or not all(each[1].removeprefix("-").isdecimal() for each in words):
+        raise MalformedTextError(f"its first lines are not {', '.join(_NAMES)}")
+    dirty_offset, map_offset, leader_epoch, next_horizon_ms = (int(each[1]) for each in words)
+    segments = tuple(SegmentSize(*numbers_of(line, 2)) for line in lines[len(_NAMES) :])
     return CleanState(
         dirty_offset=dirty_offset,
         map_offset=map_offset,
@@ -141,7 +143,10 @@ class CleanerCheckpoint:
         """
         if self._state is None:
             lines = read_lines(self._disk, self._path)
-            self._state = (decode_state(lines) if lines is not None else None) or CleanState()
+            try:
+                self._state = CleanState() if lines is None else decode_state(lines)
+            except MalformedTextError:
+                self._state = CleanState()
         return self._state
 
     def save(self, state: CleanState) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from lograft.wire.header import BatchHeader
 
+from storage.files.checkpoints import MalformedTextError, numbers_of
 from storage.types import EpochEnd
 
 
@@ -143,17 +144,18 @@ class LeaderEpochs:
         return [f"{epoch} {start_offset}" for epoch, start_offset in zip(self._epochs, self._starts, strict=True)]
 
     @classmethod
-    def decode_entries(cls, lines: list[str]) -> LeaderEpochs | None:
-        """Read the lines of the checkpoint; None if they are not what `encode_entries` writes."""
+    def decode_entries(cls, lines: list[str]) -> LeaderEpochs:
+        """Read the lines of the checkpoint.
+
+        Raises:
+            MalformedTextError: they are not what `encode_entries` writes.
+        """
         entries: list[EpochStart] = []
         for line in lines:
-            epoch_text, space, start_text = line.partition(" ")
-            if not (space and epoch_text.isdecimal() and start_text.isdecimal()):
-                return None
-            entry = EpochStart(int(epoch_text), int(start_text))
-            if entries and (entry.epoch <= entries[-1].epoch or entry.start_offset <= entries[-1].start_offset):
-                return None
-            entries.append(entry)
+            epoch, start_offset = numbers_of(line, 2)
+            if entries and (epoch <= entries[-1].epoch or start_offset <= entries[-1].start_offset):
+                raise MalformedTextError(f"epoch {epoch} from {start_offset} on follows epoch {entries[-1].epoch}")
+            entries.append(EpochStart(epoch, start_offset))
         epochs = cls()
         epochs._epochs = tuple(entry.epoch for entry in entries)
         epochs._starts = tuple(entry.start_offset for entry in entries)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from lograft.wire.header import BatchHeader
 
 from storage.errors import CorruptLogError
-from storage.files.checkpoints import read_lines
+from storage.files.checkpoints import MalformedTextError, read_lines
 from storage.files.disk import Disk
 from storage.segment.scan import BadBatch, Walk
 from storage.segment.segment import Segment
@@ -79,8 +79,13 @@ def read_epochs(disk: Disk, path: str, *, below: int) -> tuple[LeaderEpochs, boo
     None if there is no whole checkpoint: then the headers of all batches tell (`note_epoch`).
     """
     lines = read_lines(disk, path)
-    epochs = LeaderEpochs.decode_entries(lines) if lines is not None else None
-    return None if epochs is None else (epochs, not epochs.truncate_suffix(below))
+    if lines is None:
+        return None
+    try:
+        epochs = LeaderEpochs.decode_entries(lines)
+    except MalformedTextError:
+        return None
+    return epochs, not epochs.truncate_suffix(below)
 
 
 def walk_epochs(segments: Sequence[Segment], *, interval_bytes: int) -> LeaderEpochs:

@@ -10,9 +10,17 @@ Source: architecture section 6; Alagappan et al. (FAST 2018), "faulty" entries.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
-from storage.files.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
+from storage.files.checkpoints import (
+    MalformedTextError,
+    encode_lines,
+    numbers_of,
+    read_lines,
+    remove_if_exists,
+    replace_file,
+)
 from storage.files.disk import Disk
 from storage.files.names import DAMAGE_FILE
 from storage.types import DamagedRange
@@ -125,9 +133,8 @@ class DamagedRanges:
         """Read the file; without a whole one there is no known damage."""
         ranges = cls(disk, directory)
         for line in read_lines(disk, ranges._path) or []:
-            damaged = _decode(line)
-            if damaged is not None:
-                ranges.add(damaged)
+            with suppress(MalformedTextError):
+                ranges.add(decode_damage(line))
         ranges._saved = True
         return ranges
 
@@ -143,11 +150,13 @@ def _encode(damaged: DamagedRange) -> str:
     return " ".join(map(str, numbers))
 
 
-def _decode(line: str) -> DamagedRange | None:
-    words = line.split(" ")
-    if len(words) != _FIELDS or not all(word.isdecimal() for word in words):
-        return None
-    segment_base_offset, base_offset, end_offset, position, end_position = map(int, words)
+def decode_damage(line: str) -> DamagedRange:
+    """Read one line of the file.
+
+    Raises:
+        MalformedTextError: it is none.
+    """
+    segment_base_offset, base_offset, end_offset, position, end_position = numbers_of(line, _FIELDS)
     return DamagedRange(
         segment_base_offset=segment_base_offset,
         base_offset=base_offset,

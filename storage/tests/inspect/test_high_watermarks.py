@@ -64,11 +64,11 @@ def test_verify_judges_it_as_a_cache(data: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([NAMES[0]], "no partition with its high watermark"),
-        ([f"{NAMES[0]} x"], "no partition with its high watermark"),
-        ([f"{NAMES[0]} {2**63}"], "no partition with its high watermark"),
-        ([f"{NAMES[0]} {'9' * 20}"], "no partition with its high watermark"),
-        ([f"{NAMES[0]}.removed 1"], "no partition with its high watermark"),
+        ([NAMES[0]], "not one partition and its high watermark"),
+        ([f"{NAMES[0]} x"], "not one partition and its high watermark"),
+        ([f"{NAMES[0]} {2**63}"], "not one partition and its high watermark"),
+        ([f"{NAMES[0]} {'9' * 20}"], "not one partition and its high watermark"),
+        ([f"{NAMES[0]}.removed 1"], "not one partition and its high watermark"),
         ([f"{NAMES[1]} 1", f"{NAMES[0]} 1"], f"{NAMES[0]} follows {NAMES[1]}"),
         ([f"{NAMES[0]} 1", f"{NAMES[0]} 1"], f"{NAMES[0]} follows {NAMES[0]}"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.files.checkpoints import encode_lines
+from storage.files.checkpoints import MalformedTextError, encode_lines
 from storage.log.cleaner_checkpoint import CleanState, SegmentSize, decode_state
 
 SIZES = (SegmentSize(0, 100), SegmentSize(10, 50), SegmentSize(20, 70))
@@ -48,7 +48,8 @@ def test_the_checkpoint_reads_back(state: CleanState) -> None:
 def test_other_lines_are_no_checkpoint(change: object) -> None:
     """They are not believed in part."""
     assert callable(change)
-    assert decode_state(change(STATE.encode())) is None
+    with pytest.raises(MalformedTextError):
+        decode_state(change(STATE.encode()))
     assert encode_lines(STATE.encode()).startswith(b"0\n7\ndirty_offset 25\n")
 
 

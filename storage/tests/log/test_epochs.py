@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from storage.files.checkpoints import MalformedTextError
 from storage.log.epochs import EpochStart, LeaderEpochs
 from storage.types import EpochEnd
 
@@ -82,7 +83,8 @@ def test_lines_round_trip() -> None:
 )
 def test_impossible_lines_are_not_used(lines: list[str]) -> None:
     """Anything that is no strictly increasing list of pairs gives nothing."""
-    assert LeaderEpochs.decode_entries(lines) is None
+    with pytest.raises(MalformedTextError):
+        LeaderEpochs.decode_entries(lines)
 
 
 @pytest.mark.parametrize(
