@@ -154,10 +154,7 @@ class LogCompaction:
         )
 
     def _sealed(self) -> tuple[SegmentFacts, ...]:
-        segments = self.log.segments
-        facts = self._facts = {
-            segment.base_offset: self._facts_of(segment) for segment in segments if segment is not segments.active
-        }
+        facts = self._facts = {segment.base_offset: self._facts_of(segment) for segment in self.log.segments.sealed()}
         return tuple(replace(known.facts, is_damaged=bool(known.segment.damages())) for known in facts.values())
 
     def _facts_of(self, segment: Segment) -> _KnownFacts:

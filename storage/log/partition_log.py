@@ -1145,11 +1145,10 @@ class PartitionLog:
         """
         state = self._cleaner_checkpoint.state
         segments = self._segments
-        active = segments.active
         map_offset, dirty_offset = state.offsets_of(
             leader_epoch=self._epoch_below(state.dirty_offset),
-            sealed=[SegmentSize(each.base_offset, each.size_bytes) for each in segments if each is not active],
-            sealed_end=active.base_offset,
+            sealed=[SegmentSize(each.base_offset, each.size_bytes) for each in segments.sealed()],
+            sealed_end=segments.active.base_offset,
         )
         first_offset = segments.base_offset
         return max(map_offset, first_offset), max(dirty_offset, first_offset)

@@ -312,7 +312,7 @@ class LogScrub:
             interval_ms: a segment is due so long after its last check; one that this process never checked is due now.
         """
         log = self._log
-        sealed = [segment for segment in log.segments if segment is not log.segments.active]
+        sealed = log.segments.sealed()
         present = {segment.base_offset for segment in sealed}
         self._checked_ms = {base: ms for base, ms in self._checked_ms.items() if base in present}
         due = [

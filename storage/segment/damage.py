@@ -29,7 +29,11 @@ _FIELDS = 5
 
 
 class DamagedRanges:
-    """All damaged ranges of one log, ascending, not overlapping."""
+    """All damaged ranges of one log, ascending, not overlapping.
+
+    Whoever walks a segment (`Segment.rebuild`, `LogReader`, recovery) adds what it finds; `PartitionLog` forgets what was cut, removed
+    or repaired.
+    """
 
     __slots__ = ("_directory", "_disk", "_ranges", "_saved")
 

@@ -16,7 +16,7 @@ MAX_OPEN_SEALED_SEGMENTS = 4
 
 
 class SegmentSet:
-    """At least one segment."""
+    """At least one segment. `PartitionLog` changes it; the reader only notes what was read."""
 
     __slots__ = ("_bases", "_recently_read", "_segments", "active")
 
@@ -41,6 +41,10 @@ class SegmentSet:
     def base_offset(self) -> int:
         """Base offset of the first segment."""
         return self._bases[0]
+
+    def sealed(self) -> list[Segment]:
+        """Return all segments but the active one, ascending."""
+        return self._segments[:-1]
 
     def slot_of(self, offset: int) -> int:
         """Return the place of the segment that holds an offset; the last one at and beyond the log end."""
