@@ -26,10 +26,12 @@ from lograft.wire.malloc import tune_allocator
 
 from benchmarks.pages import recycle_pages
 from benchmarks.results_table import Result, absolute, compare
+from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass, PassOutcome
 from storage.compaction.plan import find_range
-from storage.env_posix import PosixDisk
-from storage.log import LogSettings, PartitionLog
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 BATCH_BYTES = 256 * 1024
 """Bytes of the values of one batch, about."""
@@ -199,17 +201,17 @@ class CompactionBench:
 
 def run_pass(log: PartitionLog) -> PassOutcome:
     """Make one pass, as the cleaner does, but without its rate limit."""
-    rules = log.compaction.rules
+    rules = LogCompaction(log).rules
     assert rules is not None, "the log is not compacted"
-    chosen = find_range(log.compaction.facts(log.log_end_offset), rules, 1)
+    chosen = find_range(LogCompaction(log).facts(log.log_end_offset), rules, 1)
     assert chosen is not None, "nothing is dirty"
-    found = CompactionPass(log.compaction.disk, log.compaction.begin(chosen, now_ms=1, max_keys=MAX_KEYS), _no_pace)
+    found = CompactionPass(log.disk, LogCompaction(log).begin(chosen, now_ms=1, max_keys=MAX_KEYS), _no_pace)
     found.build()
     for group in found.groups():
         cleaned = found.clean(group)
-        assert cleaned is None or log.compaction.swap(cleaned, now_ms=1)
+        assert cleaned is None or log.swap(cleaned, now_ms=1)
     outcome = found.outcome()
-    log.compaction.end(outcome)
+    LogCompaction(log).end(outcome)
     return outcome
 
 
@@ -245,7 +247,7 @@ def _batches(keys: list[bytes], value_bytes: int, randoms: random.Random) -> lis
 def _append_all(log: PartitionLog, batches: list[bytes], *, seal_ms: int) -> None:
     for batch in batches:
         log.append_as_leader(batch, read_header(batch), leader_epoch=1, now_ms=0)
-    log.prefix.roll_if_due(seal_ms)
+    log.roll_if_due(seal_ms)
     log.flush()
 
 

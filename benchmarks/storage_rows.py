@@ -25,11 +25,12 @@ from lograft.wire.limits import MAX_BATCH_BYTES
 
 from benchmarks.pages import recycle_pages
 from benchmarks.results_table import Result, absolute, compare
-from storage.env_posix import PosixDisk
-from storage.file_budget import FileBudget
-from storage.flush import FlushWork
-from storage.flusher import GroupFlusher
-from storage.log import LogSettings, PartitionLog
+from storage.files.descriptor_cache import FileBudget
+from storage.files.posix import PosixDisk
+from storage.log.flush import FlushWork
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import GroupFlusher
+from storage.types import LogSettings
 
 BATCH_BYTES = 256 * 1024
 CHUNK_BYTES = 1024 * 1024

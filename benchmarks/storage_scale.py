@@ -29,17 +29,19 @@ from lograft.wire.batch import encode_batch, read_header
 from benchmarks.results_table import Result, absolute, compare
 from benchmarks.storage_scale_child import CLUSTER_ID, NODE_ID, READ_PARTITIONS, WRITTEN_PARTITIONS, ScaleReport
 from benchmarks.storage_scale_disk import ReadCountingDisk
-from storage.checkpoints import encode_lines
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
-from storage.log import LogSettings, PartitionIdentity, PartitionLog
-from storage.names import (
+from storage.directory.data_directory import DataDirectory
+from storage.files.checkpoints import encode_lines
+from storage.files.names import (
     LOG_SUFFIX,
     PARTITION_FILE,
     PARTITIONS_DIRECTORY,
     RECOVERY_POINT_FILE,
+    PartitionIdentity,
     partition_directory_name,
 )
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 PARTITIONS = 100_000
 """Partitions of the data directory."""

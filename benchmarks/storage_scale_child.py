@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass
 from lograft.wire.batch import encode_batch, read_header
 from lograft.wire.malloc import tune_allocator
 
-from storage.data_directory import DataDirectory
-from storage.directories import LogDirectories, LogDirectory
-from storage.env_posix import PosixDisk
-from storage.file_budget import FileBudget
-from storage.log import LogSettings, PartitionLog
-from storage.names import parse_partition_directory_name
+from storage.directory.data_directory import DataDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.files.descriptor_cache import FileBudget
+from storage.files.names import parse_partition_directory_name
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 CLUSTER_ID = "bench"
 """Cluster of the data directory."""

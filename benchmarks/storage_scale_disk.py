@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage.env import Buffer, Disk, File, FileLock
 from storage.errors import DiskFailedError
+from storage.files.disk import Buffer, Disk, File, FileLock
 
 
 class ReadCountingDisk:

@@ -20,7 +20,7 @@ from brokerd.settings import BrokerSettings, CombinedSettings
 from metaquorum.process.logging_setup import log_to_stderr
 from metaquorum.process.settings import SettingsError, parse_address, parse_voters
 from metaquorum.replica.quorum_settings import SnapshotSettings
-from storage.space import DEFAULT_SOFT_BYTES
+from storage.directory.space import DEFAULT_SOFT_BYTES
 
 app = typer.Typer(
     name="brokerd",

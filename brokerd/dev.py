@@ -19,7 +19,7 @@ from brokerd.process import START_ERRORS, run_process
 from brokerd.server import BrokerServer
 from brokerd.standalone import standalone_settings
 from metaquorum.process.logging_setup import log_to_stderr
-from storage.space import DEFAULT_SOFT_BYTES
+from storage.directory.space import DEFAULT_SOFT_BYTES
 
 DEFAULT_PORT = 9640
 """Public port of a development cluster."""

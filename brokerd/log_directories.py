@@ -19,18 +19,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from metaquorum.process.settings import SettingsError
-from storage.checkpoints import replace_file
-from storage.data_directory import DataDirectory
-from storage.directories import LogDirectories, LogDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.directory.space import SpaceLimits
 from storage.errors import (
     CorruptDirectoryError,
     DirectoryMissingError,
     FileMissingError,
     UnformattedDirectoryError,
 )
-from storage.made_directory import make_data_directory
-from storage.names import (
+from storage.files.checkpoints import replace_file
+from storage.files.made_directory import make_data_directory
+from storage.files.names import (
     LOCK_FILE,
     LOG_DIRECTORIES_FILE,
     META_FILE,
@@ -38,7 +38,7 @@ from storage.names import (
     TEMPORARY_SUFFIX,
     TOPIC_ID_BYTES,
 )
-from storage.space import SpaceLimits
+from storage.files.posix import PosixDisk
 
 _LINE = re.compile(r"([0-9a-f]{32}) (/.*)", re.ASCII)
 

@@ -12,7 +12,7 @@ from brokerd.memory_budget import MemoryBudget
 from brokerd.replication.set_aside import UnknownPartitions
 from metaquorum.process.settings import Address
 from metaquorum.replica.quorum_node import QuorumNode
-from storage.directories import LogDirectory
+from storage.directory.directories import LogDirectory
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

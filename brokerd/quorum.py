@@ -23,11 +23,11 @@ from metaquorum.process.server import QuorumServer
 from metaquorum.process.settings import Address, QuorumServerSettings, SettingsError
 from metaquorum.replica.first_start import format_observer, is_formatted
 from metaquorum.replica.quorum_node import QuorumNode, QuorumSettings
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
+from storage.directory.space import SpaceLimits
+from storage.directory.space_guard import make_room
 from storage.errors import UnformattedDirectoryError
-from storage.space import SpaceLimits
-from storage.space_guard import make_room
+from storage.files.posix import PosixDisk
 
 
 class QuorumMember(Protocol):

@@ -65,10 +65,10 @@ from brokerd.short_turns import ShortTurns
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.service import ServiceTable
 from metaquorum.process.settings import Address
-from storage.clean_stop import last_clean_stop, mark_clean_stop
-from storage.directories import LogDirectory
+from storage.directory.clean_stop import last_clean_stop, mark_clean_stop
+from storage.directory.directories import LogDirectory
+from storage.directory.space import SpaceLimits
 from storage.errors import StorageError
-from storage.space import SpaceLimits
 
 if TYPE_CHECKING:
     from metaquorum.process.metrics_listener import MetricsListener

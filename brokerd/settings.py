@@ -24,7 +24,7 @@ from brokerd.limits import (
 from metaquorum.controller.limits import MAX_NODE_ID, ControllerSettings
 from metaquorum.process.settings import Address, SettingsError, check_metrics_listen, parse_address
 from metaquorum.replica.quorum_settings import SnapshotSettings
-from storage.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
+from storage.directory.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES
 
 MAX_EXPIRATION_MS = 2**31 - 1
 """Longest time that an idle producer is remembered, inclusive (as in Kafka): about 25 days."""

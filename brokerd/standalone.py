@@ -14,10 +14,10 @@ from brokerd.settings import BrokerSettings, CombinedSettings
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.process.settings import Address, SettingsError
 from metaquorum.replica.first_start import format_standalone, is_formatted, read_initial_voters
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
-from storage.names import METADATA_DIRECTORY
-from storage.space import DEFAULT_SOFT_BYTES
+from storage.directory.data_directory import DataDirectory
+from storage.directory.space import DEFAULT_SOFT_BYTES
+from storage.files.names import METADATA_DIRECTORY
+from storage.files.posix import PosixDisk
 
 NODE_ID: Final = 1
 """Node id of the only node."""

@@ -19,7 +19,7 @@ from integration_tests.replication_proofs.rounds import Limits, Round, judge_wai
 from integration_tests.workload.replica_files import compare_replicas
 from integration_tests.workload.scene import Scene, Shape
 from integration_tests.workload.waits import Wait
-from storage.names import PartitionIdentity, offset_file_name, partition_directory_name
+from storage.files.names import PartitionIdentity, offset_file_name, partition_directory_name
 
 SMALL = Shape(voters=1, brokers=1, partitions=3, replicas=1, senders=1, pollers=1, rate_per_s=60)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lograft.wire.header import BatchHeader
+
 INT32_MAX = 2**31 - 1
 
 
@@ -111,6 +113,36 @@ class Boundary(NamedTuple):
 
     offset: int
     position: int
+
+
+class PlacedBatch(NamedTuple):
+    """A batch among others in one piece of memory: where it starts there, and its header."""
+
+    position: int
+    header: BatchHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFacts:
+    """What is known of a sealed segment, as it was when it was looked at.
+
+    Attributes:
+        base_offset: its first offset, inclusive.
+        end_offset: offset after it.
+        size_bytes: bytes of its log file.
+        first_timestamp_ms: largest timestamp of its first batch; None: not known.
+        max_timestamp_ms: its largest timestamp.
+        is_damaged: a range of it is quarantined; it is left alone until it is repaired.
+        restart_count: how often its log had begun anew; after one more time, its offsets and size say nothing.
+    """
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    first_timestamp_ms: int | None
+    max_timestamp_ms: int
+    is_damaged: bool = False
+    restart_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

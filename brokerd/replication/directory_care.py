@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from brokerd.clock import monotonic_ms
 from brokerd.replication.set_aside import SetAside, UnknownPartitions
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError, StorageError
 
 logger = logging.getLogger(__name__)

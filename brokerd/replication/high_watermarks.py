@@ -14,10 +14,10 @@ import logging
 from collections.abc import Callable, Iterable
 
 from brokerd.limits import HIGH_WATERMARK_SAVE_MS
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.directory.high_watermarks import load_high_watermarks, write_high_watermarks
 from storage.errors import DiskFailedError, StorageError
-from storage.high_watermarks import load_high_watermarks, write_high_watermarks
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 
 HighWatermark = tuple[LogDirectory, str, int]
 """Log directory, name of the partition's directory in it, offset (exclusive)."""

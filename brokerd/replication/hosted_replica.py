@@ -66,6 +66,7 @@ from brokerd.replication.replica_peers import ReplicaPeers, Resignation, ResignR
 from brokerd.replication.replica_reading import ReplicaReading
 from brokerd.replication.role_log import RoleLog
 from metaquorum.metadata.topic_configs import TopicSettings
+from storage.directory.space_guard import SpaceGuard
 from storage.errors import (
     DataLossError,
     DiskFailedError,
@@ -74,9 +75,9 @@ from storage.errors import (
     LogClosedError,
     StorageError,
 )
-from storage.flusher import GroupFlusher
-from storage.log import Appended, PartitionLog
-from storage.space_guard import SpaceGuard
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import GroupFlusher
+from storage.types import Appended
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from brokerd.partition.reconciliation import EpochEnd
 from brokerd.replication.follower_route import FollowerRead, FollowerRequest, FollowerRoute
 from brokerd.replication.listening import client_text
 from storage.errors import StorageError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 
 SubscriptionAnswer = AcceptSubscription | DivergeSubscription | EndSubscription
 """What a leader's core says about a subscription."""

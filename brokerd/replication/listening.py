@@ -12,7 +12,7 @@ from brokerd.partition.effects import LossReason
 from brokerd.partition.events import Durability
 from metaquorum.metadata.topic_configs import TopicSettings
 from storage.errors import StorageError
-from storage.log import LogSettings
+from storage.types import LogSettings
 
 SHARED_SETTINGS: Final = 1_024
 """Different settings that are remembered, so that idle logs share them."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from brokerd.replication.hosted_replica import HostedReplica
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 
 _Result = TypeVar("_Result")
 

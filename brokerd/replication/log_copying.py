@@ -26,9 +26,9 @@ from brokerd.partition.follower_events import (
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replication.leader_link import LeaderLinks
 from brokerd.replication.log_cutting import CutOwner, LogCutting
+from storage.directory.space_guard import SpaceGuard
 from storage.errors import DiskFailedError, OutOfOrderOffsetError, StorageError
-from storage.log import PartitionLog
-from storage.space_guard import SpaceGuard
+from storage.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 

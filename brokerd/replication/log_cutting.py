@@ -18,7 +18,7 @@ from brokerd.partition.effects import RestartLog, TruncateLog
 from brokerd.partition.events import Event
 from brokerd.partition.follower_events import LogCut
 from storage.errors import DiskFailedError, StorageError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 
 CUT_RETRY_MS = 1_000
 """Milliseconds after which a cut that found no space is asked for again."""

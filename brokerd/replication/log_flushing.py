@@ -13,8 +13,9 @@ import logging
 from typing import Protocol
 
 from storage.errors import DiskFailedError, DiskFullError, TooManyOpenFilesError
-from storage.flusher import GroupFlusher
-from storage.log import FlushWork, PartitionLog
+from storage.log.flush import FlushWork
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import GroupFlusher
 
 FLUSH_RETRY_MS = 1_000
 """Milliseconds after which a flush that found no space is tried again."""

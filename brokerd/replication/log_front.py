@@ -4,7 +4,7 @@
 The owner of the log makes a step and takes its result back here, on the event loop; what waits for the device in between
 (the sync of the log start, the removal of large files) runs in a thread, as a flush does. One step at a time, from
 its making to its end, and `close` waits for it, so that no log is closed under a running step.
-Must not decide what is due: `storage.retention` does.
+Must not decide what is due: `storage.log.retention` does.
 Source: docs/storage.md sections 3 and 4.
 """
 
@@ -18,8 +18,8 @@ from typing import Protocol
 
 from brokerd.clock import wall_ms
 from storage.errors import DiskFailedError, LogClosedError, OffsetOutOfRangeError, StorageError
-from storage.log import PartitionLog
-from storage.prefix import PrefixWork
+from storage.log.log_start import LogStartWork
+from storage.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +85,9 @@ class LogFront:
     async def _retain(self, now_ms: int) -> int:
         log = self._log
         log.roll_if_due(now_ms)
-        work = log.prefix.begin_retention(self._owner.high_watermark, now_ms)
+        work = log.begin_retention(self._owner.high_watermark, now_ms)
         removed_count = 0 if work is None else await self._carry_out(work, now_ms)
-        removal = log.prefix.begin_removal(now_ms)
+        removal = log.begin_removal(now_ms)
         if removal is not None:
             await asyncio.to_thread(removal.run)
         if removed_count > 0:
@@ -122,7 +122,7 @@ class LogFront:
                     before_offset, log_start_offset=log.log_start_offset, log_end_offset=high_watermark
                 )
             try:
-                work = log.prefix.begin(high_watermark if before_offset is None else before_offset)
+                work = log.begin_prefix(high_watermark if before_offset is None else before_offset)
                 await self._carry_out(work, now_ms)
             except DiskFailedError as error:
                 self._owner.note_disk_failure(error)
@@ -151,11 +151,11 @@ class LogFront:
         finally:
             self._advancing = None
 
-    async def _carry_out(self, work: PrefixWork, now_ms: int) -> int:
+    async def _carry_out(self, work: LogStartWork, now_ms: int) -> int:
         with suppress(StorageError):  # `end` raises it
             await asyncio.to_thread(work.run)
         try:
-            return self._log.prefix.end(work, now_ms)
+            return self._log.end_prefix(work, now_ms)
         finally:
             self._owner.note_front()
 

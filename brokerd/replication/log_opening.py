@@ -12,11 +12,11 @@ from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.limits import MAX_OPEN_LOG_FILES
 from brokerd.replication.listening import log_settings
 from metaquorum.metadata.topic_configs import TopicSettings
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError
-from storage.file_budget import FileBudget
-from storage.log import OpenedLog, PartitionLog
-from storage.names import PartitionIdentity, partition_directory_name
+from storage.files.descriptor_cache import FileBudget
+from storage.files.names import PartitionIdentity, partition_directory_name
+from storage.log.partition_log import OpenedLog, PartitionLog
 
 logger = logging.getLogger(__name__)
 

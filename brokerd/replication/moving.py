@@ -2,10 +2,10 @@
 """Moves the logs of replicas between the log directories of this broker, beside their use.
 
 Theory of operation. One move after the other is carried out by a task on the event loop; reading, writing and syncing happen in
-threads. Rounds copy what the log has and the copy has not (`storage.move_plan`); the first one at a limited rate, the later ones,
-which only follow the appends, as fast as they can. When little is left, the replica is held: its appends are refused with an
-advice to come back in 50 ms, everything is flushed, the rest is copied, the copy becomes the log (`storage.move_switch`), and the
-replica goes on with it. Readers notice nothing.
+threads. Rounds copy what the log has and the copy has not (`storage.directory.move_plan`); the first one at a limited rate, the
+later ones, which only follow the appends, as fast as they can. When little is left, the replica is held: its appends are refused
+with an advice to come back in 50 ms, everything is flushed, the rest is copied, the copy becomes the log
+(`storage.directory.move_switch`), and the replica goes on with it. Readers notice nothing.
 
 Laws
     A move never brings its target below the soft limit.
@@ -32,15 +32,15 @@ from brokerd.clock import monotonic_ms
 from brokerd.failure import refused
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.replica_slot import ReplicaSlot
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.directory.move_future import MoveFuture
+from storage.directory.move_plan import CopyRound, plan_round
+from storage.directory.move_source import MoveSource
+from storage.directory.move_switch import clean_up, give_up, switch
 from storage.errors import DiskAccessError, DiskFailedError, MoveInDoubtError, StorageError
-from storage.log import PartitionLog
-from storage.move_future import MoveFuture
-from storage.move_plan import CopyRound, plan_round
-from storage.move_source import MoveSource
-from storage.move_switch import clean_up, give_up, switch
-from storage.names import MOVED_FROM_FILE, TOPIC_ID_BYTES, PartitionIdentity, partition_directory_name
-from storage.scrub import RateLimit, ScrubStopped
+from storage.files.names import MOVED_FROM_FILE, TOPIC_ID_BYTES, PartitionIdentity, partition_directory_name
+from storage.files.rate_limit import RateLimit, WorkStopped
+from storage.log.partition_log import PartitionLog
 
 MOVE_BYTES_PER_S: Final = 64 * 1024 * 1024
 """Most bytes of a log that a move copies in a second, but for what is appended meanwhile."""
@@ -186,7 +186,7 @@ class ReplicaMoves:
         except Exception as error:
             # Whatever it is, it concerns this move only.
             move.state = MoveState.FAILED
-            move.error = "it was told to end" if isinstance(error, ScrubStopped) else str(error)
+            move.error = "it was told to end" if isinstance(error, WorkStopped) else str(error)
             logger.error("move ended: partition=%s from=%s to=%s: %r", move, move.source, move.target, error)
             self._note_failures(move)
         finally:
@@ -204,7 +204,7 @@ class ReplicaMoves:
         _check_goes_on(replica, move)
         replica.is_moving = True
         move.state = MoveState.COPYING
-        source = replica.run_step(lambda log, _: log.new_move())
+        source = replica.run_step(lambda log, _: MoveSource(log))
         move.size_bytes = source.size_bytes
         identity = PartitionIdentity(replica.topic_id, replica.partition)
         name = partition_directory_name(identity)
@@ -293,7 +293,7 @@ def _pace(move: Move, wait: Callable[[int], None]) -> Callable[[int], None]:
 
     def pace(size_bytes: int) -> None:
         if move.stopping.is_set():
-            raise ScrubStopped
+            raise WorkStopped
         wait(size_bytes)
         # As a client's append: a move is no reason to let the target become tight.
         move.target.space.admit(size_bytes, now_ms=monotonic_ms())
@@ -308,7 +308,7 @@ def _no_wait(_size_bytes: int) -> None:
 
 def _check_goes_on(replica: HostedReplica, move: Move) -> None:
     if move.stopping.is_set():
-        raise ScrubStopped
+        raise WorkStopped
     if not replica.is_writable:
         raise _MoveEnded("the replica serves no more")
     if move.target.failure is not None:

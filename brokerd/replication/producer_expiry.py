@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from brokerd.limits import RETENTION_STEPS_PER_TURN
 from brokerd.replication.hosted_replica import HostedReplica
 from storage.errors import LogClosedError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 

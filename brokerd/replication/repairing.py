@@ -4,7 +4,7 @@
 Theory
     A look over all logs at intervals, sooner when a read meets damage. Of each log that has some, one segment after the other:
     the first batches are fetched from whoever has them; a leader then gives up the leadership, so that readers go on at once with
-    another replica; the segment is written anew in a thread (`storage.repair`) and swapped in on the event loop.
+    another replica; the segment is written anew in a thread (`storage.maintenance.repair`) and swapped in on the event loop.
 
 Laws
     A leadership is given up only when another replica has shown that it has what is missing here: of two damaged replicas neither
@@ -29,12 +29,12 @@ from brokerd.limits import REPAIR_BYTES_PER_S, REPAIR_CHECK_MS, REPAIR_PAUSE_MS,
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.repair_peers import RepairCallError, RepairPeers
 from brokerd.replication.replica_peers import ResignReason
-from storage.compaction.group_writer import CleanedGroup
 from storage.errors import OutOfOrderOffsetError, StorageError
-from storage.follower_append import check_follower_batches
-from storage.log import PartitionLog
-from storage.repair import RepairTask, SegmentRepair
-from storage.scrub import RateLimit, ScrubStopped
+from storage.files.rate_limit import RateLimit, WorkStopped
+from storage.log.follower_append import check_follower_batches
+from storage.log.partition_log import PartitionLog
+from storage.log.swap import CleanedGroup
+from storage.maintenance.repair import LogRepair, RepairTask, SegmentRepair
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class DamageRepairs:
         passed_over = self._peers.news.given_up(replica.log.directory)
 
         def begin(log: PartitionLog, high_watermark: int) -> RepairTask | None:
-            return log.new_repair().begin(high_watermark=high_watermark, now_ms=wall_ms(), passed_over=passed_over)
+            return LogRepair(log).begin(high_watermark=high_watermark, now_ms=wall_ms(), passed_over=passed_over)
 
         if all(damaged.segment_base_offset in passed_over for damaged in replica.log.damaged):
             return None
@@ -171,7 +171,7 @@ class DamageRepairs:
         raise RepairCallError(f"no other replica has [{wanted.start}, {wanted.stop}): {'; '.join(problems)}")
 
     async def _write_anew(self, replica: HostedReplica, task: RepairTask) -> bool:
-        work = SegmentRepair(replica.log.compaction.disk, task, self._rate.take)
+        work = SegmentRepair(replica.log.disk, task, self._rate.take)
         try:
             await self._in_thread(work.start)
             while (wanted := work.wanted) is not None:
@@ -190,7 +190,7 @@ class DamageRepairs:
             # Moved to another log directory meanwhile: it has the damage there too.
             if log.directory != task.directory:
                 return False
-            return log.new_repair().end(repaired, found_epochs=work.found_epochs, now_ms=wall_ms())
+            return LogRepair(log).end(repaired, found_epochs=work.found_epochs, now_ms=wall_ms())
 
         try:
             await replica.wait_released()
@@ -214,6 +214,6 @@ class DamageRepairs:
         except asyncio.CancelledError:
             self._stopping.set()
             await asyncio.wait((running,))
-            if not running.cancelled() and isinstance(running.exception(), ScrubStopped):
+            if not running.cancelled() and isinstance(running.exception(), WorkStopped):
                 logger.info("action=repair problem=stopped")
             raise

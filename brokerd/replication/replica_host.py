@@ -56,12 +56,12 @@ from metaquorum.metadata.image import PartitionImage, TopicImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.topic_configs import TopicSettings
 from storage.compaction.cleaner import CleanerSettings
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.directory.space import SpaceState
 from storage.errors import DiskFailedError, LogClosedError, StorageError
-from storage.flusher import GroupFlusher
-from storage.log import PartitionLog
-from storage.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
-from storage.space import SpaceState
+from storage.files.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import GroupFlusher
 
 DEFAULT_CLEANER: Final = CleanerSettings()
 DEFAULT_SCRUB: Final = ScrubSettings()

@@ -13,7 +13,8 @@ from brokerd.partition.replica import PartitionReplica
 from brokerd.replication.listening import client_text
 from brokerd.replication.refusals import range_failure, repairing_failure
 from storage.errors import DataLossError, OffsetOutOfRangeError, StorageError
-from storage.log import LogRead, PartitionLog, TimestampAndOffset
+from storage.log.partition_log import PartitionLog
+from storage.types import LogRead, TimestampAndOffset
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 
 from brokerd.replication.hosted_replica import HostedReplica
-from storage.directories import LogDirectory
+from storage.directory.directories import LogDirectory
 from storage.errors import StorageError
-from storage.names import PartitionIdentity, partition_directory_name
+from storage.files.names import PartitionIdentity, partition_directory_name
 
 
 class ReplicaSlot:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.replication.log_calls import LogCaller, call_list
-from storage.log import PartitionLog
-from storage.scrub import RateLimit, ScrubStopped, ScrubWork
-from storage.scrub_owner import LogScrub, ScrubOutcome
+from storage.files.rate_limit import RateLimit, WorkStopped
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.scrub import LogScrub, ScrubOutcome, ScrubWork
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class LogScrubbing:
         """Check every segment that is due; return how many were read to their end. Not on the event loop's thread.
 
         Raises:
-            ScrubStopped: it was told to end.
+            WorkStopped: it was told to end.
         """
         targets = call_list(self._loop, self._replicas, lambda _: True)
         names = {target.name for target in targets}
@@ -91,7 +91,7 @@ class LogScrubbing:
         while not self._wait(self._settings.idle_ms):
             try:
                 self.run_round()
-            except ScrubStopped:
+            except WorkStopped:
                 return
             except Exception:
                 # A fault of ours in one place must not end the checks of all logs.
@@ -103,10 +103,10 @@ class LogScrubbing:
             while (work := target.call(lambda log, _: self._begin(target.name, log))) is not None:
                 work.run(self._rate)
                 if self._stopping.is_set():
-                    raise ScrubStopped
+                    raise WorkStopped
                 self._end(target, work)
                 checked += work.result is not None
-        except ScrubStopped:
+        except WorkStopped:
             raise
         except Exception as error:
             logger.error("log=%s action=scrub error=%r", target.name, str(error))
@@ -120,7 +120,7 @@ class LogScrubbing:
         directory, scrub = self._scrubs.get(name, (None, None))
         if scrub is None or directory != log.directory:
             # New, or moved to another log directory.
-            scrub = log.new_scrub()
+            scrub = LogScrub(log)
             self._scrubs[name] = log.directory, scrub
         return scrub.begin(flushed_offset=log.flushed_offset, now_ms=wall_ms(), interval_ms=self._settings.interval_ms)
 

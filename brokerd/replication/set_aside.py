@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from brokerd.limits import DELETED_PARTITION_KEEP_MS, UNKNOWN_PARTITION_KEEP_MS
-from storage.env import Disk
-from storage.names import parse_partition_directory_name
+from storage.files.disk import Disk
+from storage.files.names import parse_partition_directory_name
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from brokerd.memory_budget import Grant, MemoryBudget
 from brokerd.memory_gate import MemoryGate
 from brokerd.short_turns import ShortTurns
 from metaquorum.metadata.topic_configs import CompressionType, TopicSettings
-from storage.recompression import recompress
+from storage.log.recompression import recompress
 
 THREAD_CHECK_BYTES: Final = 2 * 1024 * 1024
 """Bytes, inflated, from which on a batch is checked in a thread."""

@@ -21,7 +21,7 @@ from brokerd.rpc.calls import check_named_cluster
 from brokerd.rpc.registered import check_registered
 from metaquorum.metadata.loader import MetadataLoader
 from storage.errors import StorageError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 
 
 class FetchRangeCalls:
@@ -93,6 +93,6 @@ class FetchRangeCalls:
 
 def _dirty_offset(log: PartitionLog) -> int:
     try:
-        return log.compaction.dirty_offset
+        return log.dirty_offset
     except StorageError as error:
         raise refused(error.code, "it cannot be read here how far the log was compacted") from error

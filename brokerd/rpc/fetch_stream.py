@@ -48,7 +48,7 @@ from brokerd.rpc.parts import GOING_AWAY, BrokerParts
 from brokerd.rpc.produce_codec import check_formats
 from brokerd.rpc.readers import ServingReplica, find_serving
 from brokerd.wake import Wake
-from storage.log import LogRead
+from storage.types import LogRead
 
 
 class _Binding:

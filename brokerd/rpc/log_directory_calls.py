@@ -18,10 +18,10 @@ from brokerd.replication.moving import Move, MoveState
 from brokerd.replication.replica_host import ReplicaHost
 from brokerd.replication.set_aside import UnknownPartitions
 from brokerd.rpc.calls import ServicerContext, check_cluster
-from storage.directories import LogDirectory
+from storage.directory.directories import LogDirectory
+from storage.directory.space import SpaceState
 from storage.errors import StorageError
-from storage.names import TOPIC_ID_BYTES
-from storage.space import SpaceState
+from storage.files.names import TOPIC_ID_BYTES
 
 _STATES: Final = {
     SpaceState.FREE: admin_pb2.LOG_DIRECTORY_STATE_FREE,

@@ -32,7 +32,7 @@ from metaquorum.metadata.records import (
     PartitionRecord,
     TopicRecord,
 )
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
 from storage.testing.sim_disk import SimDisk
 
 TOPIC_ID = bytes(range(16))

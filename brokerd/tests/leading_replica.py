@@ -33,8 +33,8 @@ from brokerd.tests.replication_support import changed, image
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.state import PartitionImage
 from metaquorum.metadata.topic_configs import FlushPolicy
-from storage.env_posix import PosixDisk
-from storage.log import PartitionLog
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
 from storage.types import LogSettings
 
 LEADER_ID = 1

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError, compared, cut_offset
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import append, open_log, read_all
 from storage.testing.sim_disk import SimDisk
 

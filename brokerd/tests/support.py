@@ -33,7 +33,7 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.hello import Identity
 from metaquorum.net.link import Services
 from metaquorum.net.peers import Peers
-from storage.directories import LogDirectories, LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
 from storage.testing.sim_disk import SimDisk
 
 WAIT_S = 30.0

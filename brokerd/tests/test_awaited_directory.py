@@ -12,7 +12,7 @@ from lograft.v1 import admin_pb2
 
 from brokerd.tests.support import WAIT_S, Client, connected
 from brokerd.tests.test_replicated import Cluster, three_brokers
-from storage.names import LOG_DIRECTORIES_FILE
+from storage.files.names import LOG_DIRECTORIES_FILE
 
 RECORDS = 3_000
 LAST, OTHER = 2, 3

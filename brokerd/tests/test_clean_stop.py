@@ -20,8 +20,9 @@ from metaquorum.controller.commands import Decision
 from metaquorum.metadata.records import BrokerRecord
 from metaquorum.process.settings import Address
 from storage.errors import DiskFullError
-from storage.log import LogSettings, PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.sim_disk import Refusal, SimDisk
+from storage.types import LogSettings
 
 MARK = "clean-stop"
 

@@ -16,7 +16,7 @@ from brokerd.server import BrokerServer
 from brokerd.tests.support import WAIT_S, Client, connected, refusal, running_broker
 from brokerd.tests.test_two_brokers import PARTITIONS, leaders, second_broker
 from storage.errors import DiskFullError
-from storage.prefix import PrefixWork
+from storage.log.log_start import LogStartWork
 
 
 def request(before_offset: int, *partitions: int, topic: str = "t") -> log_pb2.DeleteRecordsRequest:
@@ -76,18 +76,18 @@ async def test_offsets_that_make_no_sense_are_refused_for_their_partition(client
 
 async def test_a_full_disk_says_so_and_advises_to_come_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log start stays, and the partition goes on."""
-    run = PrefixWork.run
+    run = LogStartWork.run
 
-    def full(work: PrefixWork) -> None:
+    def full(work: LogStartWork) -> None:
         work.error = DiskFullError("/data/t/log-start", "no space; free space")
         raise work.error
 
-    monkeypatch.setattr(PrefixWork, "run", full)
+    monkeypatch.setattr(LogStartWork, "run", full)
     (result,) = await delete(client, -1, 0)
     assert ErrorCode.from_number(result.error.code) is ErrorCode.STORAGE_FAILED
     assert result.error.retry_after_ms
     assert "/data" not in result.error.message
-    monkeypatch.setattr(PrefixWork, "run", run)
+    monkeypatch.setattr(LogStartWork, "run", run)
     assert (await delete(client, -1, 0))[0].log_start_offset == 3
 
 

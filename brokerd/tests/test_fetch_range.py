@@ -18,8 +18,8 @@ from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.rpc.fetch_range import FetchRangeCalls
 from brokerd.tests.hosted_support import TOPIC_ID, Hosted, stamped
 from brokerd.tests.test_hosted_follower import followed, send
-from storage.compaction.owner import LogCompaction
 from storage.errors import DiskReadError
+from storage.log.partition_log import PartitionLog
 from storage.testing.sim_disk import Refusal
 
 COUNT = 8
@@ -121,7 +121,7 @@ def stamped_of_three(base_offset: int) -> bytes:
 async def test_compacted_range_is_not_given(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its batches are this replica's own; from where nothing was compacted on, all is given."""
     await replica_of(hosted)
-    monkeypatch.setattr(LogCompaction, "dirty_offset", property(lambda _: 3))
+    monkeypatch.setattr(PartitionLog, "dirty_offset", property(lambda _: 3))
     with pytest.raises(RefusedError) as caught:
         await fetched(hosted)
     assert caught.value.failure.code is ErrorCode.INVALID_REQUEST

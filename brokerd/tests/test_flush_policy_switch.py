@@ -25,9 +25,10 @@ from brokerd.tests.test_hosted_follower import followed, send
 from brokerd.tests.test_replica_host import ROOT, Host, acked, append
 from metaquorum.metadata.records import ConfigRecord, ConfigResource
 from metaquorum.metadata.topic_configs import FlushPolicy
-from storage.log import LogSettings, PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.sim_disk import SimDisk
 from storage.testing.sim_tree import Crash
+from storage.types import LogSettings
 
 TO_ACK = FlushPolicyChanged(policy=FlushPolicy.ACK, interval_ms=1)
 TO_NONE = FlushPolicyChanged(policy=FlushPolicy.NONE, interval_ms=1)

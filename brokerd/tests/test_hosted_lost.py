@@ -15,9 +15,10 @@ from brokerd.tests.test_replica_host import ROOT
 from metaquorum.metadata.awaited import AwaitedReplica, pack
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
 from storage.errors import DiskFailedError
-from storage.log import LogSettings, PartitionLog
-from storage.names import LOG_SUFFIX, PartitionIdentity, partition_directory_name
+from storage.files.names import LOG_SUFFIX, PartitionIdentity, partition_directory_name
+from storage.log.partition_log import PartitionLog
 from storage.testing.sim_disk import SimCall
+from storage.types import LogSettings
 
 
 class Lost:

@@ -18,8 +18,8 @@ from brokerd.settings import BrokerSettings
 from brokerd.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, Client, connected, refusal
 from metaquorum.process.settings import SettingsError
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
+from storage.directory.space import SpaceLimits
 from storage.errors import (
     CorruptDirectoryError,
     DirectoryLockedError,
@@ -28,8 +28,8 @@ from storage.errors import (
     UnformattedDirectoryError,
     WrongClusterError,
 )
-from storage.names import LOG_DIRECTORIES_FILE
-from storage.space import SpaceLimits
+from storage.files.names import LOG_DIRECTORIES_FILE
+from storage.files.posix import PosixDisk
 
 OFF = SpaceLimits.from_soft(0)
 

@@ -17,10 +17,10 @@ from brokerd.server import BrokerServer
 from brokerd.tests.support import WAIT_S, Client, connected, running_broker
 from brokerd.tests.test_replicated import LONG_S, PARTITIONS, Cluster, append_to_all, assert_equal, attempt
 from metaquorum.tests.quorum_cluster import until
-from storage.directories import LogDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.directories import LogDirectory
 from storage.errors import DiskFailedError
-from storage.names import LOG_DIRECTORIES_FILE
+from storage.files.names import LOG_DIRECTORIES_FILE
+from storage.files.posix import PosixDisk
 
 BROKER = 2
 """The broker that has a second directory."""

@@ -18,10 +18,10 @@ from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_replica_directories import empty_disk
 from brokerd.tests.test_replica_host import TOPIC_ID, Host, Listener, acked, append
 from metaquorum.metadata.records import RemoveTopicRecord
-from storage import move_plan
-from storage.directories import LogDirectory
-from storage.names import parse_move_directory_name
-from storage.space import SpaceLimits
+from storage.directory import move_plan
+from storage.directory.directories import LogDirectory
+from storage.directory.space import SpaceLimits
+from storage.files.names import parse_move_directory_name
 from storage.testing.sim_disk import Refusal, SimCall, SimDisk
 
 FIRST, SECOND = b"1" * 16, b"2" * 16

@@ -17,7 +17,7 @@ from brokerd.partition.effects import (
 from brokerd.partition.reconciliation import EpochEnd
 from brokerd.tests.replica_logs import answer, content, copy, open_logs, reconcile, write
 from brokerd.tests.replication_support import Replica, changed, image
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log
 from storage.testing.sim_disk import SimDisk
 from storage.tests.support import kill

@@ -29,8 +29,8 @@ from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_hosted_follower import followed, follower, send
 from metaquorum.testing.peer_client import PeerClient
 from metaquorum.tests.quorum_cluster import HOST, free_ports, until
-from storage.epochs import EpochStart, LeaderEpochs
-from storage.repair import SegmentRepair
+from storage.log.epochs import EpochStart, LeaderEpochs
+from storage.maintenance.repair import SegmentRepair
 from storage.testing.sim_disk import Refusal
 
 COUNT = 8
@@ -88,7 +88,7 @@ def hurt(hosted: Hosted, replica: HostedReplica, offset: int = DAMAGED) -> None:
     path = f"{replica.log.directory}/{0:020d}.log"
     position = len(stamped(0, 0, offset + 1)) - 2
     hosted.disk.corrupt(path, position, bytes([hosted.disk.read_file(path)[position] ^ 0x20]))
-    segment = replica.log._segments.holding(offset)
+    segment = replica.log.segments.holding(offset)
     segment.unverified_bytes = segment.size_bytes
 
 
@@ -232,7 +232,7 @@ async def test_epoch_whose_beginning_was_damaged_begins_there_again(hosted: Host
     send(hosted, stamped(0, 0, DAMAGED), base_offset=0)
     send(hosted, stamped(DAMAGED, 1, COUNT - DAMAGED), base_offset=DAMAGED, leader_epoch=1, high_watermark=COUNT)
     replica.log.flush()
-    replica.log._parts.epochs = LeaderEpochs([EpochStart(0, 0), EpochStart(1, DAMAGED + 1)])
+    replica.log._epochs = LeaderEpochs([EpochStart(0, 0), EpochStart(1, DAMAGED + 1)])
     hurt(hosted, replica)
     read_fails(replica)
     peers.answers = {2: lambda wanted: stamped(wanted.start, 1, len(wanted))}

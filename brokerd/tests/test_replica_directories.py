@@ -13,7 +13,7 @@ from brokerd.limits import DELETED_PARTITION_KEEP_MS
 from brokerd.partition.events import Durability
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, Listener, acked, append
 from metaquorum.metadata.records import PartitionRecord, RemoveTopicRecord
-from storage.directories import LogDirectory
+from storage.directory.directories import LogDirectory
 from storage.errors import DiskFailedError, DiskSpaceLowError, DuplicatePartitionError
 from storage.testing.sim_disk import Refusal, SimDisk
 

@@ -34,10 +34,11 @@ from metaquorum.metadata.records import (
     PartitionRecord,
     TopicRecord,
 )
-from storage.directories import LogDirectories, LogDirectory
-from storage.log import LogSettings, PartitionIdentity, PartitionLog
-from storage.names import partition_directory_name
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.files.names import PartitionIdentity, partition_directory_name
+from storage.log.partition_log import PartitionLog
 from storage.testing.sim_disk import Refusal, SimDisk
+from storage.types import LogSettings
 
 TOPIC_ID = bytes(range(16))
 ROOT = "/data/partitions"

@@ -158,7 +158,7 @@ async def test_a_follower_below_the_log_start_is_told_the_start(world: LeaderWor
     await stream.subscribe(1, end=1, last_epoch=5)
     await stream.part("accepted")
     assert (await stream.part("marks")).marks.marks[0].high_watermark == 1, "what the follower holds is committed"
-    replica.log.prefix.truncate(2, now_ms=0)
+    replica.log.truncate_prefix(2, now_ms=0)
     await stream.send(credit=pb.ReplicaCredit(in_sync_bytes=1000))
     ended = await stream.ended(1, pb.ROUTE_ERROR_BELOW_LOG_START)
     assert ended.log_start_offset == 2

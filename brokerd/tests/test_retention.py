@@ -26,8 +26,8 @@ from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, acked, append
 from metaquorum.metadata.records import ConfigRecord, ConfigResource
 from metaquorum.process.settings import SettingsError
 from metaquorum.tests.quorum_cluster import until
-from storage.directories import LogDirectories, LogDirectory
-from storage.prefix import PrefixWork
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.log.log_start import LogStartWork
 from storage.testing.sim_disk import Refusal, SimDisk
 
 LATER_MS = 8 * 24 * 3_600_000
@@ -154,14 +154,14 @@ async def test_what_is_removed_unflushed_counts_as_flushed(host: Host) -> None:
 async def test_a_log_is_not_closed_under_a_running_step(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop waits for the thread, takes the step's result back, and begins no other one."""
     entered, leave = threading.Event(), threading.Event()
-    run = PrefixWork.run
+    run = LogStartWork.run
 
-    def held(work: PrefixWork) -> None:
+    def held(work: LogStartWork) -> None:
         entered.set()
         assert leave.wait(WAIT_S)
         run(work)
 
-    monkeypatch.setattr(PrefixWork, "run", held)
+    monkeypatch.setattr(LogStartWork, "run", held)
     host.create_topic(partition_count=2)
     replicas = [await filled(host, partition) for partition in range(2)]
     round_ = asyncio.create_task(host.host.retention.run_round())

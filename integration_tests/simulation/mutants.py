@@ -51,9 +51,9 @@ from metaquorum.raft import peers
 from metaquorum.replica.snapshot_maker import SnapshotMaker
 from metaquorum.replica.snapshot_shell import SnapshotShell
 from metaquorum.testing.mutants import Change, Mutant
-from storage import recovery
-from storage.damage import DamagedRanges
-from storage.producers import ProducerWindows
+from storage.log import recovery
+from storage.log.producers import ProducerWindows
+from storage.segment.damage import DamagedRanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,10 +38,10 @@ from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSn
 from metaquorum.replica.snapshot_shell import SnapshotShell
 from metaquorum.testing.invariants import InvariantViolation, require
 from metaquorum.testing.scheduler import Scheduler
-from storage.compaction.group_writer import CleanedGroup
-from storage.epochs import EpochStart
 from storage.errors import DataLossError
-from storage.repair_owner import LogRepair
+from storage.log.epochs import EpochStart
+from storage.log.swap import CleanedGroup
+from storage.maintenance.repair import LogRepair
 
 READ_BYTES: Final = 1 << 24
 

@@ -35,8 +35,8 @@ from metaquorum.replica.election_store import ElectionStore
 from metaquorum.replica.first_start import write_initial_voters
 from metaquorum.replica.quorum_settings import SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
-from storage.data_directory import DataDirectory
-from storage.names import LOG_SUFFIX, METADATA_DIRECTORY, PARTITIONS_DIRECTORY
+from storage.directory.data_directory import DataDirectory
+from storage.files.names import LOG_SUFFIX, METADATA_DIRECTORY, PARTITIONS_DIRECTORY
 from storage.testing.sim_disk import Crash, SimDisk
 
 CLUSTER_ID = "world"

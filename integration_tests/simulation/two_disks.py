@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from brokerd.log_directories import OpenedDirectories
-from storage.data_directory import DataDirectory
-from storage.space import SpaceLimits
+from storage.directory.data_directory import DataDirectory
+from storage.directory.space import SpaceLimits
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 
 SECOND_PATH: Final = "/second"

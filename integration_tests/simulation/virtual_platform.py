@@ -50,10 +50,10 @@ from metaquorum.metadata.metadata_files import MetadataFiles, open_metadata
 from metaquorum.replica import quorum_transport
 from metaquorum.replica.quorum_settings import QuorumSettings, SnapshotSettings
 from metaquorum.testing.scheduler import Scheduler
-from storage.data_directory import DataDirectory
-from storage.flush import FlushWork
-from storage.flusher import OnDone
-from storage.log import PartitionLog
+from storage.directory.data_directory import DataDirectory
+from storage.log.flush import FlushWork
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.flusher import OnDone
 
 EPOCH_S: Final = 1_700_000_000
 """Wall clock at the beginning of a world, seconds since 1970."""

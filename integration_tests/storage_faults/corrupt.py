@@ -20,7 +20,7 @@ from pathlib import Path
 from integration_tests.storage_faults.damage import DAMAGES, INDEX_DAMAGES
 from integration_tests.storage_faults.examine import Examination
 from integration_tests.storage_faults.templates import PLAN, Kind, Template, build
-from storage.names import (
+from storage.files.names import (
     CLEANER_FILE,
     DAMAGE_FILE,
     EPOCH_FILE,

@@ -14,7 +14,7 @@ from brokerd.replication.set_aside import SetAside
 from integration_tests.storage_faults.history import History, check_opened
 from integration_tests.storage_faults.operations import SETTINGS, LogOperation, flushed, nothing
 from integration_tests.storage_faults.stage import LOG_DIRECTORY, PARTITION_NAME, PARTITIONS, Stage, open_on
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.testing.sim_disk import SimDisk
 
 SET_ASIDE_MS = 1_000

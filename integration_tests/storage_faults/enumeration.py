@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from integration_tests.storage_faults.history import SECOND_LIFE_EPOCH, History, check_log, check_opened, check_seals
 from integration_tests.storage_faults.operations import LogOperation
 from integration_tests.storage_faults.stage import LOG_DIRECTORY, Point, Stage, open_on
-from storage.log import LogSettings
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
+from storage.types import LogSettings
 
 RANDOM_KINDS = (Crash.TEAR, Crash.PREFIX)
 """Kinds of crash that leave something else for each seed."""

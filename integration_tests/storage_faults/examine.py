@@ -27,12 +27,13 @@ from lograft.wire.batch import encode_batch, read_header
 
 from integration_tests.storage_faults.scrubbing import scrub_all
 from integration_tests.storage_faults.templates import NOW_MS, Placed, Template, open_log
-from storage.checkpoints import read_lines
-from storage.env_posix import PosixDisk
 from storage.errors import CorruptLogError, DataLossError, StorageError
-from storage.log import Appended, PartitionLog, TimestampAndOffset
-from storage.names import EPOCH_FILE, LOG_START_FILE, LOG_SUFFIX, RECOVERY_POINT_FILE, SWAP_SUFFIX
-from storage.recovery_point import decode_slots
+from storage.files.checkpoints import read_lines
+from storage.files.names import EPOCH_FILE, LOG_START_FILE, LOG_SUFFIX, RECOVERY_POINT_FILE, SWAP_SUFFIX
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
+from storage.log.recovery_point import decode_slots
+from storage.types import Appended, TimestampAndOffset
 
 EPOCH_START, EPOCH_END = 12, 16
 """Bytes of a batch header that hold the leader epoch."""

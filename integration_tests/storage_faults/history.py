@@ -24,7 +24,9 @@ from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
 from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.errors import DataLossError
-from storage.log import Appended, OpenedLog, PartitionLog
+from storage.log.partition_log import OpenedLog, PartitionLog
+from storage.maintenance.scrub import LogScrub
+from storage.types import Appended
 
 LEFTOVERS = (".swap", ".cleaned", ".deleted", ".restart", ".tmp")
 """Ends of names that no opening leaves."""
@@ -182,7 +184,7 @@ def check_log(log: PartitionLog, history: History) -> None:
 
 def check_seals(log: PartitionLog, history: History) -> None:
     """Scrub every sealed segment: a seal of another time must not invent damage."""
-    scrub = log.new_scrub()
+    scrub = LogScrub(log)
     for number in range(log.segment_count - 1):
         problem = scrub_once(scrub, log, now_ms=number, interval_ms=SCRUB_INTERVAL_MS)
         assert problem is None or history.lost != (0, 0), problem

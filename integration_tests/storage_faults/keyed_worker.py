@@ -19,9 +19,11 @@ from lograft.wire.batch import encode_batch, read_header
 
 from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.compaction.cleaner import Cleaner, CleanerSettings
-from storage.env_posix import PosixDisk
 from storage.errors import DiskFailedError
-from storage.log import LogSettings, PartitionLog
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.scrub import LogScrub
+from storage.types import LogSettings
 
 KEYED_SETTINGS = LogSettings(
     segment_bytes=8_000,
@@ -75,7 +77,7 @@ class KeyedWorker:
         self._say = say
         self._now_ms = first_ms
         self._log = PartitionLog.open(disk, path, settings=KEYED_SETTINGS, now_ms=first_ms).log
-        self._scrub = self._log.new_scrub()
+        self._scrub = LogScrub(self._log)
         self._passes = 0
         self._sequence = 0
         self._lock = threading.Lock()

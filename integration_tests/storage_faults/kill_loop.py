@@ -24,8 +24,8 @@ from integration_tests.storage_faults import worker
 from integration_tests.storage_faults.keyed_ledger import Found, KeyedLedger
 from integration_tests.storage_faults.keyed_worker import KEYED_SETTINGS
 from integration_tests.storage_faults.ledger import Ledger
-from storage.env_posix import PosixDisk
-from storage.log import OpenedLog, PartitionLog
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import OpenedLog, PartitionLog
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS_PER_LOG = 20

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from integration_tests.storage_faults.history import History
 from integration_tests.storage_faults.stage import Stage
-from storage.flush import FlushWork
-from storage.flusher import run_groups
-from storage.log import LogSettings
+from storage.log.flush import FlushWork
+from storage.maintenance.flusher import run_groups
 from storage.testing.builders import SMALL
 from storage.testing.sim_disk import SimDisk
 from storage.testing.sim_tree import Crash
+from storage.types import LogSettings
 
 Step = Callable[[Stage], None]
 
@@ -285,7 +285,7 @@ def compact_beside_removal(stage: Stage) -> None:
     cleaned = work.clean(group)
     assert cleaned is not None
     stage.remove(cleaned.sources[-1].end_offset)
-    assert not stage.log.compaction.swap(cleaned, now_ms=stage.now_ms)
+    assert not stage.log.swap(cleaned, now_ms=stage.now_ms)
     stage.compact()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
+from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass
 from storage.compaction.plan import find_range
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 
 
 def begin_pass(log: PartitionLog, *, now_ms: int) -> CompactionPass:
@@ -17,12 +18,12 @@ def begin_pass(log: PartitionLog, *, now_ms: int) -> CompactionPass:
         log: the log.
         now_ms: the clock of the pass in milliseconds.
     """
-    rules = log.compaction.rules
+    rules = LogCompaction(log).rules
     assert rules is not None, "the log is not compacted"
-    chosen = find_range(log.compaction.facts(log.log_end_offset), rules, now_ms)
+    chosen = find_range(LogCompaction(log).facts(log.log_end_offset), rules, now_ms)
     assert chosen is not None, "nothing is due"
-    task = log.compaction.begin(chosen, now_ms=now_ms, max_keys=MAX_RECORDS_PER_BATCH)
-    return CompactionPass(log.compaction.disk, task, lambda _: None)
+    task = LogCompaction(log).begin(chosen, now_ms=now_ms, max_keys=MAX_RECORDS_PER_BATCH)
+    return CompactionPass(log.disk, task, lambda _: None)
 
 
 def compact_once(log: PartitionLog, *, now_ms: int) -> None:
@@ -32,5 +33,5 @@ def compact_once(log: PartitionLog, *, now_ms: int) -> None:
     for group in work.groups():
         cleaned = work.clean(group)
         if cleaned is not None:
-            assert log.compaction.swap(cleaned, now_ms=now_ms), "the log changed"
-    log.compaction.end(work.outcome())
+            assert log.swap(cleaned, now_ms=now_ms), "the log changed"
+    LogCompaction(log).end(work.outcome())

@@ -24,9 +24,10 @@ from lograft.wire.batch import encode_batch, read_header
 from integration_tests.storage_faults import worker
 from integration_tests.storage_faults.kill_loop import END_S, kill_loop, read_values, start_worker
 from integration_tests.storage_faults.ledger import Ledger
-from storage.env_posix import PosixDisk
 from storage.errors import DiskFullError
-from storage.log import LogSettings, PartitionLog
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 DEFAULT_ROUNDS = 200
 TMPFS_BYTES = 2 * 1024 * 1024

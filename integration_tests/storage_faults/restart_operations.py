@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from integration_tests.storage_faults.operations import COMPACT, LogOperation, damaged, flushed, keyed_again
 from integration_tests.storage_faults.stage import Stage
+from storage.compaction.owner import LogCompaction
 
 
 def restart_above(stage: Stage) -> None:
@@ -68,8 +69,8 @@ def restart_compacted(stage: Stage) -> None:
     for number in range(9):
         stage.put([(b"k%d" % (number % 3), b"new %d" % number), (b"u%d" % number, b"x")], epoch=5)
     stage.seal()
-    assert not stage.log.compaction.swap(cleaned, now_ms=stage.now_ms)
-    stage.log.compaction.end(work.outcome())
+    assert not stage.log.swap(cleaned, now_ms=stage.now_ms)
+    LogCompaction(stage.log).end(work.outcome())
     stage.compact()
 
 

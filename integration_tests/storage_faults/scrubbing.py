@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import time
 
-from storage.log import PartitionLog
-from storage.scrub import RateLimit
-from storage.scrub_owner import LogScrub
+from storage.files.rate_limit import RateLimit
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.scrub import LogScrub
 
 SCRUB_BYTES_PER_S = 2**40
 """No limit: the load is the point."""
@@ -38,6 +38,6 @@ def scrub_once(scrub: LogScrub, log: PartitionLog, *, now_ms: int, interval_ms: 
 
 def scrub_all(log: PartitionLog, *, now_ms: int) -> None:
     """Scrub every sealed segment once; what is damaged is quarantined, what is not is sealed."""
-    scrub = log.new_scrub()
+    scrub = LogScrub(log)
     for _ in range(log.segment_count - 1):
         scrub_once(scrub, log, now_ms=now_ms, interval_ms=1)

@@ -19,11 +19,14 @@ from integration_tests.storage_faults.passes import begin_pass, compact_once
 from integration_tests.storage_faults.scrubbing import scrub_once
 from storage.compaction.pass_ import CompactionPass
 from storage.errors import DataLossError
-from storage.log import FlushWork, LogSettings, OpenedLog, PartitionIdentity, PartitionLog
-from storage.names import partition_directory_name
-from storage.repair import SegmentRepair
+from storage.files.names import PartitionIdentity, partition_directory_name
+from storage.log.flush import FlushWork
+from storage.log.partition_log import OpenedLog, PartitionLog
+from storage.maintenance.repair import LogRepair, SegmentRepair
+from storage.maintenance.scrub import LogScrub
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
+from storage.types import LogSettings
 
 IDENTITY = PartitionIdentity(topic_id=bytes(range(16)), partition=0)
 PARTITIONS = "/data/partitions"
@@ -183,7 +186,7 @@ class Stage:
 
     def scrub(self) -> None:
         """Check and seal every sealed segment."""
-        scrub = self.log.new_scrub()
+        scrub = LogScrub(self.log)
         for _ in range(self.log.segment_count - 1):
             scrub_once(scrub, self.log, now_ms=self.now_ms, interval_ms=1)
 
@@ -209,7 +212,7 @@ class Stage:
 
     def repair(self) -> None:
         """Repair the damage with the batches that were written there; from its return on they can be read again."""
-        owner = self.log.new_repair()
+        owner = LogRepair(self.log)
         task = owner.begin(high_watermark=self.log.flushed_offset, now_ms=self.now_ms)
         assert task is not None, "there is nothing to repair"
         work = SegmentRepair(self.disk, task, lambda _: None)

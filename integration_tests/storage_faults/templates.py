@@ -20,12 +20,13 @@ from lograft.wire.limits import MAX_BATCH_BYTES
 
 from integration_tests.storage_faults.passes import compact_once
 from integration_tests.storage_faults.scrubbing import scrub_all
-from storage.env_posix import PosixDisk
 from storage.errors import DataLossError
-from storage.log import LogSettings, PartitionIdentity, PartitionLog
-from storage.names import SWAP_SUFFIX
+from storage.files.names import SWAP_SUFFIX, PartitionIdentity
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
 from storage.testing.log_appends import draw_batch, draw_epoch
 from storage.testing.log_model import LogModel, ModelBatch
+from storage.types import LogSettings
 
 SETTINGS = LogSettings(segment_bytes=6_000, index_interval_bytes=400, segment_ms=10**15)
 COMPACTED = replace(SETTINGS, compact=True, min_cleanable_dirty_ratio=0.0)

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import pytest
 
 import storage.compaction.owner
-import storage.recovery
+import storage.log.recovery
 from integration_tests.storage_faults.crash import ALL_OPERATIONS
 from integration_tests.storage_faults.enumeration import IllegalStateError, crash_operation, record, spread
 from integration_tests.storage_faults.history import History, check_log, read_found
 from integration_tests.storage_faults.operations import COMPACT, LogOperation, flushed, keyed
 from integration_tests.storage_faults.stage import Point, Stage
-from storage.damage import DamagedRanges
-from storage.log_start import LogStartFile
-from storage.recovery_point import RecoveryPointFile
+from storage.log.log_start import LogStartFile
+from storage.log.recovery_point import RecoveryPointFile
+from storage.segment.damage import DamagedRanges
 from storage.testing.sim_disk import SimCall, SimDisk, SimFile
 
 POINTS_A_TEST = 4
@@ -77,13 +77,13 @@ MUTANTS: dict[str, tuple[object, str, Callable[..., object], str]] = {
         RecoveryPointFile.write,
         "truncation, flushed",
     ),
-    "swaps are not completed": (storage.recovery, "finish_swaps", lambda *names: names[2], "compaction pass"),
+    "swaps are not completed": (storage.log.recovery, "finish_swaps", lambda *names: names[2], "compaction pass"),
     "a compacted segment is not synced": (SimFile, "sync", _unlike_seals, "compaction pass"),
     "the memory of lost windows is compacted": (
         storage.compaction.owner.LogCompaction,
         "_memory_offsets",
         lambda compaction: frozenset(
-            batch.base_offset for _, state in compaction._parts.producers.states() for batch in state.batches()
+            batch.base_offset for _, state in compaction.log.producers.states() for batch in state.batches()
         ),
         "compaction pass",
     ),

@@ -23,10 +23,11 @@ from lograft.wire.batch import encode_batch, read_batches, read_header
 
 from integration_tests.storage_faults.keyed_worker import KeyedWorker
 from integration_tests.storage_faults.scrubbing import scrub_once
-from storage.env_posix import PosixDisk
 from storage.errors import DiskFailedError
-from storage.log import LogSettings, PartitionLog
-from storage.scrub_owner import LogScrub
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.scrub import LogScrub
+from storage.types import LogSettings
 
 LIST_DIRECTORY = "list"
 KEYED_DIRECTORY = "keyed"
@@ -70,7 +71,7 @@ class Worker:
         self.now_ms = now_ms_of(generation)
         opened = PartitionLog.open(disk, path, settings=settings_of(generation), now_ms=self.now_ms)
         self._log = opened.log
-        self._scrub: LogScrub = self._log.new_scrub()
+        self._scrub: LogScrub = LogScrub(self._log)
         self._producers = 0
         self._producer_start = 0
         self._say(f"start {self._log.log_start_offset}")

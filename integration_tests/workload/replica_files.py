@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lograft.wire.header import HEADER_BYTES, read_header
 
-from storage.names import LOG_SUFFIX, PARTITIONS_DIRECTORY, parse_offset_file_name, parse_partition_directory_name
+from storage.files.names import LOG_SUFFIX, PARTITIONS_DIRECTORY, parse_offset_file_name, parse_partition_directory_name
 
 Batches = list[tuple[int, int, bytes]]
 """First and last offset and the digest of each batch of a log."""

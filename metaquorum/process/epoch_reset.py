@@ -17,9 +17,10 @@ from pathlib import Path
 from metaquorum.process.settings import SettingsError
 from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NodeId, QuorumEpoch, ReplicaKey
 from metaquorum.replica.election_store import ElectionStore
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
-from storage.log import LogSettings, PartitionLog
+from storage.directory.data_directory import DataDirectory
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

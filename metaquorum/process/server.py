@@ -41,8 +41,8 @@ from metaquorum.replica.auto_join import AutoJoin
 from metaquorum.replica.first_start import FirstStart, is_formatted
 from metaquorum.replica.quorum_node import QuorumNode, QuorumSettings
 from metaquorum.replica.quorum_service import QuorumService
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
+from storage.files.posix import PosixDisk
 
 logger = logging.getLogger(__name__)
 

@@ -35,10 +35,10 @@ from metaquorum.raft.types import (
     ReplicaKey,
 )
 from metaquorum.replica.checked_json import decode_checked, encode_checked
-from storage.checkpoints import replace_file
-from storage.env import Disk
 from storage.errors import FileMissingError
-from storage.names import QUORUM_STATE_FILE
+from storage.files.checkpoints import replace_file
+from storage.files.disk import Disk
+from storage.files.names import QUORUM_STATE_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -36,13 +36,13 @@ from metaquorum.replica.first_start_decision import (
     decide_first_start,
 )
 from metaquorum.replica.quorum_transport import PeerFailureError, QuorumTransport
-from storage.checkpoints import remove_if_exists, replace_file
-from storage.data_directory import DataDirectory
-from storage.env import Disk
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
 from storage.errors import FileMissingError
-from storage.made_directory import make_data_directory
-from storage.names import META_FILE, METADATA_DIRECTORY
+from storage.files.checkpoints import remove_if_exists, replace_file
+from storage.files.disk import Disk
+from storage.files.made_directory import make_data_directory
+from storage.files.names import META_FILE, METADATA_DIRECTORY
+from storage.files.posix import PosixDisk
 
 logger = logging.getLogger(__name__)
 

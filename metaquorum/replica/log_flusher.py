@@ -13,7 +13,7 @@ from functools import partial
 
 from metaquorum.replica.disk_thread import DiskThread
 from metaquorum.replica.log_store import LogStore
-from storage.log import FlushWork
+from storage.log.flush import FlushWork
 
 
 class LogFlusher:

@@ -25,11 +25,13 @@ from metaquorum.raft.types import LOG_BEGIN, Offset, QuorumEpoch, SnapshotId
 from metaquorum.raft.voters import VoterSet
 from metaquorum.raft_codec.control_codec import decode_control_batch, encode_control_record
 from metaquorum.replica.gathered import GatheredProposals
-from storage.env import Disk
 from storage.errors import DataLossError
-from storage.log import FlushWork, LogSettings, PartitionLog
-from storage.log_start import LogStartFile
-from storage.names import LOG_SUFFIX
+from storage.files.disk import Disk
+from storage.files.names import LOG_SUFFIX
+from storage.log.flush import FlushWork
+from storage.log.log_start import LogStartFile
+from storage.log.partition_log import PartitionLog
+from storage.types import LogSettings
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from metaquorum.replica.quorum_status import QuorumStatus, ReplicaStatus, descri
 from metaquorum.replica.quorum_transport import QuorumTransport
 from metaquorum.replica.snapshot_server import SnapshotServer
 from metaquorum.replica.snapshot_shell import SnapshotShell
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 
 __all__ = [
     "BusyError",

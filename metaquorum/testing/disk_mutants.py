@@ -12,7 +12,9 @@ from typing import Final
 from metaquorum.replica import election_store, log_store
 from metaquorum.testing.mutants import Mutant
 from metaquorum.testing.options import rot_storm, tear_storm
-from storage import checkpoints, flush, flush_state, reader, recovery_walk, scan, segment
+from storage.files import checkpoints
+from storage.log import flush, partition_log, reader, recovery_walk
+from storage.segment import scan, segment
 
 _TearMutant = partial(Mutant, options=tear_storm)
 _RotMutant = partial(Mutant, options=rot_storm)
@@ -97,8 +99,8 @@ DISK_MUTANTS: Final = (
     ),
     _TearMutant(
         name="the recovery point covers what is not flushed",
-        owner=flush_state.FlushState,
-        function="end",
+        owner=partition_log.PartitionLog,
+        function="end_flush",
         old="RecoveryPoint(flushed_offset=end_offset)",
         new="RecoveryPoint(flushed_offset=end_offset + 2)",
     ),

@@ -24,8 +24,8 @@ from metaquorum.replica.quorum_node import (
     QuorumTimers,
 )
 from metaquorum.replica.quorum_service import QuorumService
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
+from storage.files.posix import PosixDisk
 
 CLUSTER_ID = "loopback"
 

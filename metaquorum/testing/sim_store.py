@@ -47,10 +47,10 @@ from metaquorum.testing.sim_trouble import (
     Damage,
     Trouble,
 )
-from storage.damage import DamagedRanges
 from storage.errors import DataLossError, StorageError
-from storage.flush import FlushWork
-from storage.names import LOG_SUFFIX
+from storage.files.names import LOG_SUFFIX
+from storage.log.flush import FlushWork
+from storage.segment.damage import DamagedRanges
 from storage.testing.sim_disk import Crash, Refusal, SimCall
 from storage.testing.sim_disk import SimDisk as SimFiles
 

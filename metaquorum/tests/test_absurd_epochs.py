@@ -21,8 +21,8 @@ from metaquorum.raft.types import MAX_EPOCH_LEAP, MAX_QUORUM_EPOCH, NodeId, Quor
 from metaquorum.replica.election_store import ElectionStore
 from metaquorum.testing.scripted_node import CLUSTER_ID, ScriptedNode, election_state, key
 from metaquorum.tests.quorum_cluster import CLUSTER, QuorumCluster, quorum_cluster, until
-from storage.env_posix import PosixDisk
 from storage.errors import DirectoryLockedError
+from storage.files.posix import PosixDisk
 
 EPOCH = 5
 BEYOND = EPOCH + MAX_EPOCH_LEAP + 1

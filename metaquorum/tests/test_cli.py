@@ -26,7 +26,7 @@ from metaquorum.process.settings import (
 from metaquorum.replica.first_start import read_initial_voters
 from metaquorum.replica.quorum_node import SnapshotSettings
 from metaquorum.tests.quorum_cluster import free_ports
-from storage.env_posix import PosixDisk
+from storage.files.posix import PosixDisk
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0

@@ -16,7 +16,7 @@ from metaquorum.replica.log_store import DamagedLogError
 from metaquorum.replica.quorum_node import NotLeaderError, QuorumNode, QuorumSettings
 from metaquorum.testing.loopback import RecordingListener, wait_for
 from metaquorum.testing.scripted_node import election_state, key
-from storage.data_directory import DataDirectory
+from storage.directory.data_directory import DataDirectory
 from storage.errors import DiskFailedError
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 

@@ -11,7 +11,7 @@ from metaquorum.raft.types import ElectionState
 from metaquorum.replica.checked_json import decode_checked, encode_checked
 from metaquorum.replica.election_store import COPY_NAME, FILE_NAME, ElectionStore, VoteFileLostError
 from metaquorum.testing.scripted_node import election_state, key
-from storage.env_posix import PosixDisk
+from storage.files.posix import PosixDisk
 
 STATES = [
     election_state(0),

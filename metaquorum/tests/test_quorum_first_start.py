@@ -28,9 +28,9 @@ from metaquorum.replica.first_start_decision import (
     Wait,
     decide_first_start,
 )
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
 from storage.errors import AlreadyFormattedError, DirectoryNotWritableError
+from storage.files.posix import PosixDisk
 
 ADDRESSES = {NodeId(number): f"127.0.0.1:{9640 + number}" for number in (1, 2, 3)}
 

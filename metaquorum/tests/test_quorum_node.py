@@ -23,8 +23,8 @@ from metaquorum.replica.election_store import COPY_NAME, FILE_NAME, VoteFileLost
 from metaquorum.replica.quorum_node import BusyError, NotLeaderError, QuorumError, QuorumNode, QuorumSettings
 from metaquorum.testing.loopback import CLUSTER_ID, LoopbackQuorum, wait_for
 from metaquorum.testing.peer_client import PeerClient, QuorumCalls
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
+from storage.files.posix import PosixDisk
 
 QuorumOf = Callable[[int], LoopbackQuorum]
 

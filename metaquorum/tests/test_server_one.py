@@ -39,9 +39,9 @@ from metaquorum.tests.quorum_cluster import (
     settings_for,
     until,
 )
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
 from storage.errors import DirectoryLockedError, UnformattedDirectoryError, WrongClusterError, WrongNodeError
+from storage.files.posix import PosixDisk
 
 
 @pytest.fixture

@@ -24,10 +24,11 @@ from typing import Protocol, TypeVar
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
 from storage.errors import FileMissingError
-from storage.log import PartitionLog
-from storage.scrub import RateLimit, ScrubStopped
+from storage.files.rate_limit import RateLimit, WorkStopped
+from storage.log.partition_log import PartitionLog
 
 from .key_map import KEY_MEMORY_BYTES
+from .owner import LogCompaction
 from .pass_ import CompactionPass, PassOutcome, PassTask
 from .plan import CompactionRange, find_range, most_urgent
 
@@ -136,6 +137,8 @@ class Cleaner:
         self._wait_ms = wait_ms
         self._rate = RateLimit(settings.bytes_per_s, now_ms=monotonic_ms, wait_ms=wait_ms)
         self._reports: dict[str, LogReport] = {}
+        # What was read of the segments of each log that is compacted; used in steps of the logs' owners only.
+        self._sides: dict[str, LogCompaction] = {}
 
     def report(self) -> dict[str, LogReport]:
         """Return a copy of what there is to say, by name; may be called from any thread."""
@@ -146,7 +149,7 @@ class Cleaner:
         while True:
             try:
                 made_pass = self.run_once()
-            except ScrubStopped:
+            except WorkStopped:
                 return
             except Exception:
                 # Listing the logs failed: a bug elsewhere, which must not end compaction for all of them.
@@ -168,10 +171,11 @@ class Cleaner:
             True if the next look may follow at once: a pass ended well, or failed while another log is due.
 
         Raises:
-            ScrubStopped: the cleaner shall end.
+            WorkStopped: the cleaner shall end.
         """
         targets = {target.name: target for target in self._targets()}
         self._reports = {name: report for name, report in self._reports.items() if name in targets}
+        self._sides = {name: side for name, side in self._sides.items() if name in targets}
         due: dict[str, CompactionRange] = {}
         for name, target in targets.items():
             if not self._is_backing_off(name):
@@ -190,17 +194,34 @@ class Cleaner:
         """Do something about one log; a failure is noted, and is the end of that log's turn only."""
         try:
             return work()
-        except ScrubStopped:
+        except WorkStopped:
             raise
         except Exception as error:
             self._note_failure(name, error)
             return False
 
     def _look(self, name: str, target: CleanerTarget, due: dict[str, CompactionRange]) -> bool:
-        found = target.call(lambda log, high_watermark: _range_of(log, high_watermark, self._wall_ms()))
+        found = target.call(lambda log, high_watermark: self._range_of(name, log, high_watermark))
         if found is not None:
             due[name] = found
         return found is not None
+
+    def _range_of(self, name: str, log: PartitionLog, high_watermark: int) -> CompactionRange | None:
+        if not log.settings.compact:
+            # Most logs are like this, and cost no memory here.
+            self._sides.pop(name, None)
+            return None
+        side = self._side(name, log)
+        rules = side.rules
+        return None if rules is None else find_range(side.facts(high_watermark), rules, self._wall_ms())
+
+    def _side(self, name: str, log: PartitionLog) -> LogCompaction:
+        """Return the owner's side of a log's compaction; a step of the owner."""
+        side = self._sides.get(name)
+        if side is None or side.log is not log:
+            # New, opened again, or moved to another log directory.
+            side = self._sides[name] = LogCompaction(log)
+        return side
 
     def _compact(self, name: str, target: CleanerTarget, chosen: CompactionRange) -> bool:
         """Make one pass; False if the log changed under it."""
@@ -208,8 +229,8 @@ class Cleaner:
         max_keys = self._settings.key_map_bytes // KEY_MEMORY_BYTES
 
         def begin(log: PartitionLog, high_watermark: int) -> tuple[PassTask, CompactionPass]:
-            task = log.compaction.begin(chosen, now_ms=now_ms, max_keys=max_keys)
-            return task, CompactionPass(log.compaction.disk, task, self._rate.take)
+            task = self._side(name, log).begin(chosen, now_ms=now_ms, max_keys=max_keys)
+            return task, CompactionPass(log.disk, task, self._rate.take)
 
         task, work = target.call(begin)
         reading = task.sealed
@@ -220,16 +241,16 @@ class Cleaner:
                 self._check_room(name, sum(segment.size_bytes for segment in reading))
                 cleaned = work.clean(reading)
                 if cleaned is not None and not target.call(
-                    lambda log, _, cleaned=cleaned: log.compaction.swap(cleaned, now_ms=self._wall_ms())
+                    lambda log, _, cleaned=cleaned: log.swap(cleaned, now_ms=self._wall_ms())
                 ):
                     return self._note_stale(name)
         except FileMissingError:
             # Retention, DeleteRecords or a truncation took the segment before this thread had opened its file.
-            if target.call(lambda log, _, reading=reading: log.compaction.holds(reading)):
+            if target.call(lambda log, _, reading=reading: self._side(name, log).holds(reading)):
                 raise
             return self._note_stale(name)
         outcome = work.outcome()
-        target.call(lambda log, _: log.compaction.end(outcome))
+        target.call(lambda log, _: self._side(name, log).end(outcome))
         self._note_pass(name, task, outcome)
         return True
 
@@ -283,8 +304,3 @@ def back_off_of(failure_count: int) -> int:
     """Return how many milliseconds a log is left alone after so many failures in a row, 1 or more."""
     # The exponent is bounded: failures may go on for years.
     return min(MAX_BACK_OFF_MS, FIRST_BACK_OFF_MS << min(failure_count - 1, 16))
-
-
-def _range_of(log: PartitionLog, high_watermark: int, now_ms: int) -> CompactionRange | None:
-    rules = log.compaction.rules
-    return None if rules is None else find_range(log.compaction.facts(high_watermark), rules, now_ms)

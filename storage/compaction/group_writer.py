@@ -9,43 +9,23 @@ A group of one segment is written only from the first batch on that changes: a s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from lograft.wire.checksum import BytesLike
 from lograft.wire.encoded import EncodedBatch
 from lograft.wire.header import read_header
 
-from storage.checkpoints import remove_if_exists
-from storage.env import Disk, File
-from storage.file_budget import disk_under
-from storage.names import CLEANED_SUFFIX
-from storage.segment_index import SegmentIndex
-from storage.types import DamagedRange
+from storage.files.checkpoints import remove_if_exists
+from storage.files.descriptor_cache import disk_under
+from storage.files.disk import Disk, File
+from storage.files.names import CLEANED_SUFFIX
+from storage.log.swap import CleanedGroup
+from storage.segment.segment_index import SegmentIndex
+from storage.types import DamagedRange, SegmentFacts
 
-from .plan import SegmentFacts
 from .source import READ_BYTES, Pace, log_path
 
 PIECES_FROM_BYTES = 32 * 1024
 """From here on a batch is written in the pieces that it was made of: to copy them would cost more than to pass them on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleanedGroup:
-    """A compacted segment that is on stable storage and waits to be put in the place of its sources.
-
-    Attributes:
-        path: its `.cleaned` file.
-        sources: the segments that it replaces, as they were; ascending neighbours.
-        size_bytes: bytes of its file.
-        index: its indexes.
-        repaired: the damage of the sources, all of it, whose records it has; none after a compaction.
-    """
-
-    path: str
-    sources: tuple[SegmentFacts, ...]
-    size_bytes: int
-    index: SegmentIndex
-    repaired: tuple[DamagedRange, ...] = ()
 
 
 class GroupWriter:

@@ -6,32 +6,24 @@ Theory
     `swap` each group that it wrote -> `end`. Every call here is short, but `swap`, which syncs the directory three times.
     Appends, retention and truncation go on in between; a group whose sources changed meanwhile is thrown away, and so is a
     pass under which the log was restarted. One pass of a log is under way at a time.
+    All that is written is written by the log (`PartitionLog.swap`, `note_compacted`); what is remembered here is what was read of
+    its segments, so that the cleaner looks at each index once.
 
 Belongs to the owner of the log. Source: docs/storage.md section 6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from storage.checkpoints import encode_lines, read_lines, remove_if_exists, replace_file
-from storage.env import Disk
-from storage.errors import DiskFullError
-from storage.flush_state import FlushState
-from storage.names import CLEANER_FILE
-from storage.producers import ProducerWindows
-from storage.reader import LogReader
-from storage.recovery import LogParts
-from storage.segment import Segment
-from storage.tail import LogTail
+from storage.log.partition_log import PartitionLog
+from storage.log.swap import CleanedGroup
+from storage.segment.segment import Segment
+from storage.types import SegmentFacts
 
-from .checkpoint import CleanState, SegmentSize, decode_state
-from .group_writer import CleanedGroup
 from .pass_ import PassOutcome, PassTask
-from .plan import CompactionRange, CompactionRules, LogFacts, SegmentFacts
-from .swap import swap_group
+from .plan import CompactionRange, CompactionRules, LogFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,60 +37,20 @@ class _KnownFacts:
 class LogCompaction:
     """See the module docstring.
 
-    Args:
-        disk: the disk of the log.
-        directory: its directory.
-        parts: what it consists of.
-        tail: its append side, which has the settings.
-        flush_state: its flush side.
-        reader: its read side, which forgets positions.
-        writing: refuses a log that cannot be written, and notes a failure of the disk.
+    Attributes:
+        log: the log.
     """
 
-    __slots__ = (
-        "_directory",
-        "_disk",
-        "_facts",
-        "_flush_state",
-        "_is_void",
-        "_parts",
-        "_reader",
-        "_state",
-        "_tail",
-        "_writing",
-    )
+    __slots__ = ("_facts", "log")
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        parts: LogParts,
-        tail: LogTail,
-        flush_state: FlushState,
-        reader: LogReader,
-        writing: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._parts = parts
-        self._tail = tail
-        self._flush_state = flush_state
-        self._reader = reader
-        self._writing = writing
-        self._state: CleanState | None = None
-        self._is_void = False
-        # Made at the first look: most logs are not compacted.
-        self._facts: dict[int, _KnownFacts] | None = None
-
-    @property
-    def disk(self) -> Disk:
-        """The disk of the log, for the pass."""
-        return self._disk
+    def __init__(self, log: PartitionLog) -> None:
+        self.log = log
+        self._facts: dict[int, _KnownFacts] = {}
 
     @property
     def rules(self) -> CompactionRules | None:
         """When the log is due, as its settings say; None: it is not compacted."""
-        settings = self._tail.settings
+        settings = self.log.settings
         if not settings.compact:
             return None
         return CompactionRules(
@@ -106,11 +58,6 @@ class LogCompaction:
             max_compaction_lag_ms=settings.max_compaction_lag_ms,
             min_cleanable_dirty_ratio=settings.min_cleanable_dirty_ratio,
         )
-
-    @property
-    def dirty_offset(self) -> int:
-        """Nothing at or beyond it was ever compacted: there, every replica has the bytes that the leader appended (inclusive)."""
-        return self._clean_offsets()[1]
 
     def facts(self, high_watermark: int) -> LogFacts:
         """Return what the plan needs to know. Reads the index of each new sealed segment once.
@@ -123,16 +70,14 @@ class LogCompaction:
             DiskFailedError, LogClosedError: nothing can be compacted.
             DiskReadError, CorruptLogError: a segment cannot be read.
         """
-        with self._writing():
-            _, dirty_offset = self._clean_offsets()
-            return LogFacts(
-                sealed=self._sealed(),
-                dirty_offset=dirty_offset,
-                stable_end_offset=self._parts.producers.last_stable_offset(
-                    min(high_watermark, self._flush_state.flushed_offset)
-                ),
-                next_horizon_ms=self._known_state().next_horizon_ms,
-            )
+        log = self.log
+        log.check_writable()
+        return LogFacts(
+            sealed=self._sealed(),
+            dirty_offset=log.dirty_offset,
+            stable_end_offset=log.producers.last_stable_offset(min(high_watermark, log.flushed_offset)),
+            next_horizon_ms=log.next_horizon_ms,
+        )
 
     def begin(self, chosen: CompactionRange, *, now_ms: int, max_keys: int) -> PassTask:
         """Describe the log to a pass over the range that was chosen.
@@ -145,91 +90,55 @@ class LogCompaction:
         Raises:
             DiskFailedError, LogClosedError, DiskReadError, CorruptLogError: as `facts`.
         """
-        with self._writing():
-            self._is_void = False
-            settings = self._tail.settings
-            map_offset, dirty_offset = self._clean_offsets()
-            producers = self._parts.producers
-            aborted = producers.transactions.aborted_between(0, chosen.end_offset) if producers.has_transactions else ()
-            return PassTask(
-                directory=self._directory,
-                sealed=tuple(each for each in self._sealed() if each.end_offset <= chosen.end_offset),
-                map_offset=map_offset,
-                dirty_offset=dirty_offset,
-                end_offset=chosen.end_offset,
-                aborted=tuple(aborted),
-                memory_offsets=self._memory_offsets(),
-                known_producers=self._known_producers(),
-                next_horizon_ms=self._known_state().next_horizon_ms,
-                now_ms=now_ms,
-                delete_retention_ms=settings.delete_retention_ms,
-                segment_bytes=settings.segment_bytes,
-                interval_bytes=settings.index_interval_bytes,
-                max_keys=max_keys,
-            )
+        log = self.log
+        log.check_writable()
+        settings, producers = log.settings, log.producers
+        map_offset, dirty_offset = log.clean_offsets
+        aborted = producers.transactions.aborted_between(0, chosen.end_offset) if producers.has_transactions else ()
+        return PassTask(
+            directory=log.directory,
+            sealed=tuple(each for each in self._sealed() if each.end_offset <= chosen.end_offset),
+            map_offset=map_offset,
+            dirty_offset=dirty_offset,
+            end_offset=chosen.end_offset,
+            aborted=tuple(aborted),
+            memory_offsets=self._memory_offsets(),
+            known_producers=self._known_producers(),
+            next_horizon_ms=log.next_horizon_ms,
+            now_ms=now_ms,
+            delete_retention_ms=settings.delete_retention_ms,
+            segment_bytes=settings.segment_bytes,
+            interval_bytes=settings.index_interval_bytes,
+            max_keys=max_keys,
+            restart_count=log.restart_count,
+        )
 
     def _memory_offsets(self) -> frozenset[int]:
         """Return the base offsets of the batches in all idempotence windows, those that a power failure brings back included."""
         return frozenset(
-            batch.base_offset for each in self._windows() for _, state in each.states() for batch in state.batches()
+            batch.base_offset
+            for each in self.log.possible_producers()
+            for _, state in each.states()
+            for batch in state.batches()
         )
 
     def _known_producers(self) -> frozenset[int]:
         """Return the ids of all producers, those that a power failure brings back included; none without a transaction."""
-        if not self._parts.producers.has_transactions:
+        if not self.log.producers.has_transactions:
             return frozenset()
-        return frozenset(producer_id for each in self._windows() for producer_id, _ in each.states())
-
-    def _windows(self) -> list[ProducerWindows]:
-        """Return the idempotence windows, as they are and as they would be after a power failure."""
-        producers, flushed_offset = self._parts.producers, self._flush_state.flushed_offset
-        windows = [producers]
-        if producers.has_batch_from(flushed_offset):
-            # Without what is not flushed the windows reach further back.
-            newest = self._parts.snapshots.newest(flushed_offset)
-            windows += [newest[1]] if newest is not None else []
-        return windows
+        return frozenset(producer_id for each in self.log.possible_producers() for producer_id, _ in each.states())
 
     def holds(self, segments: Iterable[SegmentFacts]) -> bool:
         """Tell whether the log still has these sealed segments, as a pass that is under way was told of them."""
-        if self._is_void:
-            return False
-        held = {(each.base_offset, each.end_offset, each.size_bytes) for each in self._parts.segments}
-        return all((each.base_offset, each.end_offset, each.size_bytes) in held for each in segments)
+        count = self.log.restart_count
+        held = {(each.base_offset, each.end_offset, each.size_bytes, count) for each in self.log.segments}
+        return all(
+            (each.base_offset, each.end_offset, each.size_bytes, each.restart_count) in held for each in segments
+        )
 
     def swap(self, cleaned: CleanedGroup, *, now_ms: int) -> bool:
-        """Put a group in the place of its sources; waits for the device.
-
-        Args:
-            cleaned: the group.
-            now_ms: the owner's clock in milliseconds.
-
-        Returns:
-            False if the log changed meanwhile: the group is thrown away, and the pass must end.
-
-        Raises:
-            DiskFullError, DiskAccessError: nothing changed.
-            DiskFailedError, LogClosedError: the log can no longer be written.
-        """
-        with self._writing():
-            if self._is_void:
-                remove_if_exists(self._disk, cleaned.path)
-                return False
-            return self._swap(cleaned, now_ms)
-
-    def swap_repaired(self, repaired: CleanedGroup, *, now_ms: int) -> bool:
-        """Put a segment whose damage was repaired in the place of the damaged one; otherwise as `swap`."""
-        with self._writing():
-            return self._swap(repaired, now_ms)
-
-    def _swap(self, cleaned: CleanedGroup, now_ms: int) -> bool:
-        if not swap_group(self._disk, self._directory, self._parts, cleaned, now_ms=now_ms):
-            return False
-        # Positions are remembered by segment, timestamps by the place of the segment.
-        self._reader.forget_all()
-        # What was compacted already has another size now; without this the whole of it would count as dirty.
-        self._follow_swap(cleaned)
-        return True
+        """Put a group in the place of its sources; see `PartitionLog.swap`. If it answers False, the pass must end."""
+        return self.log.swap(cleaned, now_ms=now_ms)
 
     def end(self, outcome: PassOutcome) -> None:
         """Note what a pass did, after its last swap.
@@ -237,79 +146,23 @@ class LogCompaction:
         Raises:
             DiskFailedError, LogClosedError: the log can no longer be written.
         """
-        with self._writing():
-            if self._is_void:
-                return
-            leader_epoch = self._epoch_below(outcome.dirty_offset)
-            self._save(CleanState.after(outcome, leader_epoch=leader_epoch, segments=_sizes(self._parts.segments)))
-
-    def forget(self) -> None:
-        """Forget how far the log was compacted, after everything in it has gone; the checkpoint is gone too.
-
-        A pass under way is void: segments of another history may have the offsets and sizes of those that it read.
-        """
-        self._state = None
-        self._facts = None
-        self._is_void = True
-
-    def _follow_swap(self, cleaned: CleanedGroup) -> None:
-        """Put the new segment into the list of known sizes, if its sources were all there."""
-        state = self._known_state()
-        sources = {SegmentSize(each.base_offset, each.size_bytes) for each in cleaned.sources}
-        below = {each for each in sources if each.base_offset < state.dirty_offset}
-        if not below or not below.issubset(state.segments):
-            return
-        added = SegmentSize(cleaned.sources[0].base_offset, cleaned.size_bytes)
-        self._save(replace(state, segments=tuple(sorted({*state.segments} - sources | {added}))))
-
-    def _save(self, state: CleanState) -> None:
-        """Keep a state, and write it without a sync: one that is lost, or old, only costs work."""
-        self._state = state
-        try:
-            replace_file(self._disk, self._path, encode_lines(state.encode()), durable=False)
-        except DiskFullError:
-            return
-
-    @property
-    def _path(self) -> str:
-        return f"{self._directory}/{CLEANER_FILE}"
-
-    def _known_state(self) -> CleanState:
-        if self._state is None:
-            lines = read_lines(self._disk, self._path)
-            self._state = (decode_state(lines) if lines is not None else None) or CleanState()
-        return self._state
-
-    def _clean_offsets(self) -> tuple[int, int]:
-        """Return (map offset, dirty offset), both within the log."""
-        state = self._known_state()
-        segments = self._parts.segments
-        active = segments.active
-        map_offset, dirty_offset = state.offsets_of(
-            leader_epoch=self._epoch_below(state.dirty_offset),
-            sealed=_sizes(each for each in segments if each is not active),
-            sealed_end=active.base_offset,
+        self.log.note_compacted(
+            map_offset=outcome.map_offset,
+            dirty_offset=outcome.dirty_offset,
+            next_horizon_ms=outcome.next_horizon_ms,
+            restart_count=outcome.restart_count,
         )
-        first_offset = segments.base_offset
-        return max(map_offset, first_offset), max(dirty_offset, first_offset)
-
-    def _epoch_below(self, offset: int) -> int | None:
-        return self._parts.epochs.epoch_at(offset - 1) if offset > 0 else None
 
     def _sealed(self) -> tuple[SegmentFacts, ...]:
-        segments = self._parts.segments
-        facts = self._facts = {
-            segment.base_offset: self._facts_of(segment) for segment in segments if segment is not segments.active
-        }
+        facts = self._facts = {segment.base_offset: self._facts_of(segment) for segment in self.log.segments.sealed()}
         return tuple(replace(known.facts, is_damaged=bool(known.segment.damages())) for known in facts.values())
 
     def _facts_of(self, segment: Segment) -> _KnownFacts:
-        """Return what is known of a sealed segment; its index is read once, and closed again like after a read."""
-        known = self._facts.get(segment.base_offset) if self._facts is not None else None
+        """Return what is known of a sealed segment; its index is read once."""
+        known = self._facts.get(segment.base_offset)
         if known is not None and known.segment is segment and known.facts.size_bytes == segment.size_bytes:
             return known
-        index = segment.load_index(self._tail.settings.index_interval_bytes)
-        self._parts.segments.note_read(segment, self._flush_state.flushed_offset)
+        index = self.log.load_index(segment)
         facts = SegmentFacts(
             base_offset=segment.base_offset,
             end_offset=segment.end_offset,
@@ -317,9 +170,6 @@ class LogCompaction:
             # A filler has no time of its own: 0.
             first_timestamp_ms=index.first_timestamp_ms or index.max_timestamp_ms or None,
             max_timestamp_ms=index.max_timestamp_ms or 0,
+            restart_count=self.log.restart_count,
         )
         return _KnownFacts(segment=segment, facts=facts)
-
-
-def _sizes(segments: Iterable[Segment]) -> list[SegmentSize]:
-    return [SegmentSize(segment.base_offset, segment.size_bytes) for segment in segments]

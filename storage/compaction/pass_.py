@@ -3,8 +3,8 @@
 
 Theory
     The owner describes the log in a `PassTask` (`owner`). A `CompactionPass` may work in any thread: it reads sealed segments,
-    which never change, and writes `.cleaned` files. After each group the owner swaps it (`swap`); only then the next one is
-    written, so that an older record is gone before a tombstone behind it may go.
+    which never change, and writes `.cleaned` files. After each group the owner swaps it (`PartitionLog.swap`); only then the next
+    one is written, so that an older record is gone before a tombstone behind it may go.
 
 Laws
     Where something older may be left, tombstones stay: from `hold_offset` on, which is the first damaged segment, the first
@@ -31,13 +31,15 @@ from lograft.wire.encoded import EncodedBatch
 from lograft.wire.errors import BatchTooLargeError
 from lograft.wire.header import BatchHeader
 
-from storage.env import Disk
-from storage.transactions import AbortedTransaction
+from storage.files.disk import Disk
+from storage.log.swap import CleanedGroup
+from storage.log.transactions import AbortedTransaction
+from storage.types import SegmentFacts
 
-from .group_writer import CleanedGroup, GroupWriter
+from .group_writer import GroupWriter
 from .key_hash import SECRET_BYTES, KeyHasher
 from .key_map import KeyMap
-from .plan import SegmentFacts, first_damage, group_segments
+from .plan import first_damage, group_segments
 from .rewrite import Filled, GapFiller, memory_filler, rewrite_batch
 from .source import Pace, read_segment
 from .survivors import TombstoneRule, find_survivors
@@ -64,6 +66,7 @@ class PassTask:
         segment_bytes: most bytes of a group of several segments.
         interval_bytes: index interval.
         max_keys: most keys of the key map.
+        restart_count: how often the log had begun anew; once more, and the pass is void.
     """
 
     directory: str
@@ -80,6 +83,7 @@ class PassTask:
     segment_bytes: int
     interval_bytes: int
     max_keys: int
+    restart_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ class PassOutcome:
         next_horizon_ms: the earliest time at which a tombstone, or the end of a transaction, may go; None: none waits.
         read_count: records read.
         kept_count: records that stayed.
+        restart_count: see `PassTask`.
     """
 
     map_offset: int
@@ -99,6 +104,7 @@ class PassOutcome:
     next_horizon_ms: int | None
     read_count: int
     kept_count: int
+    restart_count: int = 0
 
 
 class CompactionPass:
@@ -291,6 +297,7 @@ class CompactionPass:
             next_horizon_ms=self._next_horizon_ms,
             read_count=self._read_count,
             kept_count=self._kept_count,
+            restart_count=task.restart_count,
         )
 
 

@@ -18,29 +18,10 @@ from enum import IntEnum
 
 from lograft.wire.filler import MAX_FILLER_OFFSETS
 
+from storage.types import SegmentFacts
+
 MAX_GROUP_OFFSETS = MAX_FILLER_OFFSETS
 """Most offsets of one group: an index entry must hold the distance to the base offset."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentFacts:
-    """What the plan knows of one segment.
-
-    Attributes:
-        base_offset: its first offset, inclusive.
-        end_offset: offset after it.
-        size_bytes: bytes of its log file.
-        first_timestamp_ms: largest timestamp of its first batch; None: not known.
-        max_timestamp_ms: its largest timestamp.
-        is_damaged: a range of it is quarantined; it is left alone until it is repaired.
-    """
-
-    base_offset: int
-    end_offset: int
-    size_bytes: int
-    first_timestamp_ms: int | None
-    max_timestamp_ms: int
-    is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

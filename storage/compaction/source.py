@@ -13,14 +13,12 @@ from lograft.wire.checksum import crc32c
 from lograft.wire.header import CRC_START, BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES
 
-from storage.env import Disk, File
 from storage.errors import CorruptLogError
-from storage.file_budget import disk_under
-from storage.names import LOG_SUFFIX, offset_file_name
-from storage.scan import header_fault
-from storage.types import Boundary
-
-from .plan import SegmentFacts
+from storage.files.descriptor_cache import disk_under
+from storage.files.disk import Disk, File
+from storage.files.names import LOG_SUFFIX, offset_file_name
+from storage.segment.scan import header_fault
+from storage.types import Boundary, SegmentFacts
 
 READ_BYTES = 1024 * 1024
 """Most bytes read at once; a larger batch is read alone."""

@@ -14,10 +14,10 @@ from itertools import pairwise
 from lograft.wire.checksum import crc32c
 from lograft.wire.header import BatchHeader
 
-from storage.env import File
+from storage.files.disk import File
 from storage.inspect.findings import LogReport, Severity
 from storage.inspect.formats import OffsetIndexFile, TimeIndexFile
-from storage.seal import NO_TIMESTAMP_MS, SEAL_CHUNK_BYTES, Seal, differing_chunks
+from storage.segment.seal import NO_TIMESTAMP_MS, SEAL_CHUNK_BYTES, Seal, differing_chunks
 from storage.types import Boundary
 
 STALE = "it was made for another size or end of the segment: not used, and made anew"

@@ -13,15 +13,15 @@ from lograft.wire.errors import BatchError
 from lograft.wire.header import BatchHeader
 from lograft.wire.reader import RecordBatch
 
-from storage.env import File
+from storage.files.disk import File
+from storage.files.names import LOG_SUFFIX, META_FILE, parse_offset_file_name
 from storage.inspect.dump_files import dump_small_file
 from storage.inspect.files import InspectedFile, read_small
 from storage.inspect.findings import LogReport
 from storage.inspect.log_files import LogFiles, SegmentFile, load_log_files
 from storage.inspect.sections import RecordHeaders, Row, Section
 from storage.inspect.targets import TargetKind, file_kind, kind_of, logs_of
-from storage.names import LOG_SUFFIX, META_FILE, parse_offset_file_name
-from storage.segment_check import BadBytes, CheckedBatch, PassedDamage, TrailingBytes, check_segment
+from storage.segment.segment_check import BadBytes, CheckedBatch, PassedDamage, TrailingBytes, check_segment
 from storage.types import Boundary
 
 BATCH_COLUMNS = (

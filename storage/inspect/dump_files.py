@@ -6,6 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from storage.files.names import (
+    CLEANER_FILE,
+    DAMAGE_FILE,
+    EPOCH_FILE,
+    HIGH_WATERMARK_FILE,
+    INDEX_SUFFIX,
+    LOG_START_FILE,
+    PARTITION_FILE,
+    RECOVERY_POINT_FILE,
+    SEAL_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    parse_offset_file_name,
+)
 from storage.inspect.files import read_small
 from storage.inspect.formats import (
     CLEAN_FLAG,
@@ -27,21 +41,7 @@ from storage.inspect.texts import (
     parse_high_watermarks,
     parse_partition_metadata,
 )
-from storage.names import (
-    CLEANER_FILE,
-    DAMAGE_FILE,
-    EPOCH_FILE,
-    HIGH_WATERMARK_FILE,
-    INDEX_SUFFIX,
-    LOG_START_FILE,
-    PARTITION_FILE,
-    RECOVERY_POINT_FILE,
-    SEAL_SUFFIX,
-    SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    parse_offset_file_name,
-)
-from storage.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_seal
+from storage.segment.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_seal
 
 
 def dump_small_file(path: str) -> Iterator[Section]:
@@ -161,10 +161,18 @@ def _slots(name: str, slots: list[SlotView], columns: tuple[str, ...], *, has_fl
 
 
 def _cleaner(name: str, content: bytes) -> Iterator[Section]:
-    *facts, segments = parse_cleaner_checkpoint(content)
-    names = ("dirty offset", "map offset", "leader epoch", "next horizon, ms")
-    yield _facts(name, dict(zip(names, facts, strict=True)))
-    yield Section(kind="segment", title="segments", columns=("base_offset", "size_bytes"), rows=segments)
+    state = parse_cleaner_checkpoint(content)
+    yield _facts(
+        name,
+        {
+            "dirty offset": state.dirty_offset,
+            "map offset": state.map_offset,
+            # As they stand in the file: -1 is none.
+            "leader epoch": -1 if state.leader_epoch is None else state.leader_epoch,
+            "next horizon, ms": -1 if state.next_horizon_ms is None else state.next_horizon_ms,
+        },
+    )
+    yield Section(kind="segment", title="segments", columns=("base_offset", "size_bytes"), rows=state.segments)
 
 
 def _text(name: str, kind: str | None, content: bytes) -> Section:

@@ -10,7 +10,7 @@ import errno
 from pathlib import Path
 
 from storage.errors import DiskAccessError, DiskError, DiskReadError, FileMissingError
-from storage.read_only import ReadOnlyFile
+from storage.files.read_only import ReadOnlyFile
 
 
 class InspectedFile(ReadOnlyFile):

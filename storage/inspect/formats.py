@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsers of the binary files beside a segment: indexes, producer snapshots, and files of two slots. Pure.
 
-Each parser gives a value or raises `MalformedError` with the reason; seals are read by `storage.seal`. Written from the tables
-of docs/storage_format.md, sections 2.2 to 2.6.
+Each parser gives a value or raises `MalformedError` with the reason. Written from the tables of docs/storage_format.md, sections
+2.2 to 2.6, and not with the engine's decoders: those answer "use it, or build it anew", and a mistake that a decoder shares with its
+encoder would be seen by no judge that uses it. Here bytes that the engine wrote are read by somebody who knows only the page. Without
+such a second reading are seals (`storage.segment.seal`), and the lines of text checkpoints (`texts`), whose form leaves nothing to
+mistake.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from typing import NamedTuple
 from lograft.wire.checksum import crc32c
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
-from storage.env import SECTOR_BYTES
-from storage.offset_index import to_big_endian
+from storage.files.disk import SECTOR_BYTES
+from storage.segment.offset_index import to_big_endian
 
 SLOT_COUNT = 2
 """Slots of `recovery-point` and `log-start`."""

@@ -4,7 +4,7 @@
 Bad places are judged as recovery does: below the recovery point, or in front of good batches, they are damage; a torn tail is
 what a crash leaves behind, and only noted. Known damage is passed over. Nothing is changed, and nothing outside the directory is
 read.
-Source: docs/storage_format.md; `storage.recovery_walk` for the judgement.
+Source: docs/storage_format.md; `storage.log.recovery_walk` for the judgement.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import NamedTuple, assert_never
 from lograft.wire.header import BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES, MAGIC
 
-from storage.env import File
+from storage.files.disk import File
+from storage.files.names import DAMAGE_FILE, PARTITION_FILE, RECOVERY_POINT_FILE, PartitionIdentity
 from storage.inspect.files import InspectedFile
 from storage.inspect.findings import LogReport, Severity
 from storage.inspect.log_files import LogFiles, SegmentFile, load_log_files
 from storage.inspect.record_judges import EpochJudge, judge_content
 from storage.inspect.segment_caches import SegmentCaches
 from storage.inspect.snapshot_check import SnapshotCheck
-from storage.names import DAMAGE_FILE, PARTITION_FILE, RECOVERY_POINT_FILE, PartitionIdentity
-from storage.scan import shows_unwritten_sector
-from storage.segment_check import BadBytes, CheckedBatch, PassedDamage, TrailingBytes, check_segment
+from storage.segment.scan import shows_unwritten_sector
+from storage.segment.segment_check import BadBytes, CheckedBatch, PassedDamage, TrailingBytes, check_segment
 from storage.types import Boundary, DamagedRange
 
 

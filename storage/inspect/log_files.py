@@ -10,20 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from storage.epochs import LeaderEpochs
-from storage.inspect.files import list_files, read_small
-from storage.inspect.findings import LogReport, Severity
-from storage.inspect.formats import (
-    CLEAN_FLAG,
-    MalformedError,
-    SlotView,
-    newest_slot,
-    parse_log_start,
-    parse_recovery_point,
-    was_never_written,
-)
-from storage.inspect.texts import parse_cleaner_checkpoint, parse_damaged_ranges, parse_epochs, parse_partition_metadata
-from storage.names import (
+from storage.files.names import (
     CLEANED_SUFFIX,
     CLEANER_FILE,
     DAMAGE_FILE,
@@ -40,6 +27,19 @@ from storage.names import (
     parse_restart_file_name,
     parse_swap_file_name,
 )
+from storage.inspect.files import list_files, read_small
+from storage.inspect.findings import LogReport, Severity
+from storage.inspect.formats import (
+    CLEAN_FLAG,
+    MalformedError,
+    SlotView,
+    newest_slot,
+    parse_log_start,
+    parse_recovery_point,
+    was_never_written,
+)
+from storage.inspect.texts import parse_cleaner_checkpoint, parse_damaged_ranges, parse_epochs, parse_partition_metadata
+from storage.log.epochs import LeaderEpochs
 from storage.types import DamagedRange
 
 LEFTOVER_SUFFIXES = (TEMPORARY_SUFFIX, DELETED_SUFFIX, CLEANED_SUFFIX)

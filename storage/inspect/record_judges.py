@@ -17,9 +17,8 @@ from lograft.wire.filler import filler_fault
 from lograft.wire.header import BatchHeader
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
-from storage.epochs import LeaderEpochs
 from storage.inspect.findings import LogReport, Severity
-from storage.segment_check import epoch_fits
+from storage.log.epochs import LeaderEpochs, epoch_fits
 from storage.types import Boundary
 
 KNOWN_ATTRIBUTES = 0xFF

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from lograft.wire.header import BatchHeader
 
-from storage.env import File
+from storage.files.disk import File
+from storage.files.names import INDEX_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
 from storage.inspect.cache_judges import OffsetIndexJudge, SealJudge, TimeIndexJudge
 from storage.inspect.files import read_small
 from storage.inspect.findings import LogReport, Severity
 from storage.inspect.formats import MalformedError, parse_offset_index, parse_time_index, was_never_written
 from storage.inspect.log_files import LogFiles, SegmentFile
-from storage.names import INDEX_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, offset_file_name
-from storage.seal import MalformedSealError, decode_seal
+from storage.segment.seal import MalformedSealError, decode_seal
 from storage.types import Boundary
 
 _Judge = OffsetIndexJudge | TimeIndexJudge | SealJudge

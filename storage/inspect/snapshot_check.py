@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from lograft.wire.header import BatchHeader
 
+from storage.files.names import SNAPSHOT_SUFFIX, offset_file_name
 from storage.inspect.files import read_small
 from storage.inspect.findings import LogReport, Severity
 from storage.inspect.formats import MalformedError, SnapshotFile, parse_snapshot
 from storage.inspect.log_files import LogFiles
 from storage.inspect.producer_judge import ProducerReplay
 from storage.inspect.segment_caches import report_malformed
-from storage.names import SNAPSHOT_SUFFIX, offset_file_name
 
 
 class SnapshotCheck:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from storage.inspect.files import list_directories, list_files
-from storage.names import (
+from storage.files.names import (
     CLEANER_FILE,
     DAMAGE_FILE,
     EPOCH_FILE,
@@ -28,6 +27,7 @@ from storage.names import (
     parse_offset_file_name,
     parse_partition_directory_name,
 )
+from storage.inspect.files import list_directories, list_files
 
 _LOG_FILES = (RECOVERY_POINT_FILE, PARTITION_FILE, EPOCH_FILE, DAMAGE_FILE, LOG_START_FILE, CLEANER_FILE)
 

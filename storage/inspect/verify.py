@@ -14,8 +14,28 @@ from typing import cast
 
 from lograft.wire.checksum import crc32c
 
-from storage.data_directory import decode_meta
+from storage.directory.data_directory import decode_meta
 from storage.errors import CorruptDirectoryError
+from storage.files.names import (
+    CLEANER_FILE,
+    DAMAGE_FILE,
+    EPOCH_FILE,
+    HIGH_WATERMARK_FILE,
+    INDEX_SUFFIX,
+    LOG_START_FILE,
+    LOG_SUFFIX,
+    META_FILE,
+    METADATA_DIRECTORY,
+    PARTITION_FILE,
+    PARTITIONS_DIRECTORY,
+    QUORUM_STATE_FILE,
+    RECOVERY_POINT_FILE,
+    SEAL_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    parse_offset_file_name,
+    parse_partition_directory_name,
+)
 from storage.inspect.files import InspectedFile, read_small
 from storage.inspect.findings import LogReport, Severity
 from storage.inspect.formats import (
@@ -37,28 +57,8 @@ from storage.inspect.texts import (
     parse_high_watermarks,
     parse_partition_metadata,
 )
-from storage.names import (
-    CLEANER_FILE,
-    DAMAGE_FILE,
-    EPOCH_FILE,
-    HIGH_WATERMARK_FILE,
-    INDEX_SUFFIX,
-    LOG_START_FILE,
-    LOG_SUFFIX,
-    META_FILE,
-    METADATA_DIRECTORY,
-    PARTITION_FILE,
-    PARTITIONS_DIRECTORY,
-    QUORUM_STATE_FILE,
-    RECOVERY_POINT_FILE,
-    SEAL_SUFFIX,
-    SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    parse_offset_file_name,
-    parse_partition_directory_name,
-)
-from storage.seal import MalformedSealError, decode_seal
-from storage.segment_check import BadBytes, CheckedBatch, check_segment
+from storage.segment.seal import MalformedSealError, decode_seal
+from storage.segment.segment_check import BadBytes, CheckedBatch, check_segment
 
 CHECKED_JSON_FILES = (
     "first-start.json",

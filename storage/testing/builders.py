@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from lograft.wire.batch import RecordBatch, check_batch, encode_batch, read_batches
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from storage.env import Disk
-from storage.log import Appended, LogSettings, OpenedLog, PartitionLog
+from storage.files.disk import Disk
+from storage.log.partition_log import OpenedLog, PartitionLog
+from storage.types import Appended, LogSettings
 
 SMALL = LogSettings(segment_bytes=1_000, index_interval_bytes=100, segment_ms=10**15)
 """Settings under which a handful of batches fills a segment and an index."""

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The suite that every `Disk` must pass: subclass `DiskConformance` and give it a fixture `disk` and a fixture `root`.
 
-`root` is an existing empty directory on that disk. Only what `storage.env` promises is asked.
+`root` is an existing empty directory on that disk. Only what `storage.files.disk` promises is asked.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from storage.env import Disk
-from storage.errors import (
-    DiskAccessError,
-    FileExistsInDiskError,
-    FileMissingError,
-    LockHeldError,
-)
+from storage.errors import DiskAccessError, FileExistsInDiskError, FileMissingError, LockHeldError
+from storage.files.disk import Disk
 
 
 class DiskConformance:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from storage.log import LogSettings
 from storage.testing.builders import SMALL, ProducerStamp
 from storage.testing.log_appends import Append, AppendAsFollower, plain_batch
 from storage.testing.log_faults import CloseAndOpen, CrashNow
@@ -26,6 +25,7 @@ from storage.testing.log_restart import RestartAt
 from storage.testing.log_world import World
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
+from storage.types import LogSettings
 
 RANDOM_KINDS = (Crash.TEAR, Crash.PREFIX)
 """Kinds of crash that leave something else for each seed."""

@@ -11,11 +11,11 @@ from lograft.wire.batch import check_batch, encode_batch, read_header
 from lograft.wire.limits import MAX_BATCH_BYTES
 
 from storage.errors import DiskFullError, OutOfOrderOffsetError, OutOfOrderSequenceError, ProducerFencedError
-from storage.log import Appended
 from storage.testing.builders import ProducerStamp
 from storage.testing.log_model import SEQUENCE_COUNT, LogModel, ModelBatch, Refused
 from storage.testing.log_world import Operation, World, attempt
 from storage.testing.sim_disk import Refusal
+from storage.types import Appended
 
 PRODUCER_IDS = (1, 2, 3)
 KEYS = (b"", b"a", b"b", b"c", b"d", b"long" * 20)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 
+from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass
 from storage.compaction.plan import find_range
 from storage.errors import DiskFullError, StorageError
@@ -69,14 +70,14 @@ def draw_rule(world: World, rng: random.Random) -> CompactionRule:
 
 def begin_pass(world: World, rule: CompactionRule) -> tuple[CompactionPass, int] | None:
     """Begin a pass if the log is due; return it and where it ends."""
-    compaction = world.log.compaction
+    compaction = LogCompaction(world.log)
     rules = compaction.rules
     assert rules is not None, "the log is not compacted"
     chosen = find_range(compaction.facts(rule.end_offset), rules, rule.now_ms)
     if chosen is None:
         return None
     task = compaction.begin(chosen, now_ms=rule.now_ms, max_keys=MAX_RECORDS_PER_BATCH)
-    return CompactionPass(compaction.disk, task, _no_pace), chosen.end_offset
+    return CompactionPass(world.log.disk, task, _no_pace), chosen.end_offset
 
 
 def steps_of(world: World, work: CompactionPass) -> Iterator[CompactionPass]:
@@ -88,10 +89,10 @@ def steps_of(world: World, work: CompactionPass) -> Iterator[CompactionPass]:
         if cleaned is None:
             continue
         yield work
-        if not world.log.compaction.swap(cleaned, now_ms=world.now_ms):
+        if not world.log.swap(cleaned, now_ms=world.now_ms):
             return
         yield work
-    world.log.compaction.end(work.outcome())
+    LogCompaction(world.log).end(work.outcome())
 
 
 def follow_swaps(model: LogModel, outcome: object, rule: CompactionRule) -> None:

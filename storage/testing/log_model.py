@@ -23,7 +23,6 @@ from enum import Enum
 
 from lograft.wire.batch import BatchHeader, read_batches
 
-from storage.log import Appended, EpochEnd, TimestampAndOffset
 from storage.testing.model_batch import CompactionRule, ModelBatch
 from storage.testing.model_compaction import Before, adopt_compacted
 from storage.testing.model_producers import (
@@ -36,6 +35,7 @@ from storage.testing.model_producers import (
     transactions_of,
     windows_of,
 )
+from storage.types import Appended, EpochEnd, TimestampAndOffset
 
 __all__ = ["SEQUENCE_COUNT", "LogModel", "ModelBatch", "ModelWindow", "Refused"]
 

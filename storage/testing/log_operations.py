@@ -15,7 +15,6 @@ from functools import partial
 from lograft.wire.batch import read_batches
 
 from storage.errors import DiskFailedError, DiskFullError, OffsetOutOfRangeError
-from storage.log import LogRead
 from storage.testing.log_appends import Append, AppendAsFollower, AppendToFullDisk, draw_epoch
 from storage.testing.log_compaction import COMPACTION_OPERATIONS
 from storage.testing.log_model import LogModel
@@ -25,6 +24,7 @@ from storage.testing.log_scrub import SCRUB_OPERATIONS
 from storage.testing.log_transactions import TRANSACTION_OPERATIONS
 from storage.testing.log_world import Operation, World, attempt
 from storage.testing.sim_disk import Refusal
+from storage.types import LogRead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

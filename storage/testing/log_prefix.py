@@ -128,7 +128,7 @@ class BeginPrefix(Operation):
 
     def apply_to_log(self, world: World) -> object:
         """See `Operation`."""
-        world.prefix = world.log.prefix.begin(self.to_offset)
+        world.prefix = world.log.begin_prefix(self.to_offset)
         return world.prefix.to_offset
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:
@@ -192,7 +192,7 @@ class EndPrefix(Operation):
         """See `Operation`."""
         work, world.prefix = world.prefix, None
         assert work is not None, "no removal is in flight"
-        answer = attempt(partial(world.log.prefix.end, work, world.now_ms))
+        answer = attempt(partial(world.log.end_prefix, work, world.now_ms))
         return Moved(answer, world.log.log_start_offset)
 
     def apply_to_model(self, model: LogModel, outcome: object) -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from lograft.wire.checksum import crc32c
 
-from storage.names import LOG_SUFFIX, SEAL_SUFFIX
-from storage.scrub import RateLimit, ScrubWork
-from storage.scrub_owner import ScrubOutcome
-from storage.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_seal, encode_seal
+from storage.files.names import LOG_SUFFIX, SEAL_SUFFIX
+from storage.files.rate_limit import RateLimit
+from storage.maintenance.scrub import ScrubOutcome, ScrubWork
+from storage.segment.seal import SEAL_CHUNK_BYTES, MalformedSealError, decode_seal, encode_seal
 from storage.testing.log_model import LogModel
 from storage.testing.log_world import DIRECTORY, Operation, World
 

@@ -19,8 +19,7 @@ from lograft.wire.header import BatchHeader
 
 from storage.compaction.pass_ import CompactionPass
 from storage.errors import StorageError
-from storage.log import Appended, FlushWork, LogSettings, PartitionLog, RecoveryReport
-from storage.names import (
+from storage.files.names import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
     INDEX_SUFFIX,
@@ -31,15 +30,17 @@ from storage.names import (
     TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX,
 )
-from storage.prefix import PrefixWork
-from storage.scrub import ScrubWork
-from storage.scrub_owner import LogScrub
+from storage.log.flush import FlushWork
+from storage.log.log_start import LogStartWork
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.scrub import LogScrub, ScrubWork
 from storage.testing.builders import SMALL
 from storage.testing.log_model import LogModel
 from storage.testing.model_batch import CompactionRule
 from storage.testing.model_producers import SeenWindow
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
+from storage.types import Appended, LogSettings, RecoveryReport
 
 DIRECTORY = "/data/log"
 FAR_OFFSET = 2**62
@@ -150,7 +151,7 @@ class World:
     def _forget_work(self) -> None:
         """What was under way ends with the log that it belonged to."""
         self.work: FlushWork | None = None
-        self.prefix: PrefixWork | None = None
+        self.prefix: LogStartWork | None = None
         self.pass_steps: Iterator[CompactionPass] | None = None
         self.pass_rule: CompactionRule | None = None
         self.scrubbed: ScrubWork | None = None
@@ -211,7 +212,7 @@ class World:
         self._forget_work()
         opened = PartitionLog.open(self.disk, DIRECTORY, settings=self.settings, now_ms=self.now_ms)
         self.log, self.report = opened.log, opened.report
-        self.scrub = opened.log.new_scrub()
+        self.scrub = LogScrub(opened.log)
 
     def names(self) -> list[str]:
         """Return the names of the files of the log."""

@@ -12,27 +12,27 @@ from typing import Any
 from lograft.wire.filler import encode_filler
 from lograft.wire.header import BatchHeader
 
-import storage.compaction.owner
 import storage.compaction.pass_
-import storage.compaction.unfinished
-import storage.log_start
-import storage.prefix
-import storage.scrub
-from storage.checkpoints import replace_file
+import storage.log.log_start
+import storage.log.partition_log
+import storage.log.swap
+import storage.maintenance.scrub
 from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass
 from storage.compaction.survivors import find_survivors
-from storage.compaction.swap import swap_group
-from storage.deleted import DeletedFiles
-from storage.env import Disk
-from storage.epochs import LeaderEpochs
 from storage.errors import FileMissingError
-from storage.log_start import LogStartFile
-from storage.names import CLEANED_SUFFIX
-from storage.prefix import LogPrefix
-from storage.producers import ProducerWindows
-from storage.retention import count_due
-from storage.seal import MalformedSealError, Seal, decode_seal
+from storage.files.checkpoints import replace_file
+from storage.files.disk import Disk
+from storage.files.names import CLEANED_SUFFIX
+from storage.log.deleted import DeletedFiles
+from storage.log.epochs import LeaderEpochs
+from storage.log.log_start import LogStartFile
+from storage.log.partition_log import PartitionLog
+from storage.log.producers import ProducerWindows
+from storage.log.retention import count_due
+from storage.log.swap import put_in_place
+from storage.log.transactions import Transactions
+from storage.segment.seal import MalformedSealError, Seal, decode_seal
 from storage.testing.log_compaction import Compact
 from storage.testing.log_faults import CrashInside, CrashNow
 from storage.testing.log_mutant import Finder, Mutant
@@ -52,7 +52,6 @@ from storage.testing.log_scrub import EndScrub, RunScrub, StaleSeal
 from storage.testing.log_transactions import AppendInTransaction
 from storage.testing.log_world import Operation
 from storage.testing.sim_disk import SimFile
-from storage.transactions import Transactions
 
 FAR_OFFSET = 2**62
 _LATER_MS = 10**9
@@ -93,9 +92,9 @@ class _NoDirectorySync:
         return _nothing if name == "sync_directory" else getattr(self._disk, name)
 
 
-def _swap_without_sync(disk: Disk, *args: Any, **arguments: Any) -> bool:
+def _swap_without_sync(disk: Disk, *args: Any, **arguments: Any) -> None:
     unsynced: Any = _NoDirectorySync(disk)
-    return swap_group(unsynced, *args, **arguments)
+    put_in_place(unsynced, *args, **arguments)
 
 
 def _forgetful_filler(header: BatchHeader) -> bytearray:
@@ -132,8 +131,8 @@ def _count_due_beyond(segments: Any, newest_ms: Any, view: Any) -> int:
     return count_due(segments, newest_ms, replace(view, high_watermark=FAR_OFFSET))
 
 
-def _count_all(prefix: Any, high_watermark: int, now_ms: int) -> int:
-    return len(prefix._parts.segments)
+def _count_all(log: PartitionLog, high_watermark: int, now_ms: int) -> int:
+    return log.segment_count
 
 
 def _newest_never(max_timestamp_ms: int | None, written_ms: int) -> int:
@@ -175,12 +174,12 @@ def _mutant(
 _PREFIX_MUTANTS = (
     _mutant(
         "log start: not on stable storage before segments go",
-        (storage.log_start, "replace_file", _replace_without_sync),
+        (storage.log.log_start, "replace_file", _replace_without_sync),
         (SimFile, "sync", _sync_of_others("log-start")),
     ),
     _mutant(
         "log start: a removal in flight does not hold back a cut",
-        (LogPrefix, "floor_offset", property(lambda prefix: prefix._parts.log_start_offset)),
+        (PartitionLog, "_floor_offset", property(lambda log: log.log_start_offset)),
         focus=(BeginPrefix, TruncateSuffix),
     ),
     _mutant("log start: leader epochs below stay", (LeaderEpochs, "truncate_prefix", _no)),
@@ -190,9 +189,17 @@ _PREFIX_MUTANTS = (
         focus=(CrashInside,),
         compact=False,
     ),
-    _mutant("retention: beyond the high watermark", (storage.prefix, "count_due", _count_due_beyond), compact=False),
-    _mutant("retention: the active segment goes", (LogPrefix, "_count_due", _count_all)),
-    _mutant("retention: everything counts as old", (storage.prefix, "newest_record_ms", _newest_never), compact=False),
+    _mutant(
+        "retention: beyond the high watermark",
+        (storage.log.partition_log, "count_due", _count_due_beyond),
+        compact=False,
+    ),
+    _mutant("retention: the active segment goes", (PartitionLog, "_count_due", _count_all)),
+    _mutant(
+        "retention: everything counts as old",
+        (storage.log.partition_log, "newest_record_ms", _newest_never),
+        compact=False,
+    ),
     _mutant(
         "retention: files are removed at once",
         (DeletedFiles, "take_due", _take_all),
@@ -200,8 +207,8 @@ _PREFIX_MUTANTS = (
     ),
     _mutant(
         "seal: trusted without a check",
-        (storage.scrub, "_read_seal", _read_any_seal),
-        (storage.scrub, "differing_chunks", _none),
+        (storage.maintenance.scrub, "_read_seal", _read_any_seal),
+        (storage.maintenance.scrub, "differing_chunks", _none),
         focus=(FlushAll, RunScrub, EndScrub, StaleSeal, MoveClock),
     ),
     _mutant(
@@ -219,7 +226,7 @@ _PREFIX_MUTANTS = (
 _COMPACTION_MUTANTS = (
     _mutant(
         "compaction: a swap syncs no directory",
-        (storage.compaction.owner, "swap_group", _swap_without_sync),
+        (storage.log.partition_log, "put_in_place", _swap_without_sync),
         focus=(*_CRASHED_PASSES, CrashNow),
         compact=True,
     ),
@@ -231,13 +238,13 @@ _COMPACTION_MUTANTS = (
     ),
     _mutant(
         "compaction: an unfinished swap is left",
-        (storage.compaction.unfinished, "parse_swap_file_name", _nothing),
+        (storage.log.swap, "parse_swap_file_name", _nothing),
         focus=_CRASHED_PASSES,
         compact=True,
     ),
     _mutant(
         "compaction: originals stay beside a finished swap",
-        (storage.compaction.unfinished, "remove_if_exists", _no),
+        (storage.log.swap, "remove_if_exists", _no),
         focus=_CRASHED_PASSES,
         compact=True,
     ),

@@ -2,7 +2,7 @@
 """The long run of the model test: `python -m storage.testing.model_run --runs 2000 --steps 200`.
 
 Each run is named by its seed; a failing one prints its last operations and the line that replays it. The short form, with
-shrinking, is `storage/tests/test_log_model.py`.
+shrinking, is `storage/tests/testing/test_log_model.py`.
 """
 
 from __future__ import annotations

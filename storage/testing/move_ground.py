@@ -3,24 +3,13 @@
 
 from __future__ import annotations
 
-from storage.directories import LogDirectories, LogDirectory
-from storage.log import PartitionLog
-from storage.move_future import MoveFuture
-from storage.move_marks import (
-    MoveEnd,
-    MoveMark,
-    decide,
-    place,
-    remove_directory_with_files,
-    retire,
-    settle,
-)
-from storage.move_plan import plan_round
-from storage.move_source import MoveSource
-from storage.names import (
-    PartitionIdentity,
-    partition_directory_name,
-)
+from storage.directory.directories import LogDirectories, LogDirectory
+from storage.directory.move_future import MoveFuture
+from storage.directory.move_marks import MoveEnd, MoveMark, decide, place, remove_directory_with_files, retire, settle
+from storage.directory.move_plan import plan_round
+from storage.directory.move_source import MoveSource
+from storage.files.names import PartitionIdentity, partition_directory_name
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import SMALL, ProducerStamp, append
 from storage.testing.sim_disk import SimDisk
 

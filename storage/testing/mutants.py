@@ -16,27 +16,25 @@ from typing import Any
 
 from lograft.wire.checksum import crc32c
 
-import storage.flush
-import storage.offset_index
-import storage.producer_snapshots
-import storage.recovery
-import storage.recovery_walk
-import storage.restart
-import storage.scan
-import storage.suffix
-import storage.time_index
-import storage.truncation
-from storage.env import Disk
-from storage.epochs import LeaderEpochs
+import storage.log.flush
+import storage.log.partition_log
+import storage.log.producer_snapshots
+import storage.log.recovery
+import storage.log.recovery_walk
+import storage.log.restart
+import storage.segment.offset_index
+import storage.segment.scan
+import storage.segment.time_index
 from storage.errors import DiskFailedError
-from storage.flush import FlushWork
-from storage.flush_state import FlushState
-from storage.producer_snapshots import ProducerSnapshots
-from storage.producers import ProducerWindows
-from storage.reader import LogReader
-from storage.recovery_point import RecoveryPointFile
-from storage.recovery_walk import UncleanWalk
-from storage.suffix import LogSuffix
+from storage.files.disk import Disk
+from storage.log.epochs import LeaderEpochs
+from storage.log.flush import FlushWork
+from storage.log.partition_log import PartitionLog
+from storage.log.producer_snapshots import ProducerSnapshots
+from storage.log.producers import ProducerWindows
+from storage.log.reader import LogReader
+from storage.log.recovery_point import RecoveryPointFile
+from storage.log.recovery_walk import UncleanWalk
 from storage.testing import crash_points, model_mutants, model_run
 from storage.testing.log_faults import CrashNow
 from storage.testing.log_mutant import Finder, Mutant
@@ -109,17 +107,25 @@ def _sync_unless_cut(file: Any) -> None:
         _sync(file)
 
 
-_note_truncation = FlushState.note_truncation
+_LOG: Any = PartitionLog
+_note_truncation, _roll = _LOG._note_truncation, _LOG._roll
 
 
-def _forget_the_flush(state: Any, *args: Any) -> None:
-    _note_truncation(state, *args)
-    state._cap = None
+def _forget_the_flush(log: Any, *args: Any) -> None:
+    _note_truncation(log, *args)
+    log._flush_cap = None
 
 
-def _forget_in_memory_only(suffix: LogSuffix, to_offset: int) -> None:
-    if suffix.parts.epochs.truncate_suffix(to_offset):
-        suffix.tail.follow_truncation()
+def _roll_without_name(log: Any, now_ms: int) -> Any:
+    names_saved = log._names_saved
+    new = _roll(log, now_ms)
+    log._names_saved = names_saved
+    return new
+
+
+def _forget_in_memory_only(log: Any, to_offset: int) -> None:
+    if log._epochs.truncate_suffix(to_offset):
+        log._take_active()
 
 
 class _SkipsDirectorySync:
@@ -138,7 +144,7 @@ class _SkipsDirectorySync:
             self._disk.sync_directory(path)
 
 
-_restart_log = storage.restart.restart_log
+_restart_log = storage.log.restart.restart_log
 
 
 def _restart_without_sync(number: int) -> Any:
@@ -159,15 +165,15 @@ def _settle_without_sync(walk: Any, **arguments: Any) -> None:
     _settle(walk, **arguments)
 
 
-_replace_file = storage.flush.replace_file
+_replace_file = storage.log.flush.replace_file
 
 
 def _replace_without_sync(disk: Any, path: str, content: bytes) -> None:
     _replace_file(disk, path, content, durable=False)
 
 
-_decode_offsets: Any = storage.offset_index.OffsetIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
-_decode_times: Any = storage.time_index.TimeIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
+_decode_offsets: Any = storage.segment.offset_index.OffsetIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
+_decode_times: Any = storage.segment.time_index.TimeIndex.decode.__func__  # pyright: ignore[reportFunctionMemberAccess]
 _COVERED = slice(-24, -4)
 """What an offset index covers, in its footer; a time index has its covered bytes elsewhere."""
 
@@ -187,7 +193,7 @@ def _trust_read(reader: object, segment: Any, start: Any, data: bytes) -> Any:
     """Say that all of a chunk is good."""
     position, offset = 0, start.offset
     while position < len(data):
-        header = storage.scan.read_header(data, position)
+        header = storage.segment.scan.read_header(data, position)
         position += header.size_bytes
         offset = header.next_offset
     return type(start)(offset, start.position + len(data))
@@ -207,7 +213,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="flush: a truncation meanwhile is forgotten",
         finder=Finder.MODEL,
-        patches=((FlushState, "note_truncation", _forget_the_flush),),
+        patches=((PartitionLog, "_note_truncation", _forget_the_flush),),
     ),
     Mutant(
         name="flush: data files are not synced",
@@ -218,13 +224,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="flush: the epoch checkpoint is replaced without a sync",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.flush, "replace_file", _replace_without_sync),),
+        patches=((storage.log.flush, "replace_file", _replace_without_sync),),
         scenario=crash_points.rolls_without_flush,
     ),
     Mutant(
         name="roll: the directory is not synced",
         finder=Finder.CRASH_POINTS,
-        patches=((FlushState, "note_new_file", _nothing),),
+        patches=((PartitionLog, "_roll", _roll_without_name),),
         scenario=crash_points.appends_and_flushes,
     ),
     Mutant(
@@ -241,7 +247,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="truncate: later segments are not removed",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.truncation, "remove_if_exists", _no),),
+        patches=((storage.log.partition_log, "remove_if_exists", _no),),
         scenario=crash_points.truncations,
     ),
     Mutant(
@@ -257,7 +263,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="truncate: an epoch without a record stays in the checkpoint",
         finder=Finder.MODEL,
-        patches=((LogSuffix, "_forget_empty_epoch", _forget_in_memory_only),),
+        patches=((PartitionLog, "_forget_empty_epoch", _forget_in_memory_only),),
         focus=(LeadInVain, FlushAll, CrashNow),
     ),
     Mutant(
@@ -268,25 +274,25 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="restart: records go before the mark is on stable storage",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.suffix, "restart_log", _restart_without_sync(0)),),
+        patches=((storage.log.partition_log, "restart_log", _restart_without_sync(0)),),
         scenario=crash_points.restarts_anew,
     ),
     Mutant(
         name="restart: the mark goes before the records are gone for good",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.suffix, "restart_log", _restart_without_sync(1)),),
+        patches=((storage.log.partition_log, "restart_log", _restart_without_sync(1)),),
         scenario=crash_points.restarts_anew,
     ),
     Mutant(
         name="restart: an opening does not finish it",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.recovery, "finish_restart", _nothing),),
+        patches=((storage.log.recovery, "finish_restart", _nothing),),
         scenario=crash_points.restarts_anew,
     ),
     Mutant(
         name="recovery: an epoch is dropped",
         finder=Finder.MODEL,
-        patches=((storage.recovery, "note_epoch", _nothing),),
+        patches=((storage.log.recovery, "note_epoch", _nothing),),
     ),
     Mutant(
         name="recovery: what was read is not synced",
@@ -297,13 +303,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="recovery: a torn middle is called damage",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.recovery_walk, "shows_unwritten_sector", _no),),
+        patches=((storage.log.recovery_walk, "shows_unwritten_sector", _no),),
         scenario=crash_points.large_batches,
     ),
     Mutant(
         name="recovery: a torn batch is taken, its CRC is not checked",
         finder=Finder.CRASH_POINTS,
-        patches=((storage.scan, "crc32c", _crc_of_anything),),
+        patches=((storage.segment.scan, "crc32c", _crc_of_anything),),
         scenario=crash_points.large_batches,
     ),
     Mutant(
@@ -320,20 +326,20 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="index: a stale one is trusted",
         finder=Finder.CORRUPTION,
-        patches=((storage.offset_index.OffsetIndex, "decode", classmethod(_decode_stale_offsets)),),
+        patches=((storage.segment.offset_index.OffsetIndex, "decode", classmethod(_decode_stale_offsets)),),
     ),
     Mutant(
         name="index: its CRC is not checked",
         finder=Finder.CORRUPTION,
         patches=(
-            (storage.offset_index, "crc32c", _crc_of_anything),
-            (storage.time_index, "crc32c", _crc_of_anything),
+            (storage.segment.offset_index, "crc32c", _crc_of_anything),
+            (storage.segment.time_index, "crc32c", _crc_of_anything),
         ),
     ),
     Mutant(
         name="snapshot: its CRC is not checked",
         finder=Finder.CORRUPTION,
-        patches=((storage.producer_snapshots, "crc32c", _crc_of_anything),),
+        patches=((storage.log.producer_snapshots, "crc32c", _crc_of_anything),),
     ),
     Mutant(
         name="read: the first one is not checked",

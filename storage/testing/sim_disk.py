@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from storage.env import Buffer
 from storage.errors import (
     DiskAccessError,
     DiskError,
@@ -30,6 +29,7 @@ from storage.errors import (
     FileMissingError,
     LockHeldError,
 )
+from storage.files.disk import Buffer
 from storage.testing.sim_tree import Crash, Directory, Inode, NameChange, has_unsynced, sync_below, used_bytes
 
 __all__ = ["Crash", "Refusal", "SimCall", "SimDisk", "SimFile", "SimFileLock"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a simulated disk holds, on the device and in the page cache, and what a crash leaves of it.
 
-Fault model (never more than `storage.env` allows, else a failed test proves nothing):
+Fault model (never more than `storage.files.disk` allows, else a failed test proves nothing):
 
 * File data: each 512-byte sector that unsynced writes touched survives a crash in any version it went through since the
   last sync, independently of all other sectors; the file size likewise. Synced bytes survive.
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from storage.env import SECTOR_BYTES
+from storage.files.disk import SECTOR_BYTES
 
 
 class Crash(Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log
 from storage.testing.sim_disk import SimDisk
 

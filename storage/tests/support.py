@@ -9,7 +9,7 @@ from dataclasses import replace
 from lograft.wire.batch import RecordBatch
 
 from storage.errors import DataLossError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import SMALL, ProducerStamp, append, open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
 

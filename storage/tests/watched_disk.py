@@ -6,9 +6,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from storage.env import Disk
 from storage.errors import DiskFailedError, TooManyOpenFilesError
-from storage.file_budget import BudgetedFile, FileBudget
+from storage.files.descriptor_cache import BudgetedFile, FileBudget
+from storage.files.disk import Disk
 from storage.testing.sim_disk import SimDisk, SimFile
 
 

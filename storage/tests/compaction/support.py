@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from lograft.wire.batch import BatchRecord, check_batch, encode_batch
 from lograft.wire.limits import MAX_BATCH_BYTES, MAX_RECORDS_PER_BATCH
 
+from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass, PassOutcome
 from storage.compaction.plan import find_range
-from storage.log import Appended, PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import SMALL, ProducerStamp, open_log, read_all
 from storage.testing.sim_disk import SimDisk
+from storage.types import Appended
 
 LOG = "/data/log"
 COMPACT = replace(SMALL, segment_bytes=600, compact=True, min_cleanable_dirty_ratio=0.0, delete_retention_ms=1_000)
@@ -58,7 +60,7 @@ def put(
 
 def roll(log: PartitionLog) -> None:
     """Seal the active segment, so that a pass takes it."""
-    assert log.prefix.roll_if_due(next(_AGES) * 10**17)
+    assert log.roll_if_due(next(_AGES) * 10**17)
     log.flush()
 
 
@@ -69,13 +71,13 @@ def no_pace(size_bytes: int) -> None:
 
 def begin(log: PartitionLog, *, now_ms: int = 100, max_keys: int = MAX_RECORDS_PER_BATCH) -> CompactionPass | None:
     """Begin a pass if the log is due."""
-    rules = log.compaction.rules
+    rules = LogCompaction(log).rules
     assert rules is not None
-    chosen = find_range(log.compaction.facts(log.log_end_offset), rules, now_ms)
+    chosen = find_range(LogCompaction(log).facts(log.log_end_offset), rules, now_ms)
     if chosen is None:
         return None
-    task = log.compaction.begin(chosen, now_ms=now_ms, max_keys=max_keys)
-    return CompactionPass(log.compaction.disk, task, no_pace)
+    task = LogCompaction(log).begin(chosen, now_ms=now_ms, max_keys=max_keys)
+    return CompactionPass(log.disk, task, no_pace)
 
 
 def compact(log: PartitionLog, *, now_ms: int = 100, max_keys: int = MAX_RECORDS_PER_BATCH) -> PassOutcome | None:
@@ -87,9 +89,9 @@ def compact(log: PartitionLog, *, now_ms: int = 100, max_keys: int = MAX_RECORDS
     for group in found.groups():
         cleaned = found.clean(group)
         if cleaned is not None:
-            assert log.compaction.swap(cleaned, now_ms=now_ms)
+            assert log.swap(cleaned, now_ms=now_ms)
     outcome = found.outcome()
-    log.compaction.end(outcome)
+    LogCompaction(log).end(outcome)
     return outcome
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from storage.compaction.cleaner import MIN_KEY_MAP_BYTES, Cleaner, CleanerSettings
-from storage.env_posix import PosixDisk
-from storage.log import PartitionLog
+from storage.files.posix import PosixDisk
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log
 from storage.tests.compaction.support import COMPACT, pairs, put
 

@@ -19,8 +19,9 @@ from storage.compaction.cleaner import (
     LogReport,
     back_off_of,
 )
-from storage.log import PartitionLog
-from storage.scrub import ScrubStopped
+from storage.compaction.owner import LogCompaction
+from storage.files.rate_limit import WorkStopped
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 from storage.tests.compaction.support import COMPACT, pairs, put, roll
@@ -108,11 +109,11 @@ def test_it_reads_and_writes_no_faster_than_it_may() -> None:
     """Every byte read and written takes its share of a second."""
     world = World()
     target = world.add("log", 100, segment_bytes=10_000)
-    segment_bytes = sum(segment.size_bytes for segment in target.log.compaction.facts(100).sealed)
+    segment_bytes = sum(segment.size_bytes for segment in LogCompaction(target.log).facts(100).sealed)
     cleaner = world.cleaner(bytes_per_s=1_000)
     start_ms = world.clock_ms
     assert cleaner.run_once()
-    left_bytes = sum(segment.size_bytes for segment in target.log.compaction.facts(100).sealed)
+    left_bytes = sum(segment.size_bytes for segment in LogCompaction(target.log).facts(100).sealed)
     # Built, rewritten, written; the share of the last step is waited for by the next one.
     assert world.clock_ms - start_ms >= 2 * segment_bytes - segment_bytes // 5
     assert world.clock_ms - start_ms <= 2 * segment_bytes + 2 * left_bytes + 100
@@ -259,7 +260,7 @@ def test_it_ends_in_the_middle_of_a_pass() -> None:
         assert pairs(target.log).items() <= before.items()
         assert not [name for name in world.disk.list_directory("/data/log") if name.endswith(".cleaned")]
         world.stop_at_ms = world.clock_ms
-        with pytest.raises(ScrubStopped):
+        with pytest.raises(WorkStopped):
             cleaner.run_once()
 
 

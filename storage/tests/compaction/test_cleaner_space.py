@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from storage.compaction.cleaner import FIRST_BACK_OFF_MS, MIN_KEY_MAP_BYTES, Cleaner, CleanerSettings, LogReport
+from storage.compaction.owner import LogCompaction
 from storage.errors import DiskSpaceLowError
 from storage.tests.compaction.support import pairs
 from storage.tests.compaction.test_cleaner import World
@@ -59,7 +60,7 @@ def test_log_that_fits_is_compacted_while_a_larger_one_waits() -> None:
     world = World()
     small, large = world.add("small", 12), world.add("large", 90, segment_bytes=10**6)
     small_bytes, large_bytes = (
-        sum(segment.size_bytes for segment in each.log.compaction.facts(10**9).sealed) for each in (small, large)
+        sum(segment.size_bytes for segment in LogCompaction(each.log).facts(10**9).sealed) for each in (small, large)
     )
     assert small_bytes < large_bytes
     cleaner = cleaner_of(world, Room(small_bytes))

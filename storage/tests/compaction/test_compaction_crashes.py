@@ -24,19 +24,19 @@ from lograft.wire.filler import encode_filler
 from lograft.wire.header import BatchHeader
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
-import storage.compaction.owner
 import storage.compaction.pass_
-import storage.compaction.swap
-import storage.compaction.unfinished
-import storage.recovery
+import storage.log.partition_log
+import storage.log.recovery
+import storage.log.swap
 from storage.compaction.group_writer import GroupWriter
 from storage.compaction.survivors import find_survivors
-from storage.env import Disk
 from storage.errors import StorageError
-from storage.log import Appended, PartitionLog
+from storage.files.disk import Disk
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import ProducerStamp, open_log
 from storage.testing.sim_disk import Crash, SimCall, SimDisk, SimFile
 from storage.tests.compaction.support import COMPACT, LOG, Pair, compact, pairs, put, roll
+from storage.types import Appended
 
 SETTINGS = replace(COMPACT, segment_bytes=500, delete_retention_ms=150)
 SEEDS = 2
@@ -277,9 +277,9 @@ class _SkipsOneSync:
             self._disk.sync_directory(path)
 
 
-def _swap_without(number: int) -> Callable[..., bool]:
-    def swap(disk: Disk, *args: object, **kwargs: object) -> bool:
-        return _SWAP(cast("Disk", _SkipsOneSync(disk, number)), *args, **kwargs)  # type: ignore[arg-type]
+def _swap_without(number: int) -> Callable[..., None]:
+    def swap(disk: Disk, *args: object, **kwargs: object) -> None:
+        _SWAP(cast("Disk", _SkipsOneSync(disk, number)), *args, **kwargs)  # type: ignore[arg-type]
 
     return swap
 
@@ -291,7 +291,7 @@ def _forgetful_filler(header: BatchHeader) -> bytearray:
 
 
 _FINISH = GroupWriter.finish
-_SWAP = storage.compaction.swap.swap_group
+_SWAP = storage.log.swap.put_in_place
 
 Mutant = tuple[object, str, object, Callable[[Run], None], Crash]
 
@@ -304,28 +304,28 @@ MUTANTS: dict[str, Mutant] = {
         Crash.LOSE_ALL,
     ),
     "swap: the commit is not synced": (
-        storage.compaction.owner,
-        "swap_group",
+        storage.log.partition_log,
+        "put_in_place",
         _swap_without(0),
         passes_that_merge,
         Crash.TEAR,
     ),
     "swap: the originals' names are not synced": (
-        storage.compaction.owner,
-        "swap_group",
+        storage.log.partition_log,
+        "put_in_place",
         _swap_without(1),
         passes_that_merge,
         Crash.TEAR,
     ),
     "recovery: swaps are not completed": (
-        storage.recovery,
+        storage.log.recovery,
         "finish_swaps",
         lambda disk, directory, names: names,
         overwritten_keys,
         Crash.KEEP_ALL,
     ),
     "recovery: originals stay": (
-        storage.compaction.unfinished,
+        storage.log.swap,
         "remove_if_exists",
         lambda *_: False,
         passes_that_merge,

@@ -14,9 +14,10 @@ from lograft.wire.filler import encode_filler
 from lograft.wire.header import CRC_START, read_header, write_header
 
 from storage.errors import DataLossError
-from storage.log import PartitionLog, TimestampAndOffset
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import SMALL, open_log, read_all, read_values
 from storage.testing.sim_disk import Crash, SimDisk
+from storage.types import TimestampAndOffset
 
 LOG = "/data/log"
 SETTINGS = replace(SMALL, segment_bytes=700, index_interval_bytes=100)

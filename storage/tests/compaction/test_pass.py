@@ -10,22 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lograft.wire.batch import Codec, encode_batch, read_header
 
+from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import PassOutcome
 from storage.errors import OutOfOrderSequenceError
-from storage.log import Appended, PartitionLog, TimestampAndOffset
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import ProducerStamp, open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
-from storage.tests.compaction.support import (
-    COMPACT,
-    LOG,
-    Pair,
-    compact,
-    new_log,
-    pairs,
-    put,
-    records,
-    roll,
-)
+from storage.tests.compaction.support import COMPACT, LOG, Pair, compact, new_log, pairs, put, records, roll
+from storage.types import Appended, TimestampAndOffset
 
 
 def test_the_newest_value_of_each_key_stays_at_its_offset() -> None:
@@ -51,12 +43,12 @@ def test_what_is_active_or_unflushed_or_not_committed_is_left_alone() -> None:
     for number in range(30):
         put(log, [(b"k", b"%d" % number)])
     assert log.segment_count > 3
-    assert log.compaction.facts(30).stable_end_offset == 0
+    assert LogCompaction(log).facts(30).stable_end_offset == 0
     log.flush()
-    assert log.compaction.facts(12).stable_end_offset == 12
+    assert LogCompaction(log).facts(12).stable_end_offset == 12
     before = pairs(log)
     compact(log)
-    active = log.compaction.facts(30).sealed[-1].end_offset
+    active = LogCompaction(log).facts(30).sealed[-1].end_offset
     assert pairs(log) == {offset: pair for offset, pair in before.items() if offset >= active - 1}
 
 
@@ -272,7 +264,7 @@ def test_a_reader_of_the_whole_log_ends_with_the_same_values(steps: list[list[Pa
             base_offset = put(log, step).base_offset
             appended.update((base_offset + at, pair) for at, pair in enumerate(step))
         elif step == "roll":
-            log.prefix.roll_if_due(10**18 + now_ms * 10**17)
+            log.roll_if_due(10**18 + now_ms * 10**17)
         elif step == "compact":
             log.flush()
             compact(log, now_ms=now_ms)

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 import storage.compaction.pass_
+from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass, PassOutcome
 from storage.errors import CorruptLogError, DataLossError, DiskFullError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
 from storage.tests.compaction.support import (
@@ -59,18 +60,18 @@ def test_a_map_that_cannot_reach_the_dirty_part_begins_there(monkeypatch: pytest
     assert found is not None
     task = replace(found._task, map_offset=2, dirty_offset=18)
     for round_number, max_keys in enumerate((4, 4, 100)):
-        one = CompactionPass(log.compaction.disk, replace(task, max_keys=max_keys, now_ms=200), no_pace)
+        one = CompactionPass(log.disk, replace(task, max_keys=max_keys, now_ms=200), no_pace)
         one.build()
         for group in one.groups():
             cleaned = one.clean(group)
-            assert cleaned is None or log.compaction.swap(cleaned, now_ms=0)
+            assert cleaned is None or log.swap(cleaned, now_ms=0)
         outcome = one.outcome()
-        log.compaction.end(outcome)
+        LogCompaction(log).end(outcome)
         task = replace(
             task,
             map_offset=outcome.map_offset,
             dirty_offset=outcome.dirty_offset,
-            sealed=log.compaction.facts(24).sealed,
+            sealed=LogCompaction(log).facts(24).sealed,
         )
         if round_number == 0:
             assert outcome == PassOutcome(
@@ -93,7 +94,7 @@ def test_a_full_disk_does_not_stop_the_end_of_a_pass() -> None:
         disk.refuse("create_file", "cleaner-checkpoint", Refusal.FULL)
     compact(log)
     assert list(pairs(log)) == [9]
-    assert log.compaction.facts(10).dirty_offset == 10
+    assert LogCompaction(log).facts(10).dirty_offset == 10
 
 
 def test_damage_is_passed_over_and_tombstones_behind_it_stay() -> None:
@@ -187,7 +188,7 @@ def test_a_swap_is_refused_when_the_log_changed_meanwhile() -> None:
         assert cleaned is not None
         change(log)
         before = pairs(log)
-        assert not log.compaction.swap(cleaned, now_ms=0)
+        assert not log.swap(cleaned, now_ms=0)
         assert pairs(log) == before
         assert not [name for name in disk.list_directory(LOG) if name.endswith((".cleaned", ".swap"))]
 
@@ -199,12 +200,12 @@ def test_a_truncation_below_what_was_compacted_makes_it_dirty_again() -> None:
         put(log, [(b"k%d" % (number % 10), b"%02d" % number)])
     roll(log)
     compact(log)
-    assert log.compaction.facts(30).dirty_offset == 30
+    assert LogCompaction(log).facts(30).dirty_offset == 30
     log.truncate_suffix(25)
     for number in range(25, 30):
         put(log, [(b"k%d" % (number % 5), b"%02d" % number)], leader_epoch=1)
     roll(log)
-    assert log.compaction.facts(30).dirty_offset == 0
+    assert LogCompaction(log).facts(30).dirty_offset == 0
     compact(log)
     values = list(pairs(log).values())
     assert len(values) == len({key for key, _ in values})
@@ -229,9 +230,9 @@ def test_a_lost_or_foreign_checkpoint_costs_only_work() -> None:
             file.append([content])
             file.close()
         log = open_log(disk, LOG, COMPACT).log
-        assert log.compaction.facts(30).dirty_offset == 0
+        assert LogCompaction(log).facts(30).dirty_offset == 0
         compact(log)
-        assert log.compaction.facts(30).dirty_offset == 30
+        assert LogCompaction(log).facts(30).dirty_offset == 30
         assert pairs(log) == expected
         log.close()
 

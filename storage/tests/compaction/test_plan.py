@@ -12,13 +12,13 @@ from storage.compaction.plan import (
     CompactionRange,
     CompactionRules,
     LogFacts,
-    SegmentFacts,
     Urgency,
     find_range,
     first_damage,
     group_segments,
     most_urgent,
 )
+from storage.types import SegmentFacts
 
 RULES = CompactionRules(min_compaction_lag_ms=0, max_compaction_lag_ms=10**15, min_cleanable_dirty_ratio=0.5)
 

@@ -11,12 +11,12 @@ from lograft.wire.batch import RecordBatch, encode_batch, read_header
 from lograft.wire.header import CRC_START, HEADER_BYTES, write_header
 
 from storage.compaction.group_writer import PIECES_FROM_BYTES, GroupWriter
-from storage.compaction.plan import SegmentFacts
 from storage.compaction.rewrite import rewrite_batch
 from storage.compaction.source import LARGE_BATCH_BYTES, READ_BYTES, read_segment
 from storage.errors import CorruptLogError, FileMissingError
-from storage.names import SwapFile, parse_swap_file_name, swap_file_name
+from storage.files.names import SwapFile, parse_swap_file_name, swap_file_name
 from storage.testing.sim_disk import SimDisk
+from storage.types import SegmentFacts
 
 DIRECTORY = "/log"
 PATH = f"{DIRECTORY}/{0:020d}.log"

@@ -11,6 +11,7 @@ from lograft.wire.batch import BatchHeader, encode_batch, read_header
 from lograft.wire.header import ABORT_BIT, CONTROL_BIT, DELETE_HORIZON_BIT, TRANSACTIONAL_BIT
 from lograft.wire.limits import MAX_TIMESTAMP_MS
 
+from storage.compaction.owner import LogCompaction
 from storage.compaction.survivors import TombstoneRule
 from storage.compaction.transaction_ends import EndFate, TransactionEnds, is_end
 from storage.errors import DataLossError
@@ -120,4 +121,4 @@ def test_an_end_without_records_survives_an_unclean_restart() -> None:
     log = open_log(disk, LOG, COMPACT).log
     (found,) = [batch.header for batch in read_all(log) if batch.header.is_control]
     assert (found.delete_horizon_ms, found.is_abort) == (1_100, True)
-    assert log.compaction.facts(log.log_end_offset).stable_end_offset == log.log_end_offset
+    assert LogCompaction(log).facts(log.log_end_offset).stable_end_offset == log.log_end_offset

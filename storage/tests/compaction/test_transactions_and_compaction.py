@@ -13,9 +13,10 @@ from lograft.wire.checksum import crc32c
 from lograft.wire.header import ABORT_BIT, CONTROL_BIT, TRANSACTIONAL_BIT
 from lograft.wire.limits import HEADER_BYTES
 
+from storage.compaction.owner import LogCompaction
 from storage.compaction.pass_ import CompactionPass
 from storage.errors import CorruptLogError
-from storage.log import PartitionLog
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import open_log, read_all
 from storage.testing.sim_disk import Crash, SimDisk
 from storage.tests.compaction.support import COMPACT, LOG, Pair, begin, compact, no_pace, pairs, put, roll
@@ -139,7 +140,7 @@ def test_an_open_transaction_is_waited_for() -> None:
     roll(log)
     put(log, [(b"x", b"active")])
     log.flush()
-    assert log.compaction.facts(log.log_end_offset).stable_end_offset == first
+    assert LogCompaction(log).facts(log.log_end_offset).stable_end_offset == first
     compact(log)
     left = [value for key, value in pairs(log).values() if key == b"k"]
     assert left[-1] == b"open"

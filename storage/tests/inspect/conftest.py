@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
+from storage.files.posix import PosixDisk
 from storage.testing.builders import append, open_log
 from storage.tests.inspect.logs import make_log
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from lograft.wire.checksum import crc32c
 from lograft.wire.header import CRC_START, BatchHeader, iter_batches
 
-from storage.env_posix import PosixDisk
+from storage.files.names import LOG_SUFFIX, PartitionIdentity, offset_file_name, partition_directory_name
+from storage.files.posix import PosixDisk
+from storage.files.rate_limit import RateLimit
 from storage.inspect.findings import Finding, LogReport, Severity
 from storage.inspect.log_check import check_log
-from storage.log import PartitionLog
-from storage.names import LOG_SUFFIX, PartitionIdentity, offset_file_name, partition_directory_name
-from storage.scrub import RateLimit
-from storage.scrub_owner import LogScrub
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.scrub import LogScrub
 from storage.testing.builders import SMALL, ProducerStamp, append
 
 IDENTITY = PartitionIdentity(bytes(range(16)), 3)
@@ -69,7 +69,7 @@ def make_log(parent: Path, *, clean: bool = True, sealed: bool = False) -> Path:
 
 def scrub(log: PartitionLog) -> None:
     """Check every sealed segment once, and seal it."""
-    scrub = LogScrub(PosixDisk(), log.directory, log._parts, log._reader)
+    scrub = LogScrub(log)
     rate = RateLimit(10**9, now_ms=lambda: 0, wait_ms=lambda wait_ms: False)
     while (work := scrub.begin(flushed_offset=log.flushed_offset, now_ms=0, interval_ms=1)) is not None:
         work.run(rate)

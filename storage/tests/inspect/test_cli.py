@@ -11,23 +11,15 @@ from pathlib import Path
 import pytest
 from lograft.wire.checksum import crc32c
 
-from storage.data_directory import DataDirectory
-from storage.env_posix import PosixDisk
+from storage.directory.data_directory import DataDirectory
 from storage.errors import DiskAccessError, DiskReadError, FileMissingError
+from storage.files.names import RECOVERY_POINT_FILE
+from storage.files.posix import PosixDisk
 from storage.inspect.files import InspectedFile, list_directories, list_files, read_small
-from storage.log import PartitionLog
-from storage.names import RECOVERY_POINT_FILE
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import SMALL, append, open_log
 from storage.tests.inspect.command import rows, run
-from storage.tests.inspect.logs import (
-    fingerprint,
-    flip,
-    make_log,
-    open_partition,
-    places,
-    segment_path,
-    segments,
-)
+from storage.tests.inspect.logs import fingerprint, flip, make_log, open_partition, places, segment_path, segments
 
 
 @pytest.fixture

@@ -9,18 +9,12 @@ import pytest
 from lograft.wire.batch import check_batch, encode_batch
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from storage.checkpoints import encode_lines
-from storage.env_posix import PosixDisk
-from storage.names import CLEANER_FILE, DAMAGE_FILE, EPOCH_FILE, PARTITION_FILE, RECOVERY_POINT_FILE
+from storage.files.checkpoints import encode_lines
+from storage.files.names import CLEANER_FILE, DAMAGE_FILE, EPOCH_FILE, PARTITION_FILE, RECOVERY_POINT_FILE
+from storage.files.posix import PosixDisk
 from storage.testing.builders import append, open_log
 from storage.tests.inspect.command import rows, run
-from storage.tests.inspect.logs import (
-    change_batch,
-    flip,
-    places,
-    segment_path,
-    segments,
-)
+from storage.tests.inspect.logs import change_batch, flip, places, segment_path, segments
 from storage.tests.inspect.test_formats import COORDINATORS, IDLE, PRODUCER, TRANSACTIONS, snapshot
 
 

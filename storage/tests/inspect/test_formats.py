@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from lograft.wire.checksum import crc32c
 
-from storage.checkpoints import encode_lines
-from storage.epochs import EpochStart
+from storage.files.checkpoints import encode_lines, parse_lines
+from storage.files.names import PartitionIdentity
 from storage.inspect.formats import (
     NO_TRANSACTIONS,
     AbortedTransaction,
@@ -31,13 +31,13 @@ from storage.inspect.texts import (
     parse_cleaner_checkpoint,
     parse_damaged_ranges,
     parse_epochs,
-    parse_lines,
     parse_partition_metadata,
 )
-from storage.names import PartitionIdentity
-from storage.offset_index import OffsetIndex
-from storage.recovery_point import CleanEnd, RecoveryPoint, encode_slot
-from storage.time_index import TimeIndex
+from storage.log.cleaner_checkpoint import CleanState, SegmentSize
+from storage.log.epochs import EpochStart
+from storage.log.recovery_point import CleanEnd, RecoveryPoint, encode_slot
+from storage.segment.offset_index import OffsetIndex
+from storage.segment.time_index import TimeIndex
 from storage.types import DamagedRange
 
 
@@ -238,7 +238,9 @@ CLEANER = ["dirty_offset 9", "map_offset 4", "leader_epoch -1", "next_horizon_ms
 
 def test_cleaner_checkpoint_is_read() -> None:
     """Four numbers with names, and a line for each segment."""
-    assert parse_cleaner_checkpoint(encode_lines([*CLEANER, "0 77", "5 88"])) == (9, 4, -1, 5, ((0, 77), (5, 88)))
+    state = parse_cleaner_checkpoint(encode_lines([*CLEANER, "0 77", "5 88"]))
+    segments = (SegmentSize(0, 77), SegmentSize(5, 88))
+    assert state == CleanState(dirty_offset=9, map_offset=4, leader_epoch=None, next_horizon_ms=5, segments=segments)
 
 
 @pytest.mark.parametrize(

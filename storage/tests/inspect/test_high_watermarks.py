@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.checkpoints import encode_lines
-from storage.env_posix import PosixDisk
-from storage.high_watermarks import write_high_watermarks
+from storage.directory.high_watermarks import write_high_watermarks
+from storage.files.checkpoints import encode_lines
+from storage.files.names import HIGH_WATERMARK_FILE
+from storage.files.posix import PosixDisk
 from storage.inspect.findings import Severity
 from storage.inspect.formats import MalformedError
 from storage.inspect.texts import parse_high_watermarks
 from storage.inspect.verify import verify_path
-from storage.names import HIGH_WATERMARK_FILE
 from storage.tests.inspect.command import rows, run
 from storage.tests.inspect.logs import flip
 
@@ -64,11 +64,11 @@ def test_verify_judges_it_as_a_cache(data: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([NAMES[0]], "no partition with its high watermark"),
-        ([f"{NAMES[0]} x"], "no partition with its high watermark"),
-        ([f"{NAMES[0]} {2**63}"], "no partition with its high watermark"),
-        ([f"{NAMES[0]} {'9' * 20}"], "no partition with its high watermark"),
-        ([f"{NAMES[0]}.removed 1"], "no partition with its high watermark"),
+        ([NAMES[0]], "not one partition and its high watermark"),
+        ([f"{NAMES[0]} x"], "not one partition and its high watermark"),
+        ([f"{NAMES[0]} {2**63}"], "not one partition and its high watermark"),
+        ([f"{NAMES[0]} {'9' * 20}"], "not one partition and its high watermark"),
+        ([f"{NAMES[0]}.removed 1"], "not one partition and its high watermark"),
         ([f"{NAMES[1]} 1", f"{NAMES[0]} 1"], f"{NAMES[0]} follows {NAMES[1]}"),
         ([f"{NAMES[0]} 1", f"{NAMES[0]} 1"], f"{NAMES[0]} follows {NAMES[0]}"),
     ],

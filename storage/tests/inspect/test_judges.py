@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 from lograft.wire.header import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, read_header
 
-from storage.epochs import EpochStart, LeaderEpochs
 from storage.inspect.cache_judges import OffsetIndexJudge, TimeIndexJudge
 from storage.inspect.findings import LogReport
 from storage.inspect.formats import (
@@ -23,10 +22,10 @@ from storage.inspect.formats import (
 )
 from storage.inspect.producer_judge import ProducerReplay
 from storage.inspect.record_judges import EpochJudge
-from storage.offset_index import OffsetIndex
-from storage.segment_check import epoch_fits
+from storage.log.epochs import EpochStart, LeaderEpochs, epoch_fits
+from storage.segment.offset_index import OffsetIndex
+from storage.segment.time_index import TimeIndex
 from storage.testing.builders import make_batch
-from storage.time_index import TimeIndex
 from storage.types import Boundary
 
 

@@ -13,9 +13,9 @@ import pytest
 from lograft.wire.errors import BatchError
 from lograft.wire.header import iter_batches
 
-from storage.checkpoints import encode_lines
+from storage.files.checkpoints import encode_lines
+from storage.files.names import EPOCH_FILE
 from storage.inspect.findings import Severity
-from storage.names import EPOCH_FILE
 from storage.tests.inspect.logs import (
     change_batch,
     check,

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from lograft.wire.checksum import crc32c
 
-from storage.checkpoints import encode_lines
-from storage.inspect.findings import Severity
-from storage.names import (
+from storage.files.checkpoints import encode_lines
+from storage.files.names import (
     DAMAGE_FILE,
     EPOCH_FILE,
     INDEX_SUFFIX,
@@ -25,7 +24,8 @@ from storage.names import (
     TIME_INDEX_SUFFIX,
     offset_file_name,
 )
-from storage.seal import decode_seal, encode_seal
+from storage.inspect.findings import Severity
+from storage.segment.seal import decode_seal, encode_seal
 from storage.tests.inspect.logs import damage, failures, flip, make_log, only, places, segment_path, segments
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from lograft.wire.checksum import crc32c
 
-from storage.checkpoints import encode_lines
-from storage.env_posix import PosixDisk
+from storage.files.checkpoints import encode_lines
+from storage.files.names import EPOCH_FILE, INDEX_SUFFIX, SNAPSHOT_SUFFIX
+from storage.files.posix import PosixDisk
 from storage.inspect.findings import Severity
 from storage.inspect.log_check import check_log
-from storage.log import PartitionLog
-from storage.names import EPOCH_FILE, INDEX_SUFFIX, SNAPSHOT_SUFFIX
+from storage.log.partition_log import PartitionLog
 from storage.testing.builders import append, open_log
 from storage.tests.inspect.logs import (
     check,

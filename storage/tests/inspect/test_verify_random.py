@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from storage.files.rate_limit import RateLimit
 from storage.inspect.log_check import check_log
-from storage.log import PartitionLog
-from storage.scrub import RateLimit
-from storage.scrub_owner import LogScrub
+from storage.log.partition_log import PartitionLog
+from storage.maintenance.scrub import LogScrub
 from storage.testing.builders import SMALL, ProducerStamp, append, open_log
 from storage.testing.sim_disk import Crash, SimDisk
 from storage.tests.compaction.support import COMPACT, compact, put, roll
@@ -113,7 +113,7 @@ def test_compacted_logs_are_healthy(tmp_path: Path, how: Crash | None, seed: int
 
 def scrub_on(disk: SimDisk, log: PartitionLog) -> None:
     """Seal what compaction left."""
-    scrub = LogScrub(disk, log.directory, log._parts, log._reader)
+    scrub = LogScrub(log)
     rate = RateLimit(10**9, now_ms=lambda: 0, wait_ms=lambda wait_ms: False)
     while (work := scrub.begin(flushed_offset=log.flushed_offset, now_ms=0, interval_ms=1)) is not None:
         work.run(rate)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `File` that can only be read: what a scrub and the tools that inspect a copy are built on.
+
+Law: every call that would change the file is refused before it reaches the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from storage.errors import DiskAccessError
+
+from .disk import Buffer
+
+
+class ReadOnlyFile:
+    """Base of files that are only read; a subclass gives `pread`.
+
+    Args:
+        path: where it lies.
+        size_bytes: bytes that may be read.
+    """
+
+    def __init__(self, path: str, size_bytes: int) -> None:
+        self._path = path
+        self._size_bytes = size_bytes
+
+    @property
+    def path(self) -> str:
+        """See `File.path`."""
+        return self._path
+
+    @property
+    def size(self) -> int:
+        """See `File.size`."""
+        return self._size_bytes
+
+    def pread(self, size_bytes: int, position: int) -> bytes:
+        """See `File.pread`."""
+        raise NotImplementedError
+
+    def append(self, parts: Sequence[Buffer]) -> None:
+        """Refused."""
+        self._refuse("append")
+
+    def write(self, data: Buffer, position: int) -> None:
+        """Refused."""
+        self._refuse("write")
+
+    def truncate(self, size_bytes: int) -> None:
+        """Refused."""
+        self._refuse("truncate")
+
+    def sync(self) -> None:
+        """Refused."""
+        self._refuse("sync")
+
+    def close(self) -> None:
+        """Does nothing: a subclass that holds something gives it back."""
+
+    def _refuse(self, action: str) -> NoReturn:
+        raise DiskAccessError(self._path, f"{action}: it is opened for reading only")

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a real file system can show: partial writes, exhausted descriptors, real locks, real logs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from storage.errors import (
+    DiskAccessError,
+    DiskFailedError,
+    DiskFullError,
+    DiskReadError,
+    LockHeldError,
+    TooManyOpenFilesError,
+)
+from storage.files import posix
+from storage.files.posix import MAX_PARTS, SMALL_FILE_BYTES, WRITE_BACK_BYTES, PosixDisk, find_syncfs
+from storage.testing.builders import append, open_log, read_values
+from storage.tests.log.test_idle_memory import open_below
+from storage.types import LogSettings
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "is_offered"),
+    [
+        ("Linux", "5.8.0-1", True),
+        ("Linux", "6.1", True),
+        ("Linux", "5.7.19", False),
+        ("Linux", "odd", False),
+        ("Darwin", "24.1.0", False),
+    ],
+)
+def test_syncfs_is_used_only_where_it_reports_errors(system: str, release: str, is_offered: bool) -> None:
+    """Before Linux 5.8 a write error would be hidden by it; other systems have none."""
+    assert (find_syncfs(system, release) is not None) is is_offered
+
+
+def test_disk_without_syncfs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller then syncs file by file."""
+    monkeypatch.setattr(posix, "_syncfs", None)
+    assert not PosixDisk().sync_filesystem(str(tmp_path))
+
+
+def test_failed_syncfs_fails_the_disk_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a failed fdatasync: never tried again, and nothing is written any more."""
+    disk = PosixDisk()
+    calls: list[int] = []
+    monkeypatch.setattr(posix, "_syncfs", lambda descriptor: calls.append(descriptor) or -1)
+    with pytest.raises(DiskFailedError, match="syncfs"):
+        disk.sync_filesystem(str(tmp_path))
+    with pytest.raises(DiskFailedError, match="before"):
+        disk.sync_filesystem(str(tmp_path))
+    assert len(calls) == 1
+    with pytest.raises(DiskFailedError):
+        disk.create_file(f"{tmp_path}/a")
+    disk.close()
+    disk.close()
+
+
+@contextmanager
+def limit(what: int, value: int) -> Iterator[None]:
+    """Lower a resource limit of this process for a moment."""
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (value, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, (soft, hard))
+
+
+def test_partial_append_is_cut_back(tmp_path: Path) -> None:
+    """When the kernel takes only a part of an append, the file has its former size and works again afterwards."""
+    disk = PosixDisk()
+    file = disk.create_file(f"{tmp_path}/a")
+    file.append([b"x" * 5_000])
+    with limit(resource.RLIMIT_FSIZE, 8_192):
+        with pytest.raises(DiskFullError, match="free space"):
+            file.append([b"y" * 3_000, b"z" * 3_000])
+        assert file.size == os.path.getsize(f"{tmp_path}/a") == 5_000
+        with pytest.raises(DiskFullError):
+            disk.create_file(f"{tmp_path}/b").append([b"y" * 9_000])
+    assert disk.failure is None
+    file.append([b"y" * 6_000])
+    assert file.pread(100, 4_950) == b"x" * 50 + b"y" * 50
+    file.close()
+
+
+def test_log_survives_a_full_disk(tmp_path: Path) -> None:
+    """A log whose append finds no space refuses it, serves reads, and goes on when there is space again."""
+    disk = PosixDisk()
+    log = open_log(disk, f"{tmp_path}/log", LogSettings()).log
+    append(log, [b"a" * 3_000])
+    with limit(resource.RLIMIT_FSIZE, 4_096), pytest.raises(DiskFullError):
+        append(log, [b"b" * 3_000])
+    assert read_values(log) == [b"a" * 3_000]
+    append(log, [b"c" * 3_000])
+    log.close()
+    again = open_log(disk, f"{tmp_path}/log", LogSettings())
+    assert again.report.clean
+    assert read_values(again.log) == [b"a" * 3_000, b"c" * 3_000]
+    again.log.close()
+
+
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that returns less than it was asked for (2 GiB at most, network file systems) does not shorten a read."""
+    file = PosixDisk().create_file(f"{tmp_path}/a")
+    file.append([b"0123456789"])
+    pread = os.pread
+    monkeypatch.setattr(
+        os, "pread", lambda descriptor, size_bytes, position: pread(descriptor, min(3, size_bytes), position)
+    )
+    assert file.pread(8, 1) == b"12345678"
+    assert file.pread(20, 4) == b"456789"
+    file.close()
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that takes only a part of an append or a write gets the rest."""
+    file = PosixDisk().create_file(f"{tmp_path}/a")
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwritev", lambda descriptor, parts, position: pwrite(descriptor, parts[0][:2], position))
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, position: pwrite(descriptor, data[:2], position))
+    file.append([b"01234", b"56789"])
+    file.write(b"abcde", 3)
+    assert file.pread(20, 0) == b"012abcde89"
+    assert file.size == 10
+    file.close()
+
+
+def test_an_append_may_have_any_number_of_parts(tmp_path: Path) -> None:
+    """The kernel takes 1,024 at once and refuses more; compaction of small batches has thousands."""
+    file = PosixDisk().create_file(f"{tmp_path}/a")
+    for count in (MAX_PARTS, MAX_PARTS + 1, 5 * MAX_PARTS):
+        size = file.size
+        file.append([b"%d," % number for number in range(count)])
+        expected = b"".join(b"%d," % number for number in range(count))
+        assert file.pread(len(expected) + 1, size) == expected
+        assert file.size == size + len(expected)
+    file.close()
+
+
+def test_a_large_append_goes_to_the_device_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones wait for the kernel or for a sync; a kernel that refuses the advice changes nothing."""
+    advised: list[tuple[int, int]] = []
+
+    def advise(descriptor: int, position: int, size_bytes: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        advised.append((position, size_bytes))
+        raise OSError(errno.EINVAL, "no advice taken")
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    disk = PosixDisk()
+    file = disk.create_file(f"{tmp_path}/a")
+    large = b"x" * WRITE_BACK_BYTES
+    file.append([large[1:]])
+    file.append([b"y", large])
+    assert advised == [(len(large) - 1, len(large) + 1)]
+    monkeypatch.setattr(posix, "_HAS_FADVISE", False)
+    file.append([large])
+    assert len(advised) == 1
+    assert file.pread(3 * len(large) + 1, 0) == large[1:] + b"y" + large + large
+    assert disk.failure is None
+    file.close()
+
+
+def test_exhausted_descriptors_are_typed(tmp_path: Path) -> None:
+    """Running out of descriptors is no failure of the disk."""
+    disk = PosixDisk()
+    disk.create_file(f"{tmp_path}/a").close()
+    with limit(resource.RLIMIT_NOFILE, 3), pytest.raises(TooManyOpenFilesError, match="limit of open files"):
+        disk.open_file(f"{tmp_path}/a")
+    assert disk.failure is None
+
+
+def test_failed_sync_fails_the_whole_disk_for_writing(tmp_path: Path) -> None:
+    """After one failed fdatasync nothing of the directory is written any more, reads go on, and nothing is retried."""
+    disk = PosixDisk()
+    healthy = disk.create_file(f"{tmp_path}/healthy")
+    healthy.append([b"kept"])
+    # fdatasync on a pipe end fails with EINVAL: a real error from a real call.
+    reading, writing = os.pipe()
+    broken = disk.create_file(f"{tmp_path}/broken")
+    os.dup2(writing, broken._descriptor)
+    with pytest.raises(DiskFailedError, match="EINVAL"):
+        broken.sync()
+    assert disk.failure is not None
+    for call in (
+        lambda: healthy.append([b"more"]),
+        lambda: healthy.write(b"K", 0),
+        lambda: healthy.truncate(0),
+        healthy.sync,
+        lambda: disk.create_file(f"{tmp_path}/new"),
+        lambda: disk.rename(f"{tmp_path}/healthy", f"{tmp_path}/other"),
+        lambda: disk.remove(f"{tmp_path}/healthy"),
+        lambda: disk.make_directory(f"{tmp_path}/d"),
+        lambda: disk.sync_directory(str(tmp_path)),
+        lambda: disk.lock(f"{tmp_path}/lock"),
+    ):
+        with pytest.raises(DiskFailedError, match="failed before"):
+            call()
+    assert healthy.pread(4, 0) == b"kept"
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    broken.close()
+    healthy.close()
+
+
+@pytest.mark.parametrize("call", ["append", "write", "truncate"])
+def test_write_errors_fail_the_disk(tmp_path: Path, call: str) -> None:
+    """A write error that is not "no space" is final."""
+    disk = PosixDisk()
+    file = disk.create_file(f"{tmp_path}/a")
+    file.append([b"0123456789"])
+    with open(f"{tmp_path}/a", "rb") as read_only:
+        os.dup2(read_only.fileno(), file._descriptor)
+    with pytest.raises(DiskFailedError):
+        {
+            "append": lambda: file.append([b"x"]),
+            "write": lambda: file.write(b"x", 0),
+            "truncate": lambda: file.truncate(1),
+        }[call]()
+    assert disk.failure is not None
+    file.close()
+
+
+def test_read_error_is_typed_and_no_failure(tmp_path: Path) -> None:
+    """A read that the device refuses concerns this range only."""
+    disk = PosixDisk()
+    file = disk.create_file(f"{tmp_path}/a")
+    file.append([b"0123456789"])
+    reading, writing = os.pipe()
+    os.dup2(reading, file._descriptor)
+    with pytest.raises(DiskReadError):
+        file.pread(4, 0)
+    assert disk.failure is None
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    file.close()
+
+
+def test_unexpected_error_of_a_name_fails_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that no rule names (EIO on a rename, say) is final."""
+    disk = PosixDisk()
+    disk.create_file(f"{tmp_path}/a").close()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(DiskFailedError, match="EIO"):
+        disk.rename(f"{tmp_path}/a", f"{tmp_path}/b")
+    assert disk.failure is not None
+
+
+def test_lock_of_another_process_is_seen_and_ends_with_it(tmp_path: Path) -> None:
+    """Flock keeps two processes apart; the kernel gives it back when the holder is killed."""
+    program = (
+        "import sys, time\n"
+        "from storage.files.posix import PosixDisk\n"
+        "lock = PosixDisk().lock(sys.argv[1])\n"
+        "print('held', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    path = f"{tmp_path}/lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(LockHeldError):
+            PosixDisk().lock(path)
+        holder.kill()
+        holder.wait()
+        PosixDisk().lock(path).release()
+
+
+def test_path_with_a_file_in_the_way_is_an_access_error(tmp_path: Path) -> None:
+    """ENOTDIR and its like are refusals, not failures."""
+    disk = PosixDisk()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DiskAccessError):
+        disk.open_file(f"{tmp_path}/file/inside")
+    with pytest.raises(DiskAccessError):
+        disk.create_file(f"{tmp_path}/{'n' * 300}")
+    assert disk.failure is None
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, SMALL_FILE_BYTES - 1, SMALL_FILE_BYTES, SMALL_FILE_BYTES + 1, 100_000])
+def test_whole_files_are_read_whatever_their_size(tmp_path: Path, size_bytes: int) -> None:
+    """Small ones are read with one call; no descriptor is left behind by any."""
+    content = os.urandom(size_bytes)
+    (tmp_path / "file").write_bytes(content)
+    assert PosixDisk().read_file(str(tmp_path / "file")) == content
+    assert open_below(tmp_path) == []
+
+
+def test_short_reads_of_a_small_file_are_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system may return less than there is."""
+    (tmp_path / "file").write_bytes(b"0123456789")
+    whole_read = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, size_bytes: whole_read(descriptor, min(4, size_bytes)))
+    assert PosixDisk().read_file(str(tmp_path / "file")) == b"0123456789"
