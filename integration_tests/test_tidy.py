@@ -29,6 +29,7 @@ CORES = (
     "brokerd/fetch/",
     "brokerd/pushing/",
     "sdk/lograft/_core/",
+    *(f"sdk/lograft/_client/{name}.py" for name in ("backoff", "first_words", "grpc_wire", "http2", "metadata")),
 )
 
 LICENSE_WITHIN_LINES = 3

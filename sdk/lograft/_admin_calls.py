@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from lograft._broker_calls import describe_brokers, remove_broker
-from lograft._cluster import Attempt, Cluster
-from lograft._codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
+from lograft._client.cluster import Attempt, Cluster
+from lograft._client.codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
 from lograft._configs import alter_configs, describe_configs
 from lograft._delete_records import delete_records
 from lograft._log_directories import delete_unknown_partitions, describe_log_directories, move_replica

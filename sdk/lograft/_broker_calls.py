@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from lograft._cluster import Attempt, Cluster
+from lograft._client.cluster import Attempt, Cluster
 from lograft.errors import UsageError
 from lograft.types import BrokerState, BrokerStatus
 from lograft.v1 import admin_pb2

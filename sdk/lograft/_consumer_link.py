@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from lograft._cluster import Cluster, now_ms
+from lograft._client.cluster import Cluster, now_ms
 from lograft._consumer_book import check_offset
 from lograft._core.fetcher import Arrival, Cursor
 from lograft._fetch_engine import FetchEngine

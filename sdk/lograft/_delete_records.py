@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lograft._cluster import Attempt, Cluster, now_ms
-from lograft._codec import decode_deleted, encode_records_before
+from lograft._client.cluster import Attempt, Cluster, now_ms
+from lograft._client.codec import decode_deleted, encode_records_before
 from lograft.errors import RetriableError, UsageError
 from lograft.types import DeletedRecords, TopicPartition
 from lograft.v1 import log_pb2

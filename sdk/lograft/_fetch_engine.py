@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from lograft._cluster import Cluster, now_ms
-from lograft._codec import decode_error
+from lograft._client.cluster import Cluster, now_ms
+from lograft._client.codec import decode_error
 from lograft._core.fetcher import Arrival, Chunk, Cursor, Failure, Reset
 from lograft._core.nearest import ReadPlace, read_place
 from lograft._core.troubles import Troubles

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lograft._cluster import Attempt, Cluster
+from lograft._client.cluster import Attempt, Cluster
 from lograft.errors import UsageError
 from lograft.types import (
     LogDirectories,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from lograft._cluster import Attempt, Cluster
-from lograft._transport import finish, open_call
+from lograft._client.cluster import Attempt, Cluster
+from lograft._client.transport import finish, open_call
 from lograft.errors import CorruptDataError, ProtocolError
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub

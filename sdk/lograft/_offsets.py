@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from lograft._cluster import Attempt, Cluster, now_ms
-from lograft._codec import decode_offset_result, encode_offset_query
+from lograft._client.cluster import Attempt, Cluster, now_ms
+from lograft._client.codec import decode_offset_result, encode_offset_query
 from lograft.errors import RetriableError, UsageError
 from lograft.types import OffsetAnswer, OffsetQuery
 from lograft.v1 import log_pb2

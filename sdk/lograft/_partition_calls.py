@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from lograft._cluster import Attempt, Cluster
-from lograft._codec import decode_error
+from lograft._client.cluster import Attempt, Cluster
+from lograft._client.codec import decode_error
 from lograft.errors import UsageError
 from lograft.types import ElectedLeader, ElectionType, PartitionReassignment, TopicDescription, TopicPartition
 from lograft.v1 import admin_pb2

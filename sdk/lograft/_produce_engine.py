@@ -17,8 +17,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from lograft._cluster import Cluster, now_ms
-from lograft._codec import decode_error
+from lograft._client.cluster import Cluster, now_ms
+from lograft._client.codec import decode_error
 from lograft._core.batches import Doubt, SealedBatch
 from lograft._core.sequencer import Acknowledged, GivenUp, PartitionSequencer
 from lograft._produce_sender import PartitionSender, Session

@@ -10,8 +10,8 @@ import asyncio
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
-from lograft._core.backoff import Backoff
-from lograft._core.metadata import Leader
+from lograft._client.backoff import Backoff
+from lograft._client.metadata import Leader
 from lograft._core.sequencer import PartitionSequencer
 from lograft.errors import LograftError
 

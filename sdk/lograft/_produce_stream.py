@@ -22,13 +22,13 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 
-from lograft._cluster import Cluster, now_ms
-from lograft._codec import ACKS, decode_durability
+from lograft._client.cluster import Cluster, now_ms
+from lograft._client.codec import ACKS, decode_durability
+from lograft._client.metadata import Leader
+from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
 from lograft._core.batches import SealedBatch
-from lograft._core.metadata import Leader
 from lograft._core.sequencer import Acknowledged, ReceiptError
 from lograft._produce_sender import PartitionSender, Session
-from lograft._transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import CONNECT_TIMEOUT_MS, STALLED_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ProducerSettings
 from lograft.types import Acks, Durability

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Final
 
-from lograft._cluster import Cluster
+from lograft._client.cluster import Cluster
 from lograft._core.batches import SealedBatch
 from lograft._produce_engine import ProduceEngine
 from lograft._producer_book import ProducerBook, monotonic_ms, wall_clock_ms

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lograft._cluster import Attempt, Cluster
+from lograft._client.cluster import Attempt, Cluster
 from lograft.errors import RefusedError, UsageError
 from lograft.types import QuorumDescription, QuorumReplicaDescription
 from lograft.v1 import admin_pb2

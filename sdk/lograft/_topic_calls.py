@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from itertools import islice
 from typing import Final
 
-from lograft._cluster import Attempt, Cluster, now_ms
-from lograft._codec import decode_error
+from lograft._client.cluster import Attempt, Cluster, now_ms
+from lograft._client.codec import decode_error
 from lograft.errors import RetriableError, UsageError
 from lograft.types import CreatedTopic, NewTopic
 from lograft.v1 import admin_pb2

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from lograft._admin_calls import AdminCalls
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
-from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
+from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (

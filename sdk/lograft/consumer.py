@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocking consumer.
 
-Owns the lock and the waits of the caller's thread. Streams run on the background event loop (`_runtime`), which puts
+Owns the lock and the waits of the caller's thread. Streams run on the background event loop (`_client.runtime`), which puts
 what arrives into the book; decoding happens in the caller's thread. One thread at a time should use a consumer (calls
 are serialised, not interleaved).
 """
@@ -15,12 +15,12 @@ from copy import copy
 from types import TracebackType
 from typing import Any, TypeVar
 
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
+from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
 from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
 from lograft._consumer_link import ConsumerLink
 from lograft._core.fetcher import Arrival, Cursor
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
-from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
 from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError, UsageError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (

@@ -2,7 +2,7 @@
 """The blocking producer.
 
 Owns the lock, the waits of the caller's threads, and the lean path of `send`. Everything that talks to brokers runs
-on the background event loop (`_runtime`). Any number of threads may use one producer.
+on the background event loop (`_client.runtime`). Any number of threads may use one producer.
 
 The lean path: when value and key are bytes and nothing else is given, one lookup, one checksum and one append, without
 the lock (`_core.accumulator` says why that is safe). Everything else, and every record that does not fit into what
@@ -19,11 +19,12 @@ from typing import Any
 
 from lograft._arrow_send import encode_rows
 from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
+from lograft._client.runtime import Runtime, on_exit, open_on_runtime, release_runtime, wait_if_ending
 from lograft._core.accumulator import AddResult
 from lograft._core.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, TopicBuffers
 from lograft._core.record_columns import RECORD_OVERHEAD_BYTES, record_size
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
 from lograft._producer_book import (
     OnBatch,
     ProducerBook,
@@ -35,7 +36,6 @@ from lograft._producer_book import (
     wall_clock_ms,
 )
 from lograft._producer_pump import ProducerPump
-from lograft._runtime import Runtime, on_exit, open_on_runtime, release_runtime, wait_if_ending
 from lograft.errors import (
     BufferTimeoutError,
     ClientClosedError,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from zlib import crc32
 
-from lograft._core.metadata import BrokerNode, ClusterView
+from lograft._client.metadata import BrokerNode, ClusterView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from lograft._admin_calls import AdminCalls
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
 from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
 from lograft.types import (

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
 from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
 from lograft._consumer_link import ConsumerLink
 from lograft._core.fetcher import Arrival, Cursor
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
 from lograft.consumer import parse_start
 from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError
 from lograft.fetched import FetchedBatch

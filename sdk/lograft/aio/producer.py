@@ -14,11 +14,12 @@ from typing import Any
 
 from lograft._arrow_send import encode_rows
 from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
+from lograft._client.runtime import on_exit
 from lograft._core.accumulator import AddResult
 from lograft._core.buffers import TopicBuffers
 from lograft._core.record_columns import RECORD_OVERHEAD_BYTES, record_size
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
 from lograft._producer_book import (
     OnBatch,
     ProducerBook,
@@ -30,7 +31,6 @@ from lograft._producer_book import (
     wall_clock_ms,
 )
 from lograft._producer_pump import ProducerPump
-from lograft._runtime import on_exit
 from lograft.errors import BufferTimeoutError, ClientClosedError, ForkedClientError, RequestTimeoutError, UsageError
 from lograft.settings import CONNECTION_LIVENESS_MS, ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from lograft import Admin, Producer
 from lograft.cli import main
-from tests.clients.reading import read_all
+from tests.client.reading import read_all
 from tests.clients.test_producer_errors import unused_address
 
 MakeTopic = Callable[..., str]

@@ -16,7 +16,7 @@ from lograft.errors import (
     UnknownTopicError,
     UsageError,
 )
-from tests.clients.reading import DEADLINE_MS
+from tests.client.reading import DEADLINE_MS
 
 MakeTopic = Callable[..., str]
 

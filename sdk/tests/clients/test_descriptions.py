@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from lograft._codec import decode_topic, describe_topic
+from lograft._client.codec import decode_topic, describe_topic
 from lograft.v1 import metadata_pb2
 
 

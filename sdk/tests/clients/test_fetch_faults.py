@@ -11,8 +11,8 @@ from lograft import Consumer, TopicPartition, _fetch_stream
 from lograft.errors import CorruptDataError, DataLossError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.batch import encode_batch
-from tests.clients.reading import DEADLINE_MS
-from tests.clients.scripted_broker import Leaders, Log, ScriptedBroker, chunk, fetch_end, fetch_opened
+from tests.client.reading import DEADLINE_MS
+from tests.client.scripted_broker import Leaders, Log, ScriptedBroker, chunk, fetch_end, fetch_opened
 
 TP = TopicPartition("t", 0)
 Answer = list[log_pb2.FetchResponse | grpc.StatusCode | None] | None

@@ -12,8 +12,8 @@ from lograft import Consumer, TopicPartition, _fetch_engine
 from lograft.errors import InvalidSettingError, OffsetOutOfRangeError
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.batch import encode_batch
-from tests.clients.reading import DEADLINE_MS
-from tests.clients.scripted_broker import Leaders, Log, ScriptedBroker, chunk, fetch_end, fetch_opened
+from tests.client.reading import DEADLINE_MS
+from tests.client.scripted_broker import Leaders, Log, ScriptedBroker, chunk, fetch_end, fetch_opened
 
 TP = TopicPartition("t", 0)
 COUNT = 10

@@ -15,7 +15,7 @@ from lograft.cli import main
 from lograft.cli.directories import POLL_INTERVAL_S
 from lograft.errors import NoBrokerError, RefusedError, UsageError
 from lograft.types import LogDirectories, LogDirectory, LogDirectoryState, MoveState, TopicPartition
-from tests.clients.reading import read_all
+from tests.client.reading import read_all
 from tests.clients.test_producer_errors import unused_address
 
 from brokerd.embedded import EmbeddedCluster

@@ -15,7 +15,7 @@ from lograft.errors import (
 from lograft.types import OffsetQuery, Position
 from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
-from tests.clients.scripted_broker import Leaders, ScriptedBroker
+from tests.client.scripted_broker import Leaders, ScriptedBroker
 
 LATEST = OffsetQuery(topic="t", partition=0, position=Position.LATEST)
 

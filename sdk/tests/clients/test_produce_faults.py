@@ -18,7 +18,7 @@ from lograft.errors import (
 )
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.batch import RecordBatch
-from tests.clients.scripted_broker import Leaders, Log, ScriptedBroker, produce_end, receipt
+from tests.client.scripted_broker import Leaders, Log, ScriptedBroker, produce_end, receipt
 
 Answer = list[log_pb2.ProduceResponse | grpc.StatusCode | None] | None
 

@@ -33,7 +33,7 @@ from lograft.errors import (
     WrongClusterError,
 )
 from lograft.wire.batch import encode_batch
-from tests.clients.reading import read_all
+from tests.client.reading import read_all
 
 MakeTopic = Callable[..., str]
 

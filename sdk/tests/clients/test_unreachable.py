@@ -18,9 +18,9 @@ import pytest
 from lograft import Admin, Consumer, Producer, TopicPartition, _fetch_engine, aio
 from lograft.errors import InvalidSettingError, LograftError, NoBrokerError, UnreachableError
 from lograft.types import ConsumerRecord
-from tests.clients.processes import DevProcess, free_port
-from tests.clients.reading import DEADLINE_MS
-from tests.clients.scripted_broker import Leaders, Log, ScriptedBroker
+from tests.client.processes import DevProcess, free_port
+from tests.client.reading import DEADLINE_MS
+from tests.client.scripted_broker import Leaders, Log, ScriptedBroker
 from tests.clients.test_fetch_faults import fill
 
 TIMEOUT_MS = 1_000

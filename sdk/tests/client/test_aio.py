@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 from lograft import BatchReceipt, ConsumerRecord, DeliveryError, ErrorCode, OffsetQuery, TopicPartition, aio
-from lograft._cluster import Attempt, Cluster
+from lograft._client.cluster import Attempt, Cluster
 from lograft.errors import (
     BufferTimeoutError,
     ClientClosedError,
@@ -26,7 +26,7 @@ from lograft.errors import (
 from lograft.settings import parse_bootstrap
 from lograft.types import Position
 from lograft.wire.batch import encode_batch
-from tests.clients.reading import DEADLINE_MS, read_all
+from tests.client.reading import DEADLINE_MS, read_all
 
 MakeTopic = Callable[..., str]
 

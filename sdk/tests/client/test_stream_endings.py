@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 from lograft import _produce_stream
-from lograft._cluster import Cluster
-from lograft._core.metadata import Leader
+from lograft._client.cluster import Cluster
+from lograft._client.metadata import Leader
+from lograft._client.transport import OpenCall, finish, open_call
 from lograft._core.sequencer import PartitionSequencer
 from lograft._produce_sender import PartitionSender, Session
 from lograft._produce_stream import ProduceStream, StreamOwner
-from lograft._transport import OpenCall, finish, open_call
 from lograft.errors import LograftError, NoBrokerError
 from lograft.settings import STREAM_SILENCE_MS, ProducerSettings, parse_bootstrap
 

@@ -7,9 +7,10 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from lograft import Admin, _cluster
-from lograft._cluster import Cluster
-from lograft._transport import OpenCall
+from lograft import Admin
+from lograft._client import cluster as cluster_module
+from lograft._client.cluster import Cluster
+from lograft._client.transport import OpenCall
 from lograft.settings import parse_bootstrap
 
 TIMEOUT_MS = 20_000
@@ -28,7 +29,7 @@ def test_a_topic_asked_for_while_the_watch_is_opened_is_watched_too(
     async def ask() -> None:
         has_both, both = asyncio.Event(), frozenset({"asked-first", "asked-meanwhile"})
         cluster = Cluster(parse_bootstrap(bootstrap, None))
-        open_call = _cluster.open_call
+        open_call = cluster_module.open_call
         watch_once = cluster._watch_once
 
         async def open_and_ask(start: Callable[[], object]) -> OpenCall[object]:
@@ -42,7 +43,7 @@ def test_a_topic_asked_for_while_the_watch_is_opened_is_watched_too(
                 has_both.set()
             await watch_once(address, watched, backoff)
 
-        monkeypatch.setattr(_cluster, "open_call", open_and_ask)
+        monkeypatch.setattr(cluster_module, "open_call", open_and_ask)
         monkeypatch.setattr(cluster, "_watch_once", note_filter)
         await cluster.topic("asked-first", timeout_ms=TIMEOUT_MS)
         await asyncio.wait_for(has_both.wait(), WAIT_S)

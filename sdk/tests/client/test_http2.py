@@ -10,9 +10,9 @@ import pytest
 from h2.errors import ErrorCodes
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft._core import http2
-from lograft._core.http2 import ConnectionFaultError, DataCame, GoingAway, HeadersCame, Http2Connection, StreamReset
-from tests.core.frames import (
+from lograft._client import http2
+from lograft._client.http2 import ConnectionFaultError, DataCame, GoingAway, HeadersCame, Http2Connection, StreamReset
+from tests.client.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,

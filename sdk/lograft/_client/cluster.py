@@ -21,11 +21,11 @@ from typing import Final, TypeVar
 import grpc
 import grpc.aio
 
-from lograft._codec import decode_cluster, decode_error, decode_watch
-from lograft._core.backoff import Backoff
-from lograft._core.metadata import ClusterView, Leader, TopicState
-from lograft._probe import MAX_PROBES, Probe, end_probes, wait_seen
-from lograft._transport import Purpose, Transport, finish, is_connection_loss, is_unanswered, open_call, to_error
+from lograft._client.backoff import Backoff
+from lograft._client.codec import decode_cluster, decode_error, decode_watch
+from lograft._client.metadata import ClusterView, Leader, TopicState
+from lograft._client.probe import MAX_PROBES, Probe, end_probes, wait_seen
+from lograft._client.transport import Purpose, Transport, finish, is_connection_loss, is_unanswered, open_call, to_error
 from lograft.errors import (
     FatalError,
     LograftError,

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from lograft import Admin, Producer
-from lograft._runtime import open_on_runtime, release_runtime
+from lograft._client.runtime import open_on_runtime, release_runtime
 from lograft.errors import NoBrokerError
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from lograft._transport import Purpose, Transport, finish, open_call
+from lograft._client.transport import Purpose, Transport, finish, open_call
 from lograft.v1 import metadata_pb2
 from lograft.v1.metadata_pb2_grpc import MetadataServiceStub
 from tests.clients.test_producer_errors import unused_address

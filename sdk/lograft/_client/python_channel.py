@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels like those of `grpc.aio`, in Python alone: for forked processes, which gRPC's C core does not survive (`_forks`).
+"""Channels like those of `grpc.aio`, in Python alone: for forked processes, which gRPC's C core does not survive (`forks`).
 
-Owns sockets, connection attempts, pings, deadlines, and the state of calls. Frames and windows are in `_core.http2`, what gRPC adds in
-`_core.grpc_wire`. Nothing here touches gRPC's C core, nor any thread or lock of the parent.
+Owns sockets, connection attempts, pings, deadlines, and the state of calls. Frames and windows are in `http2`, what gRPC adds in
+`grpc_wire`. Nothing here touches gRPC's C core, nor any thread or lock of the parent.
 As far as Lograft uses it, it behaves as grpcio 1.85 does, odd as that may be: `test_virtual_grpc` compares the two.
 An object belongs to the event loop in which it was made.
 Source: ADR 17.
@@ -22,10 +22,10 @@ import grpc
 import grpc.aio
 from h2.errors import ErrorCodes
 
-from lograft._core import grpc_wire, http2
-from lograft._core.backoff import Backoff
-from lograft._core.grpc_wire import MessageError, MessageReader, WireStatus
-from lograft._resolver import resolve
+from lograft._client import grpc_wire, http2
+from lograft._client.backoff import Backoff
+from lograft._client.grpc_wire import MessageError, MessageReader, WireStatus
+from lograft._client.resolver import resolve
 from lograft.settings import MAX_RETRY_BACKOFF_MS, RETRY_BACKOFF_MS
 from lograft.wire.keepalive import QUIET_SHARE, RECEIVE_WINDOW_BYTES
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES

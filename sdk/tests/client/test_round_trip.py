@@ -12,7 +12,7 @@ from lograft import BatchReceipt, Consumer, Durability, ErrorCode, Producer, Top
 from lograft.errors import UsageError
 from lograft.wire.batch import encode_batch
 from lograft.wire.partitioner import partition_for_key
-from tests.clients.reading import DEADLINE_MS, read_all
+from tests.client.reading import DEADLINE_MS, read_all
 
 MakeTopic = Callable[..., str]
 

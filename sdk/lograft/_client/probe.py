@@ -13,8 +13,8 @@ import ssl
 from collections.abc import Iterable
 from typing import Final
 
-from lograft._core.first_words import FIRST_WORDS_BYTES, Seen, judge, say
-from lograft._resolver import resolve
+from lograft._client.first_words import FIRST_WORDS_BYTES, Seen, judge, say
+from lograft._client.resolver import resolve
 
 MAX_PROBES: Final = 8
 """Addresses of one call that are looked at."""

@@ -10,7 +10,7 @@ import pytest
 from lograft import Consumer, Producer, TopicPartition, _fetch_stream, _produce_stream
 from lograft.v1 import log_pb2
 from lograft.wire.batch import RecordBatch, encode_batch
-from tests.clients.scripted_broker import Leaders, Log, ScriptedBroker, fetch_opened
+from tests.client.scripted_broker import Leaders, Log, ScriptedBroker, fetch_opened
 
 WAIT_S = 30.0
 COUNT = 20

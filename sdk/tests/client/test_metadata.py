@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft._core.metadata import BrokerNode, ClusterState, ClusterView, Leader, PartitionState, TopicState
+from lograft._client.metadata import BrokerNode, ClusterState, ClusterView, Leader, PartitionState, TopicState
 
 
 def broker(broker_id: int, port: int = 1) -> BrokerNode:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from lograft import Admin, BatchReceipt, Consumer, Producer, TopicPartition
-from tests.clients.processes import DevProcess
-from tests.clients.reading import DEADLINE_MS, read_all
+from tests.client.processes import DevProcess
+from tests.client.reading import DEADLINE_MS, read_all
 
 pytestmark = pytest.mark.process
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from lograft._core.first_words import Seen, judge, say
+from lograft._client.first_words import Seen, judge, say
 
 
 @pytest.mark.parametrize(

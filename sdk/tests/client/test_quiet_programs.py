@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from tests.clients.processes import free_port
+from tests.client.processes import free_port
 
 MakeTopic = Callable[..., str]
 

@@ -6,7 +6,7 @@ Owns the translation of metadata, offsets and errors; absent fields become None 
 
 from __future__ import annotations
 
-from lograft._core.metadata import BrokerNode, ClusterState, PartitionState, TopicState
+from lograft._client.metadata import BrokerNode, ClusterState, PartitionState, TopicState
 from lograft.errors import LograftError, OffsetOutOfRangeError, error_for
 from lograft.types import (
     Acks,

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from lograft._core import grpc_wire
-from lograft._core.grpc_wire import MessageError, MessageReader, WireStatus
+from lograft._client import grpc_wire
+from lograft._client.grpc_wire import MessageError, MessageReader, WireStatus
 
 LIMIT = 1_000
 

@@ -11,7 +11,7 @@ At the end of the process the clients that are still open leave first (`on_exit`
 and the others let their connections go; then the thread ends.
 
 A forked child has no such thread: it gets a runtime of its own at its first use, and the clients of its parent refuse to work there
-(`_forks`), because their connections belong to the parent.
+(`forks`), because their connections belong to the parent.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final, Protocol, TypeVar
 
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft._core.backoff import Backoff
+from lograft._client.backoff import Backoff
 
 
 @given(

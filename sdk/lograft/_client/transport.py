@@ -27,8 +27,8 @@ from weakref import WeakSet
 import grpc
 import grpc.aio
 
-from lograft._forks import may_use_grpc, on_fork
-from lograft._immortal import keep_for_ever
+from lograft._client.forks import may_use_grpc, on_fork
+from lograft._client.immortal import keep_for_ever
 from lograft.errors import (
     ClientClosedError,
     LograftError,
@@ -133,7 +133,7 @@ class Transport:
         if self._may_use_grpc:
             return grpc.aio.insecure_channel(address, options=self._options)
         # Loaded where it is needed alone, with the libraries below it.
-        from lograft._python_channel import PythonChannel
+        from lograft._client.python_channel import PythonChannel
 
         return cast("grpc.aio.Channel", PythonChannel(address, liveness_ms=self._liveness_ms))
 

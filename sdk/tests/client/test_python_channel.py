@@ -10,8 +10,8 @@ from contextlib import suppress
 import grpc
 import grpc.aio
 import pytest
-from lograft._python_channel import PythonChannel
-from tests.core.frames import (
+from lograft._client.python_channel import PythonChannel
+from tests.client.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,

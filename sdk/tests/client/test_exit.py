@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from tests.clients.reading import read_all
+from tests.client.reading import read_all
 
 MakeTopic = Callable[..., str]
 

@@ -11,7 +11,7 @@ import pytest
 from lograft import Admin, Consumer, ErrorCode, Producer, TopicPartition, aio
 from lograft.cli import main
 from lograft.errors import InvalidRequestError, UnknownPartitionError, UnknownTopicError
-from tests.clients.reading import read_all
+from tests.client.reading import read_all
 
 MakeTopic = Callable[..., str]
 DEADLINE_S = 30.0

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from lograft import Admin, Consumer, Producer, aio
-from lograft._transport import Purpose, Transport, is_connection_loss, to_error
+from lograft._client.transport import Purpose, Transport, is_connection_loss, to_error
 from lograft.errors import InvalidSettingError, LograftError, NoBrokerError, ProtocolError
 
 
