@@ -30,6 +30,10 @@ CORES = (
     "brokerd/pushing/",
     "sdk/lograft/_core/",
     *(f"sdk/lograft/_client/{name}.py" for name in ("backoff", "first_words", "grpc_wire", "http2", "metadata")),
+    *(
+        f"sdk/lograft/_producer/{name}.py"
+        for name in ("accumulator", "batches", "buffers", "partitioner", "record_columns", "sequencer")
+    ),
 )
 
 LICENSE_WITHIN_LINES = 3

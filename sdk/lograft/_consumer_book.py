@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from lograft._core.fetcher import Arrival, ArrivalQueue, Chunk, Cursor
-from lograft._producer_book import monotonic_ms
+from lograft._producer.deliveries import monotonic_ms
 from lograft.errors import CorruptDataError, LograftError, NotAssignedError, UnreachableError, UsageError
 from lograft.fetched import FetchedBatch, leading_records
 from lograft.settings import ConsumerSettings

@@ -5,7 +5,7 @@ Owns the lock, the waits of the caller's threads, and the lean path of `send`. E
 on the background event loop (`_client.runtime`). Any number of threads may use one producer.
 
 The lean path: when value and key are bytes and nothing else is given, one lookup, one checksum and one append, without
-the lock (`_core.accumulator` says why that is safe). Everything else, and every record that does not fit into what
+the lock (`_producer.accumulator` says why that is safe). Everything else, and every record that does not fit into what
 its open batch was granted, takes `_send_slowly`.
 """
 
@@ -17,15 +17,14 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from lograft._arrow_send import encode_rows
-from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import Runtime, on_exit, open_on_runtime, release_runtime, wait_if_ending
-from lograft._core.accumulator import AddResult
-from lograft._core.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, TopicBuffers
-from lograft._core.record_columns import RECORD_OVERHEAD_BYTES, record_size
-from lograft._producer_book import (
+from lograft._producer.accumulator import AddResult
+from lograft._producer.arrow import encode_rows
+from lograft._producer.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, TopicBuffers
+from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded, cut
+from lograft._producer.deliveries import (
     OnBatch,
     ProducerBook,
     check_columns,
@@ -35,7 +34,8 @@ from lograft._producer_book import (
     say_lost,
     wall_clock_ms,
 )
-from lograft._producer_pump import ProducerPump
+from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
+from lograft._producer.sender import ProducerPump
 from lograft.errors import (
     BufferTimeoutError,
     ClientClosedError,

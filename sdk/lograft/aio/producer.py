@@ -12,15 +12,14 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from lograft._arrow_send import encode_rows
-from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import on_exit
-from lograft._core.accumulator import AddResult
-from lograft._core.buffers import TopicBuffers
-from lograft._core.record_columns import RECORD_OVERHEAD_BYTES, record_size
-from lograft._producer_book import (
+from lograft._producer.accumulator import AddResult
+from lograft._producer.arrow import encode_rows
+from lograft._producer.buffers import TopicBuffers
+from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded, cut
+from lograft._producer.deliveries import (
     OnBatch,
     ProducerBook,
     check_columns,
@@ -30,7 +29,8 @@ from lograft._producer_book import (
     say_lost,
     wall_clock_ms,
 )
-from lograft._producer_pump import ProducerPump
+from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
+from lograft._producer.sender import ProducerPump
 from lograft.errors import BufferTimeoutError, ClientClosedError, ForkedClientError, RequestTimeoutError, UsageError
 from lograft.settings import CONNECTION_LIVENESS_MS, ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers

@@ -17,7 +17,7 @@ import pytest
 from lograft import Admin, Producer
 from lograft.cli import main
 from tests.client.reading import read_all
-from tests.clients.test_producer_errors import unused_address
+from tests.producer.test_producer_errors import unused_address
 
 MakeTopic = Callable[..., str]
 Run = Callable[..., tuple[int, str, str]]

@@ -7,7 +7,8 @@ import socket
 import threading
 
 import pytest
-from lograft import Consumer, Producer, TopicPartition, _fetch_stream, _produce_stream
+from lograft import Consumer, Producer, TopicPartition, _fetch_stream
+from lograft._producer import stream as produce_stream
 from lograft.v1 import log_pb2
 from lograft.wire.batch import RecordBatch, encode_batch
 from tests.client.scripted_broker import Leaders, Log, ScriptedBroker, fetch_opened
@@ -55,7 +56,7 @@ def test_producer_does_not_wait_for_an_old_leader_that_is_not_reached(
     acks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection to the old leader is never answered; the news of the next one is enough."""
-    monkeypatch.setattr(_produce_stream, "CONNECT_TIMEOUT_MS", 10 * int(WAIT_S * 1000))
+    monkeypatch.setattr(produce_stream, "CONNECT_TIMEOUT_MS", 10 * int(WAIT_S * 1000))
     leaders = Leaders()
     with socket.create_server(("127.0.0.1", 0)) as mute, ScriptedBroker(leaders, 2) as new:
         leaders.brokers[1] = mute.getsockname()[1]
@@ -91,7 +92,7 @@ def test_consumer_leaves_a_leader_that_froze() -> None:
 
 def test_producer_asks_others_when_a_leader_stalls_and_its_watch_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The frozen broker is also the one that it watches and would ask first; another one knows who leads."""
-    monkeypatch.setattr(_produce_stream, "STALLED_MS", 50)
+    monkeypatch.setattr(produce_stream, "STALLED_MS", 50)
     leaders, later = Leaders(), Leaders()
     later.leader_id, later.leader_epoch = 2, 2
     with ScriptedBroker(later, 2) as new, ScriptedBroker(leaders, 1, new.logs) as old:

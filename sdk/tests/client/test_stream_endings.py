@@ -10,13 +10,13 @@ from typing import cast
 import grpc
 import grpc.aio
 import pytest
-from lograft import _produce_stream
 from lograft._client.cluster import Cluster
 from lograft._client.metadata import Leader
 from lograft._client.transport import OpenCall, finish, open_call
-from lograft._core.sequencer import PartitionSequencer
-from lograft._produce_sender import PartitionSender, Session
-from lograft._produce_stream import ProduceStream, StreamOwner
+from lograft._producer import stream as produce_stream
+from lograft._producer.partition_sender import PartitionSender, Session
+from lograft._producer.sequencer import PartitionSequencer
+from lograft._producer.stream import ProduceStream, StreamOwner
 from lograft.errors import LograftError, NoBrokerError
 from lograft.settings import STREAM_SILENCE_MS, ProducerSettings, parse_bootstrap
 
@@ -51,7 +51,7 @@ def test_a_reset_while_a_failed_opening_winds_up_loses_no_partition(
             await go_on.wait()
             await finish(opened)
 
-        monkeypatch.setattr(_produce_stream, "finish", slow_finish)
+        monkeypatch.setattr(produce_stream, "finish", slow_finish)
         client = parse_bootstrap(bootstrap, "not-the-id-of-this-cluster")
         cluster, owner, settings = Cluster(client), Owner(), ProducerSettings()
         host, port = bootstrap.rsplit(":", 1)
@@ -100,7 +100,7 @@ def test_a_call_that_ends_before_its_opening_is_written_tells_why(monkeypatch: p
             started.set_result(opened)
             return opened
 
-        monkeypatch.setattr(_produce_stream, "open_call", noted_open_call)
+        monkeypatch.setattr(produce_stream, "open_call", noted_open_call)
         cluster, owner, session = Cluster(parse_bootstrap(f"127.0.0.1:{port}", None)), Owner(), Session()
         leader = Leader(broker_id=0, leader_epoch=0, address=f"127.0.0.1:{port}")
         async with session.handshake, asyncio.timeout(DEADLINE_S):

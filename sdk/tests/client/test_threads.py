@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from lograft import Producer
-from lograft._core.accumulator import Accumulator
-from lograft._core.buffers import OpenBatch
+from lograft._producer.accumulator import Accumulator
+from lograft._producer.buffers import OpenBatch
 from lograft.wire.batch import RecordBatch
 
 THREADS = 4

@@ -19,7 +19,7 @@ from lograft.errors import (
     WrongClusterError,
 )
 from lograft.types import NewTopic
-from tests.clients.test_producer_errors import unused_address
+from tests.producer.test_producer_errors import unused_address
 
 from metaquorum.controller_service import admin_service
 from metaquorum.controller_service.commit_waiters import CommandError

@@ -16,7 +16,7 @@ from lograft.cli.directories import POLL_INTERVAL_S
 from lograft.errors import NoBrokerError, RefusedError, UsageError
 from lograft.types import LogDirectories, LogDirectory, LogDirectoryState, MoveState, TopicPartition
 from tests.client.reading import read_all
-from tests.clients.test_producer_errors import unused_address
+from tests.producer.test_producer_errors import unused_address
 
 from brokerd.embedded import EmbeddedCluster
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from lograft._core.batches import SealedBatch
+from lograft._producer.batches import SealedBatch
 from lograft.wire.batch import RecordBatch, compose_batch
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, Final
 
-from lograft._bulk import EncodedPiece
-from lograft._core.partitioner import group_by_partition, partition_by_keys
+from lograft._producer.bulk import EncodedPiece
+from lograft._producer.partitioner import group_by_partition, partition_by_keys
 from lograft.errors import UsageError
 from lograft.wire.arrow import encode_arrow
 from lograft.wire.batch import Codec, EncodedBatch

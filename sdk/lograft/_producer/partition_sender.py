@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from lograft._client.backoff import Backoff
 from lograft._client.metadata import Leader
-from lograft._core.sequencer import PartitionSequencer
+from lograft._producer.sequencer import PartitionSequencer
 from lograft.errors import LograftError
 
 if TYPE_CHECKING:
-    from lograft._produce_stream import ProduceStream
+    from lograft._producer.stream import ProduceStream
 
 
 class Session:

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lograft._core.batches import Doubt, SealedBatch
+from lograft._producer.batches import Doubt, SealedBatch
 from lograft.wire.codes import ErrorCode
 
 SEQUENCE_MASK: Final = 0x7FFF_FFFF

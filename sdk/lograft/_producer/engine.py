@@ -19,11 +19,11 @@ from typing import Final, Protocol
 
 from lograft._client.cluster import Cluster, now_ms
 from lograft._client.codec import decode_error
-from lograft._core.batches import Doubt, SealedBatch
-from lograft._core.sequencer import Acknowledged, GivenUp, PartitionSequencer
-from lograft._produce_sender import PartitionSender, Session
-from lograft._produce_stream import ProduceStream
-from lograft._splitter import split_batch
+from lograft._producer.batches import Doubt, SealedBatch
+from lograft._producer.partition_sender import PartitionSender, Session
+from lograft._producer.sequencer import Acknowledged, GivenUp, PartitionSequencer
+from lograft._producer.splitter import split_batch
+from lograft._producer.stream import ProduceStream
 from lograft.errors import (
     FatalError,
     LograftError,

@@ -8,10 +8,10 @@ from collections import deque
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from lograft._core.batches import Doubt, SealedBatch
-from lograft._core.sequencer import PartitionSequencer
+from lograft._producer.batches import Doubt, SealedBatch
+from lograft._producer.sequencer import PartitionSequencer
 from lograft.wire.codes import ErrorCode
-from tests.core.builders import sealed
+from tests.producer.builders import sealed
 
 
 class Log:
@@ -125,7 +125,7 @@ class SequencerMachine(RuleBasedStateMachine):
 
     def give_up(self, given_up: object) -> None:
         """Note what failed."""
-        from lograft._core.sequencer import GivenUp
+        from lograft._producer.sequencer import GivenUp
 
         if isinstance(given_up, GivenUp):
             known = self.failed_unknown if given_up.refused_is_ambiguous else self.failed_for_sure

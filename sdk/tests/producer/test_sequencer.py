@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from lograft._core.batches import Doubt, SealedBatch
-from lograft._core.sequencer import SEQUENCE_MASK, PartitionSequencer, ReceiptError
+from lograft._producer.batches import Doubt, SealedBatch
+from lograft._producer.sequencer import SEQUENCE_MASK, PartitionSequencer, ReceiptError
 from lograft.wire.codes import ErrorCode
-from tests.core.builders import sealed
+from tests.producer.builders import sealed
 
 
 def bound(*record_counts: int, window: int = 3, is_numbered: bool = True) -> PartitionSequencer:

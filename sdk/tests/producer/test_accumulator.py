@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from lograft._core.accumulator import (
+from lograft._producer.accumulator import (
     BATCH_OVERHEAD_BYTES,
     MARK_INTERVAL_MS,
     MAX_BATCH_RECORDS,
     Accumulator,
     AddResult,
 )
-from lograft._core.buffers import CLOSED, PartitionBuffer
-from lograft._core.record_columns import RECORD_OVERHEAD_BYTES
+from lograft._producer.buffers import CLOSED, PartitionBuffer
+from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES
 from lograft.types import Headers
 from lograft.wire.batch import EncodedBatch
-from tests.core.builders import Encoder, make_accumulator
+from tests.producer.builders import Encoder, make_accumulator
 
 
 def add(

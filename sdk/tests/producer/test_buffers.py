@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
-from lograft._core.buffers import MAX_KEPT_KEY_BYTES, MAX_KEPT_KEYS, MAX_UNKEPT_LOOKUPS, PartitionBuffer, TopicBuffers
-from lograft._core.partitioner import partition_by_keys
+from lograft._producer.buffers import (
+    MAX_KEPT_KEY_BYTES,
+    MAX_KEPT_KEYS,
+    MAX_UNKEPT_LOOKUPS,
+    PartitionBuffer,
+    TopicBuffers,
+)
+from lograft._producer.partitioner import partition_by_keys
 
 
 def _topic(partition_count: int) -> TopicBuffers:

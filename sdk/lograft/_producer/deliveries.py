@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, cast
 
-from lograft._bulk import EncodedPiece, LoosePiece
-from lograft._core.accumulator import Accumulator, AddResult
-from lograft._core.batches import SealedBatch
-from lograft._core.buffers import PartitionBuffer, TopicBuffers
+from lograft._producer.accumulator import Accumulator, AddResult
+from lograft._producer.batches import SealedBatch
+from lograft._producer.buffers import PartitionBuffer, TopicBuffers
+from lograft._producer.bulk import EncodedPiece, LoosePiece
 from lograft.errors import BatchFailure, DeliveryError, RecordTooLargeError, UnknownPartitionError, UsageError
 from lograft.settings import MAX_REPORTED_FAILURES, ProducerSettings
 from lograft.types import BatchReceipt, Headers

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lograft._core.partitioner import group_by_partition, partition_by_keys
+from lograft._producer.partitioner import group_by_partition, partition_by_keys
 from lograft.errors import UsageError
 from lograft.wire.batch import Codec, EncodedBatch, compose_batch, read_header
 from lograft.wire.errors import BatchError, BatchTooLargeError, InvalidBatchError

@@ -2,7 +2,7 @@
 """One produce stream to one leader broker, and one partition's way onto it.
 
 Owns the handshake, routes, the order of frames on the wire, and the matching of receipts. Must not choose leaders,
-retry, or know where batches come from: `_produce_engine` does.
+retry, or know where batches come from: `engine` does.
 
 Theory of operation. Partitions (`PartitionSender`) are bound to route numbers, in `open` when they come before it,
 else in `bind`. The writer takes batches from the partitions that are ready in turns, one each, so that no partition
@@ -26,9 +26,9 @@ from lograft._client.cluster import Cluster, now_ms
 from lograft._client.codec import ACKS, decode_durability
 from lograft._client.metadata import Leader
 from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
-from lograft._core.batches import SealedBatch
-from lograft._core.sequencer import Acknowledged, ReceiptError
-from lograft._produce_sender import PartitionSender, Session
+from lograft._producer.batches import SealedBatch
+from lograft._producer.partition_sender import PartitionSender, Session
+from lograft._producer.sequencer import Acknowledged, ReceiptError
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import CONNECT_TIMEOUT_MS, STALLED_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ProducerSettings
 from lograft.types import Acks, Durability

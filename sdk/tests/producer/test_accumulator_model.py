@@ -6,11 +6,11 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from lograft._core.accumulator import AddResult
-from lograft._core.batches import SealedBatch
-from lograft._core.record_columns import RECORD_OVERHEAD_BYTES
+from lograft._producer.accumulator import AddResult
+from lograft._producer.batches import SealedBatch
+from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES
 from lograft.types import Headers
-from tests.core.builders import Encoder, make_accumulator
+from tests.producer.builders import Encoder, make_accumulator
 
 Row = tuple[bytes | None, bytes | None]
 

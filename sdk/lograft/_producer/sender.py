@@ -18,9 +18,9 @@ from contextlib import nullcontext
 from typing import Final
 
 from lograft._client.cluster import Cluster
-from lograft._core.batches import SealedBatch
-from lograft._produce_engine import ProduceEngine
-from lograft._producer_book import ProducerBook, monotonic_ms, wall_clock_ms
+from lograft._producer.batches import SealedBatch
+from lograft._producer.deliveries import ProducerBook, monotonic_ms, wall_clock_ms
+from lograft._producer.engine import ProduceEngine
 from lograft.settings import REQUEST_TIMEOUT_MS, ClientSettings
 from lograft.types import BatchReceipt
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lograft._core.accumulator import Accumulator
-from lograft._core.batches import SealedBatch
+from lograft._producer.accumulator import Accumulator
+from lograft._producer.batches import SealedBatch
 from lograft.types import Headers
 from lograft.wire.batch import EncodedBatch
 

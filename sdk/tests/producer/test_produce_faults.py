@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from lograft import BatchReceipt, DeliveryError, Producer, _produce_stream
+from lograft import BatchReceipt, DeliveryError, Producer
+from lograft._producer import stream as produce_stream
 from lograft.errors import (
     BatchRefusedError,
     FatalError,
@@ -222,7 +223,7 @@ def test_expired_batches_are_reported_and_later_ones_go_on(monkeypatch: pytest.M
 
 def test_silent_broker_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that owes receipts and sends nothing loses its stream; the next one delivers."""
-    monkeypatch.setattr(_produce_stream, "STREAM_SILENCE_MS", 200)
+    monkeypatch.setattr(produce_stream, "STREAM_SILENCE_MS", 200)
     with ScriptedBroker(Leaders()) as broker, Producer(broker.bootstrap) as producer:
         broker.on_produce = lambda stream, request: [] if stream == 0 and request.HasField("batch") else None
         send_numbers(producer, 5)

@@ -36,9 +36,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from lograft._core.batches import BatchBody, BatchEncoder, SealedBatch
-from lograft._core.buffers import OpenBatch, PartitionBuffer, TopicBuffers, close_batch
-from lograft._core.record_columns import (
+from lograft._producer.batches import BatchBody, BatchEncoder, SealedBatch
+from lograft._producer.buffers import OpenBatch, PartitionBuffer, TopicBuffers, close_batch
+from lograft._producer.record_columns import (
     RECORD_OVERHEAD_BYTES,
     TIMESTAMP_BYTES,
     expand,
