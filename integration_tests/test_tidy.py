@@ -28,11 +28,14 @@ CORES = (
     "brokerd/produce/",
     "brokerd/fetch/",
     "brokerd/pushing/",
-    "sdk/lograft/_core/",
-    *(f"sdk/lograft/_client/{name}.py" for name in ("backoff", "first_words", "grpc_wire", "http2", "metadata")),
     *(
-        f"sdk/lograft/_producer/{name}.py"
-        for name in ("accumulator", "batches", "buffers", "partitioner", "record_columns", "sequencer")
+        f"sdk/lograft/{package}/{name}.py"
+        for package, names in {
+            "_client": ("backoff", "first_words", "grpc_wire", "http2", "metadata"),
+            "_producer": ("accumulator", "batches", "buffers", "partitioner", "record_columns", "sequencer"),
+            "_consumer": ("fetch_buffer", "nearest", "troubles"),
+        }.items()
+        for name in names
     ),
 )
 

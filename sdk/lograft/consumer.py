@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
-from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
-from lograft._consumer_link import ConsumerLink
-from lograft._core.fetcher import Arrival, Cursor
+from lograft._consumer.collector import ConsumerBook, PollWait, check_partitions
+from lograft._consumer.fetch_buffer import Arrival, Cursor
+from lograft._consumer.fetcher import ConsumerLink
 from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError, UsageError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that the clients take and give.
 
-Owns plain data. Must not import gRPC, protobuf or a client: `lograft._core` uses these types.
+Owns plain data. Must not import gRPC, protobuf or a client: pure modules use these types.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from types import TracebackType
 
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
-from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
-from lograft._consumer_link import ConsumerLink
-from lograft._core.fetcher import Arrival, Cursor
+from lograft._consumer.collector import ConsumerBook, PollWait, check_partitions
+from lograft._consumer.fetch_buffer import Arrival, Cursor
+from lograft._consumer.fetcher import ConsumerLink
 from lograft.consumer import parse_start
 from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError
 from lograft.fetched import FetchedBatch

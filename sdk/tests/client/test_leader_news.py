@@ -7,7 +7,8 @@ import socket
 import threading
 
 import pytest
-from lograft import Consumer, Producer, TopicPartition, _fetch_stream
+from lograft import Consumer, Producer, TopicPartition
+from lograft._consumer import stream as fetch_stream
 from lograft._producer import stream as produce_stream
 from lograft.v1 import log_pb2
 from lograft.wire.batch import RecordBatch, encode_batch
@@ -111,7 +112,7 @@ def test_producer_asks_others_when_a_leader_stalls_and_its_watch_with_it(monkeyp
 
 def test_consumer_asks_others_when_a_leader_stalls_and_its_watch_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The frozen broker is also the one that it watches and would ask first; another one knows who leads."""
-    monkeypatch.setattr(_fetch_stream, "FETCH_STALLED_MS", 50)
+    monkeypatch.setattr(fetch_stream, "FETCH_STALLED_MS", 50)
     leaders, later = Leaders(), Leaders()
     later.leader_id, later.leader_epoch = 2, 2
     with ScriptedBroker(later, 2) as new, ScriptedBroker(leaders, 1, new.logs) as old:

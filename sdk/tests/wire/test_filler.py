@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from lograft._consumer_book import ConsumerBook
-from lograft._core.fetcher import Chunk
+from lograft._consumer.collector import ConsumerBook
+from lograft._consumer.fetch_buffer import Chunk
 from lograft.settings import ConsumerSettings
 from lograft.types import TopicPartition
 from lograft.wire.arrow import arrow_schema

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, cast
 
-from lograft._core.fetcher import Arrival, ArrivalQueue, Chunk, Cursor
+from lograft._consumer.fetch_buffer import Arrival, ArrivalQueue, Chunk, Cursor
 from lograft._producer.deliveries import monotonic_ms
 from lograft.errors import CorruptDataError, LograftError, NotAssignedError, UnreachableError, UsageError
 from lograft.fetched import FetchedBatch, leading_records

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lograft import Admin, Consumer, Producer, TopicPartition, _fetch_engine, aio
+from lograft import Admin, Consumer, Producer, TopicPartition, aio
+from lograft._consumer import engine as fetch_engine
 from lograft.errors import InvalidSettingError, LograftError, NoBrokerError, UnreachableError
 from lograft.types import ConsumerRecord
 from tests.client.processes import DevProcess, free_port
 from tests.client.reading import DEADLINE_MS
 from tests.client.scripted_broker import Leaders, Log, ScriptedBroker
-from tests.clients.test_fetch_faults import fill
+from tests.consumer.test_fetch_faults import fill
 
 TIMEOUT_MS = 1_000
 TP = TopicPartition("t", 0)
@@ -204,7 +205,7 @@ def test_partition_without_a_leader_is_told(caplog: pytest.LogCaptureFixture) ->
     leaders.leader_id = 9
     with ScriptedBroker(leaders) as broker, Consumer(broker.bootstrap, unreachable_timeout_ms=TIMEOUT_MS) as consumer:
         fill(broker.logs[0], 10)
-        with caplog.at_level(logging.WARNING, logger=_fetch_engine.__name__):
+        with caplog.at_level(logging.WARNING, logger=fetch_engine.__name__):
             consumer.assign([TP], offsets={TP: 0})
             error = poll_until_error(lambda: consumer.poll(timeout_ms=100))
             assert "t-0 waits for a leader" in str(error)
@@ -248,8 +249,8 @@ def test_partition_in_trouble_does_not_stop_the_others(silent_port: int) -> None
 
 def test_frozen_leader_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that opens the route, and then sends not even marks, counts as one that gives nothing."""
-    monkeypatch.setattr(_fetch_engine, "TICK_S", 0.05)
-    monkeypatch.setattr("lograft._fetch_stream.FETCH_STALLED_MS", 200)
+    monkeypatch.setattr(fetch_engine, "TICK_S", 0.05)
+    monkeypatch.setattr("lograft._consumer.stream.FETCH_STALLED_MS", 200)
     with ScriptedBroker(Leaders()) as broker:
         fill(broker.logs[0], 10)
         with Consumer(broker.bootstrap, unreachable_timeout_ms=TIMEOUT_MS) as consumer:

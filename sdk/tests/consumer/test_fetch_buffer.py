@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft._core.fetcher import ArrivalQueue, Chunk, CreditLedger, Cursor, Failure, Reset
+from lograft._consumer.fetch_buffer import ArrivalQueue, Chunk, CreditLedger, Cursor, Failure, Reset
 from lograft.errors import DataLossError
 from lograft.types import TopicPartition
 

@@ -8,7 +8,8 @@ import threading
 
 import grpc
 import pytest
-from lograft import Consumer, TopicPartition, _fetch_engine
+from lograft import Consumer, TopicPartition
+from lograft._consumer import engine as fetch_engine
 from lograft.errors import InvalidSettingError, OffsetOutOfRangeError
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.batch import encode_batch
@@ -150,8 +151,8 @@ def test_an_offset_is_out_of_range_only_by_the_leader() -> None:
 
 def test_a_follower_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the named time the consumer comes back from the leader, from its position on."""
-    monkeypatch.setattr(_fetch_engine, "FOLLOWER_RETRY_MS", 100)
-    monkeypatch.setattr(_fetch_engine, "TICK_S", 0.02)
+    monkeypatch.setattr(fetch_engine, "FOLLOWER_RETRY_MS", 100)
+    monkeypatch.setattr(fetch_engine, "TICK_S", 0.02)
     leaders = racks()
     again = threading.Event()
     offsets: list[int] = []

@@ -20,11 +20,11 @@ from typing import Final
 
 from lograft._client.cluster import Cluster, now_ms
 from lograft._client.codec import decode_error
-from lograft._core.fetcher import Arrival, Chunk, Cursor, Failure, Reset
-from lograft._core.nearest import ReadPlace, read_place
-from lograft._core.troubles import Troubles
-from lograft._fetch_stream import FetchStream, PartitionFetcher
-from lograft._offsets import find_offsets
+from lograft._consumer.fetch_buffer import Arrival, Chunk, Cursor, Failure, Reset
+from lograft._consumer.nearest import ReadPlace, read_place
+from lograft._consumer.offsets import find_offsets
+from lograft._consumer.stream import FetchStream, PartitionFetcher
+from lograft._consumer.troubles import Troubles
 from lograft.errors import (
     ClientClosedError,
     FatalError,

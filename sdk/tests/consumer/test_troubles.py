@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from lograft._core.troubles import Troubles
+from lograft._consumer.troubles import Troubles
 from lograft.errors import NoBrokerError
 from lograft.types import TopicPartition
 

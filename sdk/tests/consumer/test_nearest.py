@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 from lograft._client.metadata import BrokerNode, ClusterState, ClusterView, PartitionState, TopicState
-from lograft._core.nearest import ReadPlace, read_place
+from lograft._consumer.nearest import ReadPlace, read_place
 
 RACKS = {1: "a", 2: "b", 3: "b", 4: "b", 5: None}
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from lograft import Consumer, TopicPartition, _fetch_stream
+from lograft import Consumer, TopicPartition
+from lograft._consumer import stream as fetch_stream
 from lograft.errors import CorruptDataError, DataLossError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.batch import encode_batch
@@ -192,7 +193,7 @@ def test_gaps_control_batches_and_marks_move_the_position(broker: ScriptedBroker
 
 def test_silent_broker_is_asked_anew(broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that sends not even marks loses its stream; the next one delivers."""
-    monkeypatch.setattr(_fetch_stream, "STREAM_SILENCE_MS", 200)
+    monkeypatch.setattr(fetch_stream, "STREAM_SILENCE_MS", 200)
     broker.on_fetch = lambda stream, request: [fetch_opened(request)] if stream == 0 else None
     with Consumer(broker.bootstrap) as consumer:
         consumer.assign([TP])

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lograft._client.cluster import Cluster, now_ms
-from lograft._consumer_book import check_offset
-from lograft._core.fetcher import Arrival, Cursor
-from lograft._fetch_engine import FetchEngine
-from lograft._offsets import find_offsets
+from lograft._consumer.collector import check_offset
+from lograft._consumer.engine import FetchEngine
+from lograft._consumer.fetch_buffer import Arrival, Cursor
+from lograft._consumer.offsets import find_offsets
 from lograft.errors import UnknownPartitionError, UnreachableError
 from lograft.settings import ClientSettings, ConsumerSettings
 from lograft.types import ConsumerHealth, OffsetQuery, PartitionHealth, Position, TopicPartition

@@ -23,8 +23,8 @@ import grpc.aio
 from lograft._client.backoff import Backoff
 from lograft._client.cluster import Cluster, now_ms
 from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
-from lograft._core.fetcher import CreditLedger, Cursor
-from lograft._core.nearest import ReadPlace
+from lograft._consumer.fetch_buffer import CreditLedger, Cursor
+from lograft._consumer.nearest import ReadPlace
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import (
     CONNECT_TIMEOUT_MS,
