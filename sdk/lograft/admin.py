@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocking admin client.
 
-Owns nothing but the way to the background event loop: see `_admin_calls`.
+Owns nothing but the way to the background event loop: see `_admin.calls`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from lograft._admin_calls import AdminCalls
+from lograft._admin.calls import AdminCalls
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asyncio admin client; see `_admin_calls`."""
+"""The asyncio admin client; see `_admin.calls`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from lograft._admin_calls import AdminCalls
+from lograft._admin.calls import AdminCalls
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft.errors import ClientClosedError, ForkedClientError

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lograft import Admin, ErrorCode, _topic_calls
+from lograft import Admin, ErrorCode
+from lograft._admin import topics as topic_calls
 from lograft.errors import (
     ClientClosedError,
     InvalidRequestError,
@@ -132,11 +133,11 @@ def test_requests_for_many_topics_overlap_and_none_follows_a_failure(
             under_way.append(under_way[-1] - 1)
 
     monkeypatch.setattr(admin_service, "create_topics", create_and_note)
-    monkeypatch.setattr(_topic_calls, "MAX_TOPICS", 10)
+    monkeypatch.setattr(topic_calls, "MAX_TOPICS", 10)
     results = admin.create_topics([NewTopic(f"overlap-{number}") for number in range(41)])
     assert all(each.error is None for each in results)
     assert admin.describe_topic(last_name).topic == last_name
-    assert max(under_way) == _topic_calls.MAX_REQUESTS
+    assert max(under_way) == topic_calls.MAX_REQUESTS
     asked.clear()
     with pytest.raises(LograftError, match="not this one"):
         admin.create_topics([NewTopic(f"fails-{number}") for number in range(60)])

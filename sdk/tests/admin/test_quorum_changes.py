@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from lograft import Admin, aio
-from lograft._quorum_calls import _replacement  # pyright: ignore[reportPrivateUsage]
+from lograft._admin.quorum import _replacement  # pyright: ignore[reportPrivateUsage]
 from lograft.errors import InvalidRequestError, RefusedError, UsageError
 from lograft.types import QuorumDescription, QuorumReplicaDescription
 

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable
 
 import pytest
-from lograft import Admin, TopicPartition, _partition_calls, aio
+from lograft import Admin, TopicPartition, aio
+from lograft._admin import partitions as partition_calls
 from lograft.cli import main
 from lograft.errors import UnknownPartitionError, UnknownTopicError, UsageError
 from lograft.types import ElectedLeader, ElectionType
@@ -34,7 +35,7 @@ def test_more_partitions_than_a_request_takes_are_asked_in_several(
     admin: Admin, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of the results is that of the partitions."""
-    monkeypatch.setattr(_partition_calls, "MAX_ELECTIONS", 2)
+    monkeypatch.setattr(partition_calls, "MAX_ELECTIONS", 2)
     topic = make_topic(5)
     results = admin.elect_leaders([topic], validate_only=True)
     assert [(each.partition, each.error) for each in results] == [(number, None) for number in range(5)]

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lograft import Admin, TopicPartition, _partition_calls, aio
+from lograft import Admin, TopicPartition, aio
+from lograft._admin import partitions as partition_calls
 from lograft.cli import main
 from lograft.errors import InvalidRequestError, UnknownPartitionError, UnknownTopicError, UsageError
 from lograft.types import PartitionReassignment
@@ -24,7 +25,7 @@ def test_results_say_what_was_and_what_will_be(
     admin: Admin, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The only broker again is settled at once; refusals stand beside it; long lists go in several requests."""
-    monkeypatch.setattr(_partition_calls, "MAX_REASSIGNMENTS", 2)
+    monkeypatch.setattr(partition_calls, "MAX_REASSIGNMENTS", 2)
     topic = make_topic(2)
     (own,) = admin.describe_topic(topic).partitions[0].replicas
     first, second, third = (TopicPartition(topic, number) for number in (0, 1, 5))

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable
 
 import pytest
-from lograft import Admin, _broker_calls, aio
+from lograft import Admin, aio
+from lograft._admin import brokers as broker_calls
 from lograft.cli import main
 from lograft.errors import InvalidRequestError, UsageError
 from lograft.types import BrokerState
@@ -35,7 +36,7 @@ def test_the_broker_is_described(admin: Admin, make_topic: MakeTopic) -> None:
 
 def test_pages_together_are_all_brokers(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may be smaller than the cluster, and the list is asked for to its end."""
-    monkeypatch.setattr(_broker_calls, "PAGE_BROKERS", 1)
+    monkeypatch.setattr(broker_calls, "PAGE_BROKERS", 1)
     assert len(admin.describe_brokers()) == 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lograft import Admin, ConfigResource, aio
-from lograft._metadata_export import MetadataChange, diff_exports, read_export
+from lograft._admin.metadata_export import MetadataChange, diff_exports, read_export
 from lograft.cli import main
 from lograft.errors import CorruptDataError
 

@@ -11,17 +11,17 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lograft._broker_calls import describe_brokers, remove_broker
+from lograft._admin.brokers import describe_brokers, remove_broker
+from lograft._admin.configs import alter_configs, describe_configs
+from lograft._admin.delete_records import delete_records
+from lograft._admin.log_directories import delete_unknown_partitions, describe_log_directories, move_replica
+from lograft._admin.metadata_export import export_metadata
+from lograft._admin.partitions import all_named, alter_reassignments, elect_leaders, list_reassignments
+from lograft._admin.quorum import add_voter, remove_voter, replace_voter, transfer_leadership
+from lograft._admin.topics import checked_count, checked_int32, create_topics, topic_name
 from lograft._client.cluster import Attempt, Cluster
 from lograft._client.codec import decode_quorum, decode_summary, decode_topic, describe_broker, describe_topic
-from lograft._configs import alter_configs, describe_configs
 from lograft._consumer.offsets import list_offsets
-from lograft._delete_records import delete_records
-from lograft._log_directories import delete_unknown_partitions, describe_log_directories, move_replica
-from lograft._metadata_export import export_metadata
-from lograft._partition_calls import all_named, alter_reassignments, elect_leaders, list_reassignments
-from lograft._quorum_calls import add_voter, remove_voter, replace_voter, transfer_leadership
-from lograft._topic_calls import checked_count, checked_int32, create_topics, topic_name
 from lograft.errors import StaleMetadataWarning
 from lograft.settings import ClientSettings
 from lograft.types import (
