@@ -20,10 +20,9 @@ from typing import Final, Protocol
 from lograft._client.cluster import Cluster, now_ms
 from lograft._client.codec import decode_error
 from lograft._producer.batches import Doubt, SealedBatch
-from lograft._producer.partition_sender import PartitionSender, Session
 from lograft._producer.sequencer import Acknowledged, GivenUp, PartitionSequencer
 from lograft._producer.splitter import split_batch
-from lograft._producer.stream import ProduceStream
+from lograft._producer.stream import PartitionSender, ProduceStream, Session
 from lograft.errors import (
     FatalError,
     LograftError,

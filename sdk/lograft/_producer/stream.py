@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One produce stream to one leader broker, and one partition's way onto it.
+"""One produce stream to one leader broker, the partitions on their way onto it, and the identity that their batches carry.
 
 Owns the handshake, routes, the order of frames on the wire, and the matching of receipts. Must not choose leaders,
 retry, or know where batches come from: `engine` does.
@@ -16,19 +16,19 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from typing import Final, Protocol
 
 import grpc
 import grpc.aio
 
+from lograft._client.backoff import Backoff
 from lograft._client.cluster import Cluster, now_ms
 from lograft._client.codec import ACKS, decode_durability
 from lograft._client.metadata import Leader
 from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
 from lograft._producer.batches import SealedBatch
-from lograft._producer.partition_sender import PartitionSender, Session
-from lograft._producer.sequencer import Acknowledged, ReceiptError
+from lograft._producer.sequencer import Acknowledged, PartitionSequencer, ReceiptError
 from lograft.errors import LograftError, NoBrokerError, ProtocolError, RequestTimeoutError
 from lograft.settings import CONNECT_TIMEOUT_MS, STALLED_MS, STREAM_OPEN_TIMEOUT_MS, STREAM_SILENCE_MS, ProducerSettings
 from lograft.types import Acks, Durability
@@ -42,8 +42,81 @@ PRODUCE_METHOD: Final = "/lograft.v1.LogService/Produce"
 _Call = grpc.aio.StreamStreamCall[bytes, log_pb2.ProduceResponse]
 
 
+class Session:
+    """One producer identity and the streams that use it.
+
+    Attributes:
+        identity: (producer id, epoch); None: not known yet. Written by the stream whose handshake brings it.
+        handshake: held by that handshake.
+        streams: the stream to each broker, by node id. Written by the engine, as the next one.
+        sender_count: partitions whose batches carry the identity.
+    """
+
+    def __init__(self) -> None:
+        self.identity: tuple[int, int] | None = None
+        self.handshake: AbstractAsyncContextManager[None] = asyncio.Lock()
+        self.streams: dict[int, ProduceStream] = {}
+        self.sender_count = 0
+
+
+class PartitionSender:
+    """One partition on its way to its leader. A stream writes `stream`, `route` and `is_ready`, the engine everything else.
+
+    Attributes:
+        sequencer: order and identity of its batches.
+        session: the identity that its batches carry.
+        stream: stream that it is bound or being bound to; None: it waits for a leader.
+        route: its route number there.
+        is_ready: True while it stands in the stream's line of partitions with something to send.
+        topic_id: id of the topic that it was bound to last.
+        max_batch_bytes: largest batch that the topic takes; None: not bound yet.
+        unknown_since_ms: since when brokers say that they do not know the partition.
+        retry: timer of the next try to find a leader.
+        last_error: why the partition was last without a route.
+        avoided: leader that could not be used; the same one is tried again only after a pause.
+        leaving: timer after which it leaves the stream to a broker that leads it no more, if that has not ended it by then.
+    """
+
+    __slots__ = (
+        "avoided",
+        "backoff",
+        "is_ready",
+        "last_error",
+        "leaving",
+        "max_batch_bytes",
+        "partition",
+        "retry",
+        "route",
+        "sequencer",
+        "session",
+        "stream",
+        "topic",
+        "topic_id",
+        "unknown_since_ms",
+    )
+
+    def __init__(
+        self, topic: str, partition: int, *, sequencer: PartitionSequencer, session: Session, backoff: Backoff
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.sequencer = sequencer
+        self.session = session
+        self.backoff = backoff
+        self.stream: ProduceStream | None = None
+        self.route = 0
+        self.is_ready = False
+        self.topic_id: bytes | None = None
+        self.max_batch_bytes: int | None = None
+        self.unknown_since_ms: int | None = None
+        self.retry: asyncio.TimerHandle | None = None
+        self.last_error: LograftError | None = None
+        self.avoided: Leader | None = None
+        self.leaving: asyncio.TimerHandle | None = None
+
+
 class StreamOwner(Protocol):
-    """What a stream tells: the produce engine."""
+    """What a stream tells, at the border between the wire and the finding of leaders; `ProduceEngine` is told."""
 
     def on_bound(self, sender: PartitionSender, opened: log_pb2.ProduceRouteOpened) -> None:
         """The partition's route is open; its sequencer is not bound yet."""

@@ -14,9 +14,8 @@ from lograft._client.cluster import Cluster
 from lograft._client.metadata import Leader
 from lograft._client.transport import OpenCall, finish, open_call
 from lograft._producer import stream as produce_stream
-from lograft._producer.partition_sender import PartitionSender, Session
 from lograft._producer.sequencer import PartitionSequencer
-from lograft._producer.stream import ProduceStream, StreamOwner
+from lograft._producer.stream import PartitionSender, ProduceStream, Session, StreamOwner
 from lograft.errors import LograftError, NoBrokerError
 from lograft.settings import STREAM_SILENCE_MS, ProducerSettings, parse_bootstrap
 
