@@ -77,13 +77,16 @@ class ClientSettings:
         cluster_id: id that the cluster must have; None: any.
         connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000; a ping
             asks for one after a quarter of that.
+        request_timeout_ms: milliseconds that a unary call may take, all tries together, 1 to 3,600,000.
     """
 
     addresses: tuple[str, ...]
     cluster_id: str | None = None
     connection_liveness_ms: int = CONNECTION_LIVENESS_MS
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS
 
     def __post_init__(self) -> None:
+        check_range("request_timeout_ms", self.request_timeout_ms, 1, 3_600_000)
         check_range("connection_liveness_ms", self.connection_liveness_ms, *LIVENESS_RANGE_MS)
 
 
@@ -191,11 +194,12 @@ def parse_bootstrap(
     cluster_id: str | None,
     *,
     connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS,
 ) -> ClientSettings:
     """Turn "host:port,host:port" or a list of such into settings; the port may be left out.
 
     Raises:
-        InvalidSettingError: there is no address, or one is malformed; or the liveness bound is out of range.
+        InvalidSettingError: there is no address, or one is malformed; or a number is out of range.
     """
     _check_bootstrap(bootstrap)
     parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
@@ -204,7 +208,12 @@ def parse_bootstrap(
         raise InvalidSettingError(f'bootstrap names no address: {bootstrap!r}; give "host:port"')
     if cluster_id == "":
         raise InvalidSettingError("cluster_id is empty; leave it out to accept any cluster")
-    return ClientSettings(addresses=addresses, cluster_id=cluster_id, connection_liveness_ms=connection_liveness_ms)
+    return ClientSettings(
+        addresses=addresses,
+        cluster_id=cluster_id,
+        connection_liveness_ms=connection_liveness_ms,
+        request_timeout_ms=request_timeout_ms,
+    )
 
 
 def _parse_address(text: str) -> str:

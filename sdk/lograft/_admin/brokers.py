@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from lograft._client.cluster import Attempt, Cluster
+from lograft._client.metadata import BrokerNode
 from lograft.errors import UsageError
-from lograft.types import BrokerState, BrokerStatus
+from lograft.types import BrokerDescription, BrokerState, BrokerStatus, ClusterDescription
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -64,6 +65,18 @@ def _page(
     return work
 
 
+async def describe_cluster(cluster: Cluster, *, timeout_ms: int) -> ClusterDescription:
+    """Describe the brokers."""
+    await cluster.fetch_brokers(timeout_ms=timeout_ms)
+    view = cluster.view
+    return ClusterDescription(
+        cluster_id=view.cluster_id or "",
+        controller_id=view.controller_id,
+        brokers=tuple(map(_description, view.brokers())),
+        metadata_offset=view.metadata_offset,
+    )
+
+
 async def remove_broker(cluster: Cluster, broker_id: int, *, validate_only: bool, timeout_ms: int) -> None:
     """End the registration of a broker.
 
@@ -111,4 +124,10 @@ def _status(message: admin_pb2.BrokerStatus) -> BrokerStatus:
         unclean=message.unclean,
         last_heard_age_ms=message.last_heard_age_ms if message.HasField("last_heard_age_ms") else None,
         metadata_offset=message.metadata_offset if message.HasField("metadata_offset") else None,
+    )
+
+
+def _description(broker: BrokerNode) -> BrokerDescription:
+    return BrokerDescription(
+        broker_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack, fenced=broker.fenced
     )

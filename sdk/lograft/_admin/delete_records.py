@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from lograft._client.cluster import Attempt, Cluster, now_ms
-from lograft._client.codec import decode_deleted, encode_records_before
+from lograft._client.codec import decode_error
 from lograft.errors import RetriableError, UsageError
 from lograft.types import DeletedRecords, TopicPartition
 from lograft.v1 import log_pb2
@@ -38,7 +38,7 @@ async def delete_records(
     """
     for where, offset in before.items():
         _check(where, offset)
-    wanted = [encode_records_before(TopicPartition(*where), offset) for where, offset in before.items()]
+    wanted = [_records_before(TopicPartition(*where), offset) for where, offset in before.items()]
     deadline_ms = now_ms() + timeout_ms
     backoff = cluster.backoff()
     results: dict[int, DeletedRecords] = {}
@@ -71,4 +71,19 @@ async def _ask(cluster: Cluster, partitions: Sequence[log_pb2.RecordsBefore], ti
         return await attempt.answer(LogServiceStub(attempt.channel).DeleteRecords(request, timeout=attempt.timeout_s))
 
     response = await cluster.call(work, timeout_ms=timeout_ms)
-    return [decode_deleted(result) for result in response.results]
+    return [_deleted(result) for result in response.results]
+
+
+def _records_before(where: TopicPartition, before_offset: int | None) -> log_pb2.RecordsBefore:
+    """None: up to the high watermark, -1 on the wire."""
+    offset = -1 if before_offset is None else before_offset
+    return log_pb2.RecordsBefore(topic=where.topic, partition=where.partition, before_offset=offset)
+
+
+def _deleted(result: log_pb2.DeletedRecords) -> DeletedRecords:
+    return DeletedRecords(
+        topic=result.topic,
+        partition=result.partition,
+        log_start_offset=result.log_start_offset if result.HasField("log_start_offset") else None,
+        error=decode_error(result.error) if result.HasField("error") else None,
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of the metadata quorum by the admin clients: voters in, out and replaced, leadership handed over.
+"""The calls about the metadata quorum, for the admin clients: its state, voters in, out and replaced, leadership handed over.
 
 Owns requests, and the two steps of a replacement. Must not hold state. Law: a replacement takes no voter out before it
 has seen a caught-up replica to take its place, and can be repeated after any failure.
@@ -11,7 +11,7 @@ from typing import Final
 
 from lograft._client.cluster import Attempt, Cluster
 from lograft.errors import RefusedError, UsageError
-from lograft.types import QuorumDescription, QuorumReplicaDescription
+from lograft.types import MetadataSnapshotDescription, QuorumDescription, QuorumReplicaDescription
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
@@ -19,6 +19,18 @@ DIRECTORY_ID_BYTES: Final = 16
 
 REPLACEMENT_LAG_MS_MAX: Final = 5_000
 """A replacement must have had everything within so many milliseconds."""
+
+
+async def describe_quorum(cluster: Cluster, *, timeout_ms: int) -> QuorumDescription:
+    """Describe the metadata quorum."""
+    request = admin_pb2.DescribeQuorumRequest(cluster_id=cluster.cluster_id)
+
+    async def work(attempt: Attempt) -> admin_pb2.DescribeQuorumResponse:
+        return await attempt.answer(
+            AdminServiceStub(attempt.channel).DescribeQuorum(request, timeout=attempt.timeout_s)
+        )
+
+    return _quorum(await cluster.call(work, timeout_ms=timeout_ms))
 
 
 async def add_voter(cluster: Cluster, node_id: int, directory_id: bytes | None, *, timeout_ms: int) -> bytes:
@@ -50,20 +62,20 @@ async def remove_voter(
     return (await cluster.call(work, timeout_ms=timeout_ms, may_repeat=False)).directory_id
 
 
-async def replace_voter(cluster: Cluster, node_id: int, quorum: QuorumDescription, *, timeout_ms: int) -> bytes:
+async def replace_voter(cluster: Cluster, node_id: int, *, timeout_ms: int) -> bytes:
     """Put the replica that fetches under a voter's node id in the place of that voter; returns its directory id.
 
     Args:
         cluster: connection.
         node_id: node id of the voter whose disk was lost.
-        quorum: state of the quorum as of now.
-        timeout_ms: milliseconds for each of the two changes.
+        timeout_ms: milliseconds for the look at the quorum, and for each of the two changes.
 
     Raises:
         RefusedError: no replica of this node id has caught up, or the servers refuse. Nothing was changed, or the old
             voter is out and the replacement is not in yet; repeat it.
     """
     number = _node_id(node_id)
+    quorum = await describe_quorum(cluster, timeout_ms=timeout_ms)
     replacement = _replacement(quorum, number)
     if any(voter.node_id == number for voter in quorum.voters):
         await remove_voter(cluster, number, None, timeout_ms=timeout_ms, replacement_id=replacement.directory_id)
@@ -113,3 +125,31 @@ def _directory_id(directory_id: bytes | None) -> bytes:
     if type(directory_id) is not bytes or len(directory_id) != DIRECTORY_ID_BYTES:
         raise UsageError(f"the id of a metadata directory is {DIRECTORY_ID_BYTES} bytes, not {directory_id!r}")
     return directory_id
+
+
+def _quorum(response: admin_pb2.DescribeQuorumResponse) -> QuorumDescription:
+    return QuorumDescription(
+        cluster_id=response.cluster_id,
+        leader_id=response.leader_id if response.HasField("leader_id") else None,
+        quorum_epoch=response.quorum_epoch,
+        high_watermark=response.high_watermark if response.HasField("high_watermark") else None,
+        voters=tuple(map(_replica, response.voters)),
+        observers=tuple(map(_replica, response.observers)),
+        log_start_offset=response.log_start_offset,
+        latest_snapshot=MetadataSnapshotDescription(
+            end_offset=response.latest_snapshot.end_offset, quorum_epoch=response.latest_snapshot.quorum_epoch
+        )
+        if response.HasField("latest_snapshot")
+        else None,
+    )
+
+
+def _replica(replica: admin_pb2.QuorumReplica) -> QuorumReplicaDescription:
+    return QuorumReplicaDescription(
+        node_id=replica.node_id,
+        directory_id=replica.directory_id or None,
+        address=replica.address or None,
+        log_end_offset=replica.log_end_offset if replica.HasField("log_end_offset") else None,
+        last_fetch_age_ms=replica.last_fetch_age_ms if replica.HasField("last_fetch_age_ms") else None,
+        last_caught_up_age_ms=replica.last_caught_up_age_ms if replica.HasField("last_caught_up_age_ms") else None,
+    )

@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many topics in one call, for the admin clients.
+"""The calls about topics, for the admin clients.
 
-Owns turning what the user names into requests of a size that servers take, and trying again what was refused for the moment. Must not
-hold state.
+Owns turning what the user names into requests of a size that servers take, pages, and trying again what was refused for the moment.
+Must not hold state.
 """
 
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 from lograft._client.cluster import Attempt, Cluster, now_ms
-from lograft._client.codec import decode_error
-from lograft.errors import RetriableError, UsageError
-from lograft.types import CreatedTopic, NewTopic
+from lograft._client.codec import decode_error, decode_topic
+from lograft._client.metadata import TopicState
+from lograft.errors import RetriableError, StaleMetadataWarning, UsageError
+from lograft.types import AwaitedReplica, CreatedTopic, NewTopic, PartitionDescription, TopicDescription, TopicSummary
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
 from lograft.wire.codes import ErrorCode
+
+PAGE_TOPICS: Final = 1_000
+"""Topics of one page of a list."""
 
 MAX_TOPICS: Final = 1_000
 """Topics of one request."""
@@ -37,6 +42,35 @@ _COUNT_CODES: Final = {
     "partition_count": ErrorCode.INVALID_PARTITION_COUNT,
     "replication_factor": ErrorCode.INVALID_REPLICATION_FACTOR,
 }
+
+
+async def create_topic(
+    cluster: Cluster,
+    topic: str,
+    *,
+    partition_count: int,
+    replication_factor: int,
+    configs: Mapping[str, str] | None,
+    validate_only: bool,
+    timeout_ms: int,
+) -> TopicDescription:
+    """Create a topic and wait until the answering broker shows it."""
+    request = admin_pb2.CreateTopicRequest(
+        cluster_id=cluster.cluster_id,
+        topic=topic_name(topic),
+        partition_count=checked_count("partition_count", partition_count),
+        replication_factor=checked_count("replication_factor", replication_factor),
+        configs={name: str(value) for name, value in (configs or {}).items()},
+        validate_only=validate_only,
+    )
+
+    async def work(attempt: Attempt) -> admin_pb2.CreateTopicResponse:
+        return await attempt.answer(AdminServiceStub(attempt.channel).CreateTopic(request, timeout=attempt.timeout_s))
+
+    response = await cluster.call(work, timeout_ms=timeout_ms, may_repeat=validate_only)
+    if validate_only:
+        return topic_description(decode_topic(response.topic), dict(response.configs), frozenset(response.configs))
+    return await describe_topic(cluster, topic, timeout_ms=timeout_ms, min_metadata_offset=response.metadata_offset)
 
 
 async def create_topics(
@@ -152,6 +186,122 @@ def _created(result: admin_pb2.TopicCreation) -> CreatedTopic:
         partition_count=result.partition_count,
         replication_factor=result.replication_factor,
     )
+
+
+async def create_partitions(
+    cluster: Cluster, topic: str, partition_count: int, *, validate_only: bool, timeout_ms: int
+) -> TopicDescription:
+    """Add partitions to a topic and wait until the answering broker shows them."""
+    request = admin_pb2.CreatePartitionsRequest(
+        cluster_id=cluster.cluster_id,
+        topic=topic_name(topic),
+        partition_count=checked_int32("partition_count", partition_count),
+        validate_only=validate_only,
+    )
+
+    async def work(attempt: Attempt) -> admin_pb2.CreatePartitionsResponse:
+        return await attempt.answer(
+            AdminServiceStub(attempt.channel).CreatePartitions(request, timeout=attempt.timeout_s)
+        )
+
+    response = await cluster.call(work, timeout_ms=timeout_ms, may_repeat=validate_only)
+    if validate_only:
+        return await describe_topic(cluster, topic, timeout_ms=timeout_ms)
+    return await describe_topic(cluster, topic, timeout_ms=timeout_ms, min_metadata_offset=response.metadata_offset)
+
+
+async def delete_topic(cluster: Cluster, topic: str, *, timeout_ms: int) -> None:
+    """Delete a topic."""
+    request = admin_pb2.DeleteTopicRequest(cluster_id=cluster.cluster_id, topic=topic_name(topic))
+
+    async def work(attempt: Attempt) -> admin_pb2.DeleteTopicResponse:
+        return await attempt.answer(AdminServiceStub(attempt.channel).DeleteTopic(request, timeout=attempt.timeout_s))
+
+    response = await cluster.call(work, timeout_ms=timeout_ms, may_repeat=False)
+    # Read your writes: wait until the broker that was asked shows it, too.
+    await cluster.fetch(frozenset((topic,)), timeout_ms=timeout_ms, min_metadata_offset=response.metadata_offset)
+
+
+async def list_topics(cluster: Cluster, *, timeout_ms: int) -> list[TopicSummary]:
+    """List all topics by name."""
+    found: list[TopicSummary] = []
+    token = ""
+    while True:
+        request = admin_pb2.ListTopicsRequest(cluster_id=cluster.cluster_id, page_size=PAGE_TOPICS, page_token=token)
+        response = await _list_page(cluster, request, timeout_ms)
+        _warn_without_leader(response.without_leader)
+        found += map(_summary, response.topics)
+        token = response.next_page_token
+        if not token:
+            return found
+
+
+async def _list_page(
+    cluster: Cluster, request: admin_pb2.ListTopicsRequest, timeout_ms: int
+) -> admin_pb2.ListTopicsResponse:
+    async def work(attempt: Attempt) -> admin_pb2.ListTopicsResponse:
+        return await attempt.answer(AdminServiceStub(attempt.channel).ListTopics(request, timeout=attempt.timeout_s))
+
+    return await cluster.call(work, timeout_ms=timeout_ms)
+
+
+async def describe_topic(
+    cluster: Cluster, topic: str, *, timeout_ms: int, min_metadata_offset: int | None = None
+) -> TopicDescription:
+    """Describe a topic with its configs."""
+    request = admin_pb2.DescribeTopicRequest(cluster_id=cluster.cluster_id, topic=topic_name(topic))
+    if min_metadata_offset is not None:
+        request.min_metadata_offset = min_metadata_offset
+
+    async def work(attempt: Attempt) -> admin_pb2.DescribeTopicResponse:
+        return await attempt.answer(AdminServiceStub(attempt.channel).DescribeTopic(request, timeout=attempt.timeout_s))
+
+    response = await cluster.call(work, timeout_ms=timeout_ms)
+    _warn_without_leader(response.without_leader)
+    configs = {entry.name: entry.value for entry in response.configs}
+    overridden = frozenset(entry.name for entry in response.configs if entry.source == admin_pb2.CONFIG_SOURCE_TOPIC)
+    return topic_description(decode_topic(response.topic), configs, overridden)
+
+
+def topic_description(state: TopicState, configs: dict[str, str], overridden: frozenset[str]) -> TopicDescription:
+    """Convert a topic and its configs for the user."""
+    return TopicDescription(
+        topic=state.topic,
+        topic_id=state.topic_id,
+        partitions=tuple(
+            PartitionDescription(
+                partition=part.partition,
+                leader_id=part.leader_id,
+                leader_epoch=part.leader_epoch,
+                replicas=part.replicas,
+                isr=part.isr,
+                eligible_leader_replicas=part.elr,
+                last_known_eligible_leader_replicas=part.last_known_elr,
+                awaited_replicas=tuple(
+                    AwaitedReplica(broker_id=broker_id, log_directory_ids=directory_ids)
+                    for broker_id, directory_ids in part.awaited
+                ),
+            )
+            for part in state.partitions
+        ),
+        configs=configs,
+        overridden=overridden,
+    )
+
+
+def _summary(summary: admin_pb2.TopicSummary) -> TopicSummary:
+    return TopicSummary(
+        topic=summary.topic,
+        topic_id=summary.topic_id,
+        partition_count=summary.partition_count,
+        replication_factor=summary.replication_factor,
+    )
+
+
+def _warn_without_leader(is_so: bool) -> None:
+    if is_so:
+        text = "the metadata quorum has no leader: a broker answered from its own image, which may be behind"
+        warnings.warn(text, StaleMetadataWarning, stacklevel=2)
 
 
 def topic_name(topic: object) -> str:

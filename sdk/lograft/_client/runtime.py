@@ -140,7 +140,7 @@ def open_on_runtime(make: Callable[[], T]) -> tuple[T, Runtime]:
     Returns:
         The object, and the runtime, which is to be given to `release_runtime` once.
     """
-    runtime = _acquire()
+    runtime = acquire_runtime()
 
     async def start() -> T:
         return make()
@@ -152,7 +152,8 @@ def open_on_runtime(make: Callable[[], T]) -> tuple[T, Runtime]:
         raise
 
 
-def _acquire() -> Runtime:
+def acquire_runtime() -> Runtime:
+    """Return this process's runtime, started now if need be; it is to be given to `release_runtime` once."""
     global _runtime, _user_count, _idle_loop
     wait_if_ending()
     with _lock:

@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from typing import Final
 
 from lograft._client.cluster import Attempt, Cluster, now_ms
-from lograft._client.codec import decode_offset_result, encode_offset_query
+from lograft._client.codec import decode_error
 from lograft.errors import RetriableError, UsageError
-from lograft.types import OffsetAnswer, OffsetQuery
+from lograft.types import OffsetAnswer, OffsetQuery, Position
 from lograft.v1 import log_pb2
 from lograft.v1.log_pb2_grpc import LogServiceStub
 
 MAX_QUERIES: Final = 10_000
 """Queries of one call."""
+
+_POSITIONS: Final = {
+    Position.EARLIEST: log_pb2.OFFSET_POSITION_EARLIEST,
+    Position.LATEST: log_pb2.OFFSET_POSITION_LATEST,
+}
 
 
 async def list_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, timeout_ms: int) -> list[OffsetAnswer]:
@@ -54,15 +59,13 @@ async def list_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, time
 
 
 async def _ask(cluster: Cluster, queries: Sequence[OffsetQuery], timeout_ms: int) -> list[OffsetAnswer]:
-    request = log_pb2.ListOffsetsRequest(
-        cluster_id=cluster.cluster_id, queries=[encode_offset_query(query) for query in queries]
-    )
+    request = log_pb2.ListOffsetsRequest(cluster_id=cluster.cluster_id, queries=[_query(query) for query in queries])
 
     async def work(attempt: Attempt) -> log_pb2.ListOffsetsResponse:
         return await attempt.answer(LogServiceStub(attempt.channel).ListOffsets(request, timeout=attempt.timeout_s))
 
     response = await cluster.call(work, timeout_ms=timeout_ms)
-    return [decode_offset_result(result) for result in response.results]
+    return [_answer(result) for result in response.results]
 
 
 async def find_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, timeout_ms: int) -> list[int | None]:
@@ -77,3 +80,22 @@ async def find_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, time
             raise answer.error
         found.append(answer.offset)
     return found
+
+
+def _query(query: OffsetQuery) -> log_pb2.OffsetQuery:
+    message = log_pb2.OffsetQuery(topic=query.topic, partition=query.partition)
+    if query.position is not None:
+        message.position = _POSITIONS[query.position]
+    if query.timestamp_ms is not None:
+        message.timestamp_ms = query.timestamp_ms
+    return message
+
+
+def _answer(result: log_pb2.OffsetResult) -> OffsetAnswer:
+    return OffsetAnswer(
+        topic=result.topic,
+        partition=result.partition,
+        offset=result.offset if result.HasField("offset") else None,
+        timestamp_ms=result.timestamp_ms if result.HasField("timestamp_ms") else None,
+        error=decode_error(result.error) if result.HasField("error") else None,
+    )

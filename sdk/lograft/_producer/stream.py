@@ -24,7 +24,6 @@ import grpc.aio
 
 from lograft._client.backoff import Backoff
 from lograft._client.cluster import Cluster, now_ms
-from lograft._client.codec import ACKS, decode_durability
 from lograft._client.metadata import Leader
 from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
 from lograft._producer.batches import SealedBatch
@@ -38,6 +37,12 @@ from lograft.wire.frames import encode_produce_frame
 logger = logging.getLogger(__name__)
 
 PRODUCE_METHOD: Final = "/lograft.v1.LogService/Produce"
+
+_ACKS: Final = {
+    Acks.ALL: log_pb2.ACKS_ALL,
+    Acks.LEADER: log_pb2.ACKS_LEADER,
+    Acks.NONE: log_pb2.ACKS_NONE,
+}
 
 _Call = grpc.aio.StreamStreamCall[bytes, log_pb2.ProduceResponse]
 
@@ -324,7 +329,7 @@ class ProduceStream:
         async with turn, asyncio.timeout(STREAM_OPEN_TIMEOUT_MS / 1000):
             request = log_pb2.ProduceOpen(
                 cluster_id=self._cluster.cluster_id,
-                acks=ACKS[settings.acks],
+                acks=_ACKS[settings.acks],
                 without_idempotence=not settings.is_idempotent,
                 routes=self._take_routes(),
             )
@@ -469,7 +474,7 @@ class ProduceStream:
         self.ready(sender)
         if self._ready:
             self._wake()
-        self._owner.on_acknowledged(sender, done, decode_durability(receipt.durability))
+        self._owner.on_acknowledged(sender, done, _durability(receipt.durability))
         self._settle()
 
     def _on_route_end(self, end: log_pb2.RouteEnd) -> None:
@@ -482,3 +487,11 @@ class ProduceStream:
         if self._ready:
             self._wake()
         self._settle()
+
+
+def _durability(number: int) -> Durability:
+    """Durability of a number off the wire; one that this version does not know becomes UNKNOWN."""
+    try:
+        return Durability(number)
+    except ValueError:
+        return Durability.UNKNOWN

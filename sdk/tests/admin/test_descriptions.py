@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from lograft._client.codec import decode_topic, describe_topic
+from lograft._admin.topics import topic_description
+from lograft._client.codec import decode_topic
 from lograft.v1 import metadata_pb2
 
 
@@ -24,7 +25,7 @@ def test_description_has_every_list_of_replicas() -> None:
             )
         ],
     )
-    (partition,) = describe_topic(decode_topic(message), {}, frozenset()).partitions
+    (partition,) = topic_description(decode_topic(message), {}, frozenset()).partitions
     assert (partition.replicas, partition.isr) == ((1, 2, 3, 4), (1,))
     assert partition.eligible_leader_replicas == (2,)
     assert partition.last_known_eligible_leader_replicas == (3,)
