@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, acquire_runtime, on_exit, release_runtime
+from lograft._client.usable import unusable_error
 from lograft.aio.admin import Admin as AsyncAdmin
-from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS
 from lograft.types import (
     BrokerStatus,
@@ -433,10 +433,8 @@ class Admin:
 
     def _run(self, work: Callable[[AsyncAdmin], Coroutine[Any, Any, T]]) -> T:
         with self._lock:
-            if self._is_forked:
-                raise ForkedClientError("this admin client was made before a fork; make a new one in the child")
-            if self._is_closed:
-                raise ClientClosedError("the admin client is closed")
+            if self._is_closed or self._is_forked:
+                raise unusable_error("admin client", is_forked=self._is_forked)
             if self._runtime is None:
                 self._runtime = acquire_runtime()
             runtime = self._runtime

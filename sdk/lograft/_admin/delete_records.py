@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lograft._client.cluster import Attempt, Cluster, now_ms
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Attempt, Cluster
 from lograft._client.codec import decode_error
 from lograft.errors import RetriableError, UsageError
 from lograft.types import DeletedRecords, TopicPartition
@@ -39,7 +40,7 @@ async def delete_records(
     for where, offset in before.items():
         _check(where, offset)
     wanted = [_records_before(TopicPartition(*where), offset) for where, offset in before.items()]
-    deadline_ms = now_ms() + timeout_ms
+    deadline_ms = monotonic_ms() + timeout_ms
     backoff = cluster.backoff()
     results: dict[int, DeletedRecords] = {}
     left: list[int] = list(range(len(wanted)))
@@ -47,9 +48,9 @@ async def delete_records(
         for start in range(0, len(left), MAX_PARTITIONS):
             indexes = left[start : start + MAX_PARTITIONS]
             page = [wanted[index] for index in indexes]
-            results.update(zip(indexes, await _ask(cluster, page, max(1, deadline_ms - now_ms())), strict=True))
+            results.update(zip(indexes, await _ask(cluster, page, max(1, deadline_ms - monotonic_ms())), strict=True))
         left = [index for index in left if isinstance(results[index].error, RetriableError)]
-        left_ms = deadline_ms - now_ms()
+        left_ms = deadline_ms - monotonic_ms()
         if left and left_ms <= 0:
             break
         if left:

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from itertools import islice
 from typing import Final
 
-from lograft._client.cluster import Attempt, Cluster, now_ms
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Attempt, Cluster
 from lograft._client.codec import decode_error, decode_topic
 from lograft._client.metadata import TopicState
 from lograft.errors import RetriableError, StaleMetadataWarning, UsageError
@@ -84,7 +85,7 @@ async def create_topics(
     """
     _check(topics)
     results: dict[str, CreatedTopic] = {}
-    deadline_ms = now_ms() + timeout_ms
+    deadline_ms = monotonic_ms() + timeout_ms
     left = list(topics)
     while left:
         requests = (_request(cluster.cluster_id, some, validate_only=validate_only) for some in _slices(left))
@@ -99,7 +100,7 @@ async def create_topics(
         passing = {name: result.error for name, result in results.items() if isinstance(result.error, RetriableError)}
         left = [each for each in left if each.topic in passing]
         pause_ms = max((error.retry_after_ms or RETRY_AFTER_MS for error in passing.values()), default=0)
-        if now_ms() + pause_ms >= deadline_ms:
+        if monotonic_ms() + pause_ms >= deadline_ms:
             break
         if left:
             await asyncio.sleep(pause_ms / 1000)

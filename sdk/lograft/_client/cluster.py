@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -22,6 +21,7 @@ import grpc
 import grpc.aio
 
 from lograft._client.backoff import Backoff
+from lograft._client.clock import monotonic_ms
 from lograft._client.codec import decode_cluster, decode_error, decode_watch
 from lograft._client.metadata import ClusterView, Leader, TopicState
 from lograft._client.probe import MAX_PROBES, Probe, end_probes, wait_seen
@@ -57,11 +57,6 @@ REFRESH_SHARE: Final = 4
 
 MAX_TOPICS_PER_CALL: Final = 10_000
 """Topics that one GetCluster may name."""
-
-
-def now_ms() -> int:
-    """Monotonic time in milliseconds."""
-    return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +173,13 @@ class Cluster:
         avoid: str | None,
     ) -> T:
         """See `call`; `probes` gets looks at the addresses where nobody answers."""
-        deadline_ms = now_ms() + timeout_ms
+        deadline_ms = monotonic_ms() + timeout_ms
         backoff = self.backoff()
         failure: LograftError | None = None
         while True:
             candidates = [address] if address is not None else self._candidates(avoid)
             for candidate in candidates:
-                left_ms = deadline_ms - now_ms()
+                left_ms = deadline_ms - monotonic_ms()
                 if left_ms <= 0:
                     break
                 if attempt_ms is not None and candidate != candidates[-1]:
@@ -197,7 +192,7 @@ class Cluster:
                     is_silent = isinstance(error, NoBrokerError) and attempt_ms is None
                     if is_silent and candidate not in probes and len(probes) < MAX_PROBES:
                         probes[candidate] = Probe(candidate)
-            left_ms = deadline_ms - now_ms()
+            left_ms = deadline_ms - monotonic_ms()
             delay_ms = 0 if failure is None else backoff.next_delay_ms(at_least_ms=failure.retry_after_ms or 0)
             is_refused = not may_repeat and not isinstance(failure, NoBrokerError)
             # A try that ends with the time leaves the outcome unknown, and the reason why it was refused until then untold.
@@ -290,17 +285,17 @@ class Cluster:
         Raises:
             UnknownTopicError: it does not exist, nor did it appear within a second.
         """
-        deadline_ms = now_ms() + timeout_ms
-        give_up_ms = now_ms() + min(UNKNOWN_TOPIC_WAIT_MS, timeout_ms)
+        deadline_ms = monotonic_ms() + timeout_ms
+        give_up_ms = monotonic_ms() + min(UNKNOWN_TOPIC_WAIT_MS, timeout_ms)
         backoff = self.backoff()
         while True:
             state = self.view.topic(topic)
             if state is not None:
                 self._watch_topic(topic)
                 return state
-            await self.fetch(frozenset((topic,)), timeout_ms=max(1, deadline_ms - now_ms()))
+            await self.fetch(frozenset((topic,)), timeout_ms=max(1, deadline_ms - monotonic_ms()))
             if self.view.topic(topic) is None:
-                if now_ms() >= give_up_ms:
+                if monotonic_ms() >= give_up_ms:
                     raise UnknownTopicError(f"topic {topic!r} does not exist; create it first")
                 await asyncio.sleep(backoff.next_delay_ms() / 1000)
 

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the blocking and the asyncio consumer share: assigned partitions, arrivals, and their decoding.
+"""Makes batches and records for the application of what was fetched, as Kafka's FetchCollector does.
 
-Owns the step from chunks to batches and records, checks of checksums, and positions. Knows no lock and no loop: the
-blocking consumer uses it under its lock.
+Owns the assigned partitions, positions, the step from chunks to batches and records, and checks of checksums. Knows no lock and no
+loop: the blocking consumer uses it under its lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
-from lograft._consumer.fetch_buffer import Arrival, ArrivalQueue, Chunk, Cursor
-from lograft._producer.deliveries import monotonic_ms
-from lograft.errors import CorruptDataError, LograftError, NotAssignedError, UnreachableError, UsageError
+from lograft._client.clock import monotonic_ms
+from lograft._consumer.arguments import check_offset
+from lograft._consumer.fetch_buffer import Arrival, Chunk, Cursor, FetchBuffer
+from lograft.errors import CorruptDataError, LograftError, NotAssignedError, UnreachableError
 from lograft.fetched import FetchedBatch, leading_records
 from lograft.settings import ConsumerSettings
 from lograft.types import ConsumerRecord, TopicPartition
@@ -44,7 +45,7 @@ class _Partial:
     taken: int
 
 
-class ConsumerBook:
+class FetchCollector:
     """See the module docstring.
 
     Attributes:
@@ -64,7 +65,7 @@ class ConsumerBook:
         self.outage: UnreachableError | None = None
         self._settings = settings
         self._give_back = give_back
-        self._queue = ArrivalQueue()
+        self._buffer = FetchBuffer()
         self._open: _Open | None = None
         self._partial: _Partial | None = None
         self._used: dict[object, int] = {}
@@ -106,12 +107,12 @@ class ConsumerBook:
 
     def put(self, arrival: Arrival) -> None:
         """Take what has come."""
-        self._queue.put(arrival)
+        self._buffer.put(arrival)
 
     @property
     def has_arrivals(self) -> bool:
         """True when it is worth to ask for a batch."""
-        return bool(self._queue) or self._open is not None or self._partial is not None or bool(self._failed)
+        return bool(self._buffer) or self._open is not None or self._partial is not None or bool(self._failed)
 
     def next_batch(self) -> FetchedBatch | None:
         """Return the next batch and move the position behind it; None: nothing is there.
@@ -198,12 +199,12 @@ class ConsumerBook:
 
     def _open_next(self) -> _Open | None:
         dropped: list[Chunk] = []
-        chunk = self._queue.take(dropped)
+        chunk = self._buffer.take(dropped)
         for old in dropped:
             self._use(old)
         if chunk is None:
             self._failed = {tp: cursor.error for tp, cursor in self.cursors.items() if cursor.error is not None}
-            if not self._queue:
+            if not self._buffer:
                 self._return_used()
             return None
         self._open = _Open(chunk, 0)
@@ -279,14 +280,14 @@ class PollWait:
     has, at most `unreachable_timeout_ms`, so that a program which polls on after the error neither spins nor hangs.
     """
 
-    __slots__ = ("_again_ms", "_book", "_deadline_ms", "_is_old_outage")
+    __slots__ = ("_again_ms", "_collector", "_deadline_ms", "_is_old_outage")
 
-    def __init__(self, book: ConsumerBook, timeout_ms: int, unreachable_timeout_ms: int) -> None:
+    def __init__(self, collector: FetchCollector, timeout_ms: int, unreachable_timeout_ms: int) -> None:
         at_ms = monotonic_ms()
-        self._book = book
+        self._collector = collector
         self._deadline_ms = at_ms + timeout_ms
         self._again_ms = at_ms + unreachable_timeout_ms
-        self._is_old_outage = book.outage is not None
+        self._is_old_outage = collector.outage is not None
 
     def left_ms(self) -> int:
         """Return the milliseconds to wait for an arrival; 0: the poll ends with nothing.
@@ -296,7 +297,7 @@ class PollWait:
         """
         at_ms = monotonic_ms()
         end_ms = self._deadline_ms
-        outage = self._book.outage
+        outage = self._collector.outage
         if outage is not None and self._is_old_outage:
             end_ms = min(end_ms, self._again_ms)
         elif outage is not None:
@@ -307,31 +308,3 @@ class PollWait:
         if outage is not None:
             raise copy(outage)
         return 0
-
-
-def check_offset(offset: object, what: str) -> None:
-    """Check an offset of a caller.
-
-    Raises:
-        UsageError: it is no whole number from 0.
-    """
-    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-        raise UsageError(f"{what} is a whole number from 0, not {offset!r}")
-
-
-def check_partitions(tps: Iterable[object]) -> list[TopicPartition]:
-    """Turn a caller's partitions into a list without repeats.
-
-    Raises:
-        UsageError: one is not a (topic, partition) pair.
-    """
-    checked: dict[TopicPartition, None] = {}
-    for tp in tps:
-        fields = cast("tuple[object, ...]", tp) if isinstance(tp, tuple) else ()
-        if len(fields) != 2:
-            raise UsageError(f"a partition is a TopicPartition, not {tp!r}")
-        topic, partition = fields
-        if not isinstance(topic, str) or type(partition) is not int or partition < 0:
-            raise UsageError(f"a partition is a topic name and a number from 0, not {tp!r}")
-        checked[TopicPartition(topic, partition)] = None
-    return list(checked)

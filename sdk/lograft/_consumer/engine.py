@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from lograft._client.cluster import Cluster, now_ms
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
 from lograft._consumer.fetch_buffer import Arrival, Chunk, Cursor, Failure, Reset
 from lograft._consumer.nearest import ReadPlace, read_place
@@ -143,12 +144,12 @@ class FetchEngine:
 
     def _place(self, fetcher: PartitionFetcher) -> ReadPlace | None:
         tp = fetcher.cursor.tp
-        rack = self._settings.client_rack if now_ms() >= fetcher.follower_after_ms else None
+        rack = self._settings.client_rack if monotonic_ms() >= fetcher.follower_after_ms else None
         return read_place(self._cluster.view, tp.topic, tp.partition, rack=rack)
 
     def _leave_follower(self, fetcher: PartitionFetcher) -> None:
         """Read from the leader for a while."""
-        fetcher.follower_after_ms = now_ms() + FOLLOWER_RETRY_MS
+        fetcher.follower_after_ms = monotonic_ms() + FOLLOWER_RETRY_MS
         if fetcher.stream is not None:
             fetcher.stream.unbind(fetcher)
         self._route(fetcher)
@@ -326,7 +327,7 @@ class FetchEngine:
 
     def _is_gone(self, fetcher: PartitionFetcher) -> bool:
         """True once brokers have not known the partition for a while: it may be new, or one of them behind."""
-        at_ms = now_ms()
+        at_ms = monotonic_ms()
         if fetcher.unknown_since_ms is None:
             fetcher.unknown_since_ms = at_ms
         return at_ms - fetcher.unknown_since_ms >= UNKNOWN_TOPIC_WAIT_MS
@@ -372,7 +373,7 @@ class FetchEngine:
         if self._is_closed or not self._fetchers:
             return
         self._tick = self._loop.call_later(TICK_S, self._on_tick)
-        at_ms = now_ms()
+        at_ms = monotonic_ms()
         for stream in list(self._streams.values()):
             if stream.is_stalled(at_ms) and at_ms - self._asked_ms >= STALL_REFRESH_MS:
                 # It may be frozen or cut off, and with it the watch.
@@ -404,7 +405,7 @@ class FetchEngine:
         if trouble is None:
             return None
         leader_id, address = self.place_of(tp)
-        duration_ms = now_ms() - trouble.since_ms
+        duration_ms = monotonic_ms() - trouble.since_ms
         fetcher = self._fetchers.get(tp)
         is_follower = fetcher is not None and fetcher.stream is not None and fetcher.is_at_follower
         if leader_id is None:
@@ -428,13 +429,13 @@ class FetchEngine:
     def unreachable_ms(self) -> int | None:
         """Milliseconds since which nothing comes from any partition; None: something does, or there is none."""
         since_ms = self._troubles.all_since_ms
-        return None if since_ms is None else now_ms() - since_ms
+        return None if since_ms is None else monotonic_ms() - since_ms
 
     def _note_trouble(
         self, fetcher: PartitionFetcher, error: LograftError | None = None, *, since_ms: int | None = None
     ) -> None:
         if self._is_current(fetcher):
-            self._troubles.begin(fetcher.cursor.tp, now_ms() if since_ms is None else since_ms, error)
+            self._troubles.begin(fetcher.cursor.tp, monotonic_ms() if since_ms is None else since_ms, error)
             self._check_outage()
 
     def _note_progress(self, fetcher: PartitionFetcher) -> None:
@@ -458,7 +459,7 @@ class FetchEngine:
         unreachable_ms = self.unreachable_ms
         if unreachable_ms is not None and unreachable_ms >= self._settings.unreachable_timeout_ms:
             self._is_outage = True
-            self._report_outage(now_ms())
+            self._report_outage(monotonic_ms())
         else:
             # It was another outage, which is over; the next one, if there is one, is due later.
             self._check_outage()

@@ -148,7 +148,7 @@ class Failure:
 Arrival = Chunk | Reset | Failure
 
 
-class ArrivalQueue:
+class FetchBuffer:
     """What has come, in order."""
 
     __slots__ = ("_arrivals",)

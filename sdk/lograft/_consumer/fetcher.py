@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A consumer's side of the event loop: the cluster, the fetch engine, and look-ups of offsets.
+"""A consumer's fetcher: the fetch engine and look-ups of offsets, on the event loop.
 
-Owns what the blocking and the asyncio consumer do on the loop. Must not touch the consumer's book.
+Owns what the blocking and the asyncio consumer do on the loop. Must not touch what the consumer collects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from lograft._client.cluster import Cluster, now_ms
-from lograft._consumer.collector import check_offset
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Cluster
+from lograft._consumer.arguments import check_offset
 from lograft._consumer.engine import FetchEngine
 from lograft._consumer.fetch_buffer import Arrival, Cursor
 from lograft._consumer.offsets import find_offsets
@@ -18,7 +19,7 @@ from lograft.settings import ClientSettings, ConsumerSettings
 from lograft.types import ConsumerHealth, OffsetQuery, PartitionHealth, Position, TopicPartition
 
 
-class ConsumerLink:
+class Fetcher:
     """See the module docstring. Belongs to one event loop."""
 
     def __init__(
@@ -27,11 +28,10 @@ class ConsumerLink:
         settings: ConsumerSettings,
         deliver: Callable[[Arrival], None],
         report: Callable[[UnreachableError | None], None],
-        timeout_ms: int,
     ) -> None:
         self.cluster = Cluster(client)
         self.engine = FetchEngine(self.cluster, settings, deliver, report)
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = client.request_timeout_ms
 
     async def check(self, tps: Sequence[TopicPartition]) -> None:
         """Make sure that partitions exist.
@@ -39,9 +39,9 @@ class ConsumerLink:
         Raises:
             UnknownTopicError: they do not.
         """
-        deadline_ms = now_ms() + self._timeout_ms
+        deadline_ms = monotonic_ms() + self._timeout_ms
         for topic in dict.fromkeys(tp.topic for tp in tps):
-            state = await self.cluster.topic(topic, timeout_ms=max(1, deadline_ms - now_ms()))
+            state = await self.cluster.topic(topic, timeout_ms=max(1, deadline_ms - monotonic_ms()))
             for tp in tps:
                 if tp.topic == topic and tp.partition >= len(state.partitions):
                     raise UnknownPartitionError(

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from lograft._client.cluster import Attempt, Cluster, now_ms
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Attempt, Cluster
 from lograft._client.codec import decode_error
 from lograft.errors import RetriableError, UsageError
 from lograft.types import OffsetAnswer, OffsetQuery, Position
@@ -39,7 +40,7 @@ async def list_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, time
     for query in queries:
         if (query.position is None) == (query.timestamp_ms is None):
             raise UsageError(f"an OffsetQuery has either position or timestamp_ms: {query}")
-    deadline_ms = now_ms() + timeout_ms
+    deadline_ms = monotonic_ms() + timeout_ms
     backoff = cluster.backoff()
     answers: dict[int, OffsetAnswer] = {}
     left: list[int] = list(range(len(queries)))
@@ -47,10 +48,10 @@ async def list_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, time
         for start in range(0, len(left), MAX_QUERIES):
             indexes = left[start : start + MAX_QUERIES]
             page = [queries[index] for index in indexes]
-            found = await _ask(cluster, page, max(1, deadline_ms - now_ms()))
+            found = await _ask(cluster, page, max(1, deadline_ms - monotonic_ms()))
             answers.update(zip(indexes, found, strict=True))
         left = [index for index in left if isinstance(answers[index].error, RetriableError)]
-        left_ms = deadline_ms - now_ms()
+        left_ms = deadline_ms - monotonic_ms()
         if left and left_ms <= 0:
             break
         if left:

@@ -21,7 +21,8 @@ import grpc
 import grpc.aio
 
 from lograft._client.backoff import Backoff
-from lograft._client.cluster import Cluster, now_ms
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Cluster
 from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
 from lograft._consumer.fetch_buffer import CreditLedger, Cursor
 from lograft._consumer.nearest import ReadPlace
@@ -137,7 +138,7 @@ class FetchStream:
         self._routes: dict[int, PartitionFetcher] = {}
         self._outbox: deque[log_pb2.FetchRequest] = deque()
         self._wakeup: asyncio.Future[None] | None = None
-        self._heard_ms = now_ms()
+        self._heard_ms = monotonic_ms()
         self._reset_reason: LograftError | None = None
         self._call: _Call | None = None
         self._is_ending = False
@@ -171,7 +172,7 @@ class FetchStream:
         self._ledger.consume(size_bytes)
         grant = self._ledger.take_grant()
         if grant:
-            self._heard_ms = now_ms()
+            self._heard_ms = monotonic_ms()
             self._outbox.append(log_pb2.FetchRequest(credit=log_pb2.FetchCredit(bytes=grant)))
             self._wake()
 
@@ -319,7 +320,7 @@ class FetchStream:
                 )
             )
         self._to_bind.clear()
-        self._heard_ms = now_ms()
+        self._heard_ms = monotonic_ms()
         return routes
 
     async def _write(self, call: _Call) -> None:
@@ -350,7 +351,7 @@ class FetchStream:
                 return
 
     def _on_frame(self, frame: FetchFrame) -> None:
-        self._heard_ms = now_ms()
+        self._heard_ms = monotonic_ms()
         size_bytes = len(frame.body)
         self._ledger.receive(size_bytes)
         fetcher = self._routes.get(frame.route)
@@ -360,7 +361,7 @@ class FetchStream:
             self._owner.on_chunk(fetcher, self, frame)
 
     def _on_message(self, response: log_pb2.FetchResponse) -> None:
-        self._heard_ms = now_ms()
+        self._heard_ms = monotonic_ms()
         match response.WhichOneof("message"):
             case "opened":
                 for route in response.opened.routes:

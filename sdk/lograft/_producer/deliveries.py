@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the blocking and the asyncio producer share: the accumulator, the topics in use, and the fates of batches.
+"""The records of one producer from `send` to their delivery report: topics in use, accumulator, failures until the next flush.
 
-Owns checks of what the caller gives, encoding, and the list of failures. Knows no lock and no loop: the blocking
-producer uses it under its lock.
+Owns encoding, the clocks that the accumulator is given, and the list of failures. Knows no lock and no loop: the blocking producer
+uses it under its lock.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import random
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, cast
+from typing import Final
 
+from lograft._client.clock import monotonic_ms, wall_clock_ms
 from lograft._producer.accumulator import Accumulator, AddResult
 from lograft._producer.batches import SealedBatch
 from lograft._producer.buffers import PartitionBuffer, TopicBuffers
@@ -24,7 +24,7 @@ from lograft.errors import BatchFailure, DeliveryError, RecordTooLargeError, Unk
 from lograft.settings import MAX_REPORTED_FAILURES, ProducerSettings
 from lograft.types import BatchReceipt, Headers
 from lograft.wire.batch import Codec, EncodedBatch, compose_batch
-from lograft.wire.limits import MAX_BATCH_BYTES, MAX_TIMESTAMP_MS
+from lograft.wire.limits import MAX_BATCH_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +33,12 @@ OnBatch = Callable[[BatchReceipt], None]
 _CODECS: Final = {"none": Codec.NONE, "zstd": Codec.ZSTD}
 
 
-class ProducerBook:
+class Deliveries:
     """See the module docstring.
 
     Attributes:
         live: topics that records may be sent to; the fast path of send() looks here, and nowhere else, before it
-            appends. Emptied
-            when the producer is closed.
+            appends. Emptied by the producer when it is closed.
         topics: every topic that was used.
         accumulator: the open and sealed batches.
     """
@@ -203,100 +202,3 @@ def say_lost(count: int, reason: str) -> None:
     # Warnings of this kind are hidden unless Python is told to show them; the loss must be seen.
     with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
-
-
-def check_record(
-    value: object, key: object, timestamp_ms: object, headers: object
-) -> tuple[bytes | None, bytes | None, int | None, Headers | None]:
-    """Check one record as the caller gave it; bytearrays and memoryviews are copied to bytes.
-
-    Raises:
-        UsageError: a field has the wrong type or range.
-    """
-    return (
-        _check_bytes("value", value),
-        _check_bytes("key", key),
-        _check_timestamp(timestamp_ms),
-        _check_headers(headers),
-    )
-
-
-def _check_bytes(name: str, value: object) -> bytes | None:
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, bytes | bytearray):
-        return bytes(value)
-    if isinstance(value, memoryview):
-        return value.tobytes()
-    hint = "; encode it first" if isinstance(value, str) else ""
-    raise UsageError(f"{name} is bytes or None, not {type(value).__name__}{hint}")
-
-
-def _check_timestamp(timestamp_ms: object) -> int | None:
-    if timestamp_ms is None:
-        return None
-    if isinstance(timestamp_ms, bool) or not isinstance(timestamp_ms, int):
-        raise UsageError(f"timestamp_ms is a whole number of milliseconds since 1970, not {timestamp_ms!r}")
-    if not 0 <= timestamp_ms <= MAX_TIMESTAMP_MS:
-        raise UsageError(f"timestamp_ms is {timestamp_ms}; it must be between 0 and {MAX_TIMESTAMP_MS}")
-    return timestamp_ms
-
-
-def _check_headers(headers: object) -> Headers | None:
-    if headers is None:
-        return None
-    if not isinstance(headers, Sequence) or isinstance(headers, str | bytes):
-        raise UsageError(f"headers is a list of (name, value) pairs, not {type(headers).__name__}")
-    checked: list[tuple[str, bytes | None]] = []
-    for pair in cast("Sequence[object]", headers):
-        fields = cast("Sequence[object]", pair) if isinstance(pair, tuple | list) else ()
-        if len(fields) != 2:
-            raise UsageError(f"a header is a (name, value) pair, not {pair!r}")
-        name, value = fields
-        if not isinstance(name, str):
-            raise UsageError(f"the name of a header is text, not {name!r}")
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"the name of a header is no valid Unicode: {error}") from None
-        checked.append((name, _check_bytes(f"value of header {name!r}", value)))
-    return checked or None
-
-
-def check_columns(
-    values: Sequence[bytes], keys: Sequence[bytes | None] | None, timestamps_ms: Sequence[int] | None
-) -> None:
-    """Check that columns have the same length, and the range of timestamps.
-
-    Raises:
-        UsageError: they have not, or a timestamp is out of range.
-    """
-    for name, column in (("keys", keys), ("timestamps_ms", timestamps_ms)):
-        if column is not None and len(column) != len(values):
-            raise UsageError(f"{len(column)} {name} for {len(values)} values")
-    if timestamps_ms:
-        try:
-            ends = min(timestamps_ms), max(timestamps_ms)
-        except TypeError as error:
-            raise UsageError(f"timestamps_ms are whole numbers of milliseconds since 1970: {error}") from None
-        for timestamp_ms in ends:
-            _check_timestamp(timestamp_ms)
-
-
-def is_plain(piece: LoosePiece) -> bool:
-    """True when values are bytes, keys bytes or None, times int, so that they can be taken as they are."""
-    if set(map(type, piece.values)) - {bytes}:
-        return False
-    if piece.timestamps_ms is not None and set(map(type, piece.timestamps_ms)) - {int}:
-        return False
-    return piece.keys is None or not set(map(type, piece.keys)) - {bytes, type(None)}
-
-
-def monotonic_ms() -> int:
-    """Monotonic time in milliseconds."""
-    return time.monotonic_ns() // 1_000_000
-
-
-def wall_clock_ms() -> int:
-    """Milliseconds since 1970-01-01 UTC."""
-    return time.time_ns() // 1_000_000

@@ -17,7 +17,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from lograft._client.cluster import Cluster, now_ms
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
 from lograft._producer.batches import Doubt, SealedBatch
 from lograft._producer.sequencer import Acknowledged, GivenUp, PartitionSequencer
@@ -339,7 +340,7 @@ class ProduceEngine:
 
     def _is_gone(self, sender: PartitionSender) -> bool:
         """True once brokers have not known the partition for a while: it may be new, or one of them behind."""
-        at_ms = now_ms()
+        at_ms = monotonic_ms()
         if sender.unknown_since_ms is None:
             sender.unknown_since_ms = at_ms
         return at_ms - sender.unknown_since_ms >= UNKNOWN_TOPIC_WAIT_MS
@@ -395,7 +396,7 @@ class ProduceEngine:
         if self._is_closed or self._unresolved == 0:
             return
         self._tick = self._loop.call_later(TICK_MS / 1000, self._on_tick)
-        at_ms = now_ms()
+        at_ms = monotonic_ms()
         for sender in self._senders.values():
             if sender.sequencer.is_overdue(at_ms):
                 self._expire(sender, at_ms)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries sealed batches from the accumulator to the engine, and their fates back, on the event loop.
+"""A producer's sender, as Kafka calls it: carries sealed batches from the accumulator to the engine, and their fates back.
 
-Owns the linger timer and the engine's life. The lock is the blocking producer's, or none.
+Owns the linger timer and the engine's life, on one event loop. The lock is the blocking producer's, or none.
 
 The loop never waits for the lock on its regular way: a caller's thread may hold it while another thread runs, and then
 every wait would cost a switch of threads. What is sealed is taken without it (a deque's ends are atomic); what needs it
@@ -17,9 +17,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Final
 
+from lograft._client.clock import monotonic_ms, wall_clock_ms
 from lograft._client.cluster import Cluster
 from lograft._producer.batches import SealedBatch
-from lograft._producer.deliveries import ProducerBook, monotonic_ms, wall_clock_ms
+from lograft._producer.deliveries import Deliveries
 from lograft._producer.engine import ProduceEngine
 from lograft.settings import REQUEST_TIMEOUT_MS, ClientSettings
 from lograft.types import BatchReceipt
@@ -28,7 +29,7 @@ LOCK_RETRY_S: Final = 0.0005
 """Seconds until the lock is tried again."""
 
 
-class ProducerPump:
+class Sender:
     """See the module docstring. Belongs to one event loop.
 
     Attributes:
@@ -38,24 +39,28 @@ class ProducerPump:
     """
 
     def __init__(
-        self, client: ClientSettings, book: ProducerBook, lock: threading.Lock | None, on_progress: Callable[[], None]
+        self,
+        client: ClientSettings,
+        deliveries: Deliveries,
+        lock: threading.Lock | None,
+        on_progress: Callable[[], None],
     ) -> None:
         """Start without connecting.
 
         Args:
             client: where the cluster is.
-            book: the producer's state.
-            lock: guards the book; None: everything runs on this loop.
+            deliveries: where batches come from, and their fates go.
+            lock: guards the deliveries; None: everything runs on this loop.
             on_progress: called with the lock held after batches were resolved.
         """
         self.is_wake_due = False
         self.cluster = Cluster(client)
-        self._book = book
+        self._deliveries = deliveries
         self._lock = lock
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
-        self._engine = ProduceEngine(self.cluster, book.settings, self)
-        # Monotonic milliseconds of the next look at the book; None: nothing is planned.
+        self._engine = ProduceEngine(self.cluster, deliveries.settings, self)
+        # Monotonic milliseconds of the next look at what lingers; None: nothing is planned.
         self._look_ms: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._resolved: deque[SealedBatch | BatchReceipt] = deque()
@@ -64,7 +69,7 @@ class ProducerPump:
 
     async def open_topic(self, topic: str) -> int:
         """Find a topic and return its partition count."""
-        timeout_ms = min(REQUEST_TIMEOUT_MS, self._book.settings.delivery_timeout_ms)
+        timeout_ms = min(REQUEST_TIMEOUT_MS, self._deliveries.settings.delivery_timeout_ms)
         state = await self.cluster.topic(topic, timeout_ms=timeout_ms)
         return len(state.partitions)
 
@@ -76,9 +81,9 @@ class ProducerPump:
         """
         if self.is_wake_due:
             return False
-        if self._book.accumulator.is_send_due:
+        if self._deliveries.accumulator.is_send_due:
             return True
-        deadline_ms = self._book.accumulator.deadline_ms()
+        deadline_ms = self._deliveries.accumulator.deadline_ms()
         return deadline_ms is not None and (self._look_ms is None or deadline_ms < self._look_ms)
 
     def wake(self) -> None:
@@ -88,8 +93,8 @@ class ProducerPump:
         self._look()
 
     def _submit(self) -> None:
-        self._book.accumulator.is_send_due = False
-        sealed = self._book.accumulator.sealed
+        self._deliveries.accumulator.is_send_due = False
+        sealed = self._deliveries.accumulator.sealed
         while sealed:
             self._engine.submit(sealed.popleft())
 
@@ -102,7 +107,7 @@ class ProducerPump:
             self._timer = self._loop.call_later(LOCK_RETRY_S, self._look)
             return
         try:
-            accumulator = self._book.accumulator
+            accumulator = self._deliveries.accumulator
             at_ms = monotonic_ms()
             accumulator.expire(now_ms=at_ms, wall_ms=wall_clock_ms())
             self._look_ms = accumulator.deadline_ms()
@@ -129,7 +134,7 @@ class ProducerPump:
         """See `ResultSink`."""
         if receipt.error is not None:
             self._resolved.append(receipt)
-        self._book.call_back(receipt)
+        self._deliveries.call_back(receipt)
 
     def on_resolved(self, batch: SealedBatch) -> None:
         """See `ResultSink`."""
@@ -141,10 +146,10 @@ class ProducerPump:
     def on_limit(self, topic: str, partition: int, max_batch_bytes: int) -> None:
         """See `ResultSink`."""
         with self._lock if self._lock is not None else nullcontext():
-            self._book.limit(topic, partition, max_batch_bytes)
+            self._deliveries.limit(topic, partition, max_batch_bytes)
 
     def _settle(self) -> None:
-        """Bring the fates into the book, if the lock is free; what waited for them to leave the pipeline goes either way."""
+        """Report the fates, if the lock is free; what waited for them to leave the pipeline goes either way."""
         if self._lock is not None and not self._lock.acquire(blocking=False):
             self._submit()
             self._loop.call_later(LOCK_RETRY_S, self._settle)
@@ -161,14 +166,14 @@ class ProducerPump:
         while self._resolved:
             fate = self._resolved.popleft()
             if isinstance(fate, SealedBatch):
-                self._book.release(fate)
+                self._deliveries.release(fate)
             else:
-                self._book.note_result(fate)
+                self._deliveries.note_result(fate)
         self._on_progress()
 
     def _on_metadata(self) -> None:
-        for topic in list(self._book.topics):
+        for topic in list(self._deliveries.topics):
             state = self.cluster.view.topic(topic)
-            if state is not None and len(state.partitions) > len(self._book.topics[topic].parts):
+            if state is not None and len(state.partitions) > len(self._deliveries.topics[topic].parts):
                 with self._lock if self._lock is not None else nullcontext():
-                    self._book.grow_topic(topic, len(state.partitions))
+                    self._deliveries.grow_topic(topic, len(state.partitions))

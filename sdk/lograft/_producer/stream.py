@@ -23,7 +23,8 @@ import grpc
 import grpc.aio
 
 from lograft._client.backoff import Backoff
-from lograft._client.cluster import Cluster, now_ms
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Cluster
 from lograft._client.metadata import Leader
 from lograft._client.transport import FINISH_TIMEOUT_S, OpenCall, Purpose, finish, open_call, to_error, write_first
 from lograft._producer.batches import SealedBatch
@@ -362,7 +363,7 @@ class ProduceStream:
             routes.append(log_pb2.ProduceRoute(route=sender.route, topic=sender.topic, partition=sender.partition))
         self._to_bind.clear()
         if self._owed_since_ms is None:
-            self._owed_since_ms = now_ms()
+            self._owed_since_ms = monotonic_ms()
         return routes
 
     # -- writing
@@ -418,7 +419,7 @@ class ProduceStream:
         else:
             self._in_flight_bytes += len(batch.body)
             if self._owed_since_ms is None:
-                self._owed_since_ms = now_ms()
+                self._owed_since_ms = monotonic_ms()
         self.ready(sender)
         return frame
 
@@ -443,7 +444,7 @@ class ProduceStream:
     def _settle(self) -> None:
         """The broker has answered something: restart or stop the clock of its silence."""
         is_owing = bool(self._binding) or any(sender.sequencer.in_flight for sender in self._bound.values())
-        self._owed_since_ms = now_ms() if is_owing else None
+        self._owed_since_ms = monotonic_ms() if is_owing else None
         self._leave_if_idle()
 
     def _leave_if_idle(self) -> None:

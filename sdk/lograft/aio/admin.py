@@ -26,8 +26,8 @@ from lograft._admin.topics import (
 from lograft._client.cluster import Cluster
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
+from lograft._client.usable import unusable_error
 from lograft._consumer.offsets import list_offsets
-from lograft.errors import ClientClosedError, ForkedClientError
 from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, parse_bootstrap
 from lograft.types import (
     BrokerStatus,
@@ -247,10 +247,8 @@ class Admin:
         await self.close()
 
     def _start(self) -> Cluster:
-        if self._is_forked:
-            raise ForkedClientError("this admin client was made before a fork; make a new one in the child")
-        if self._is_closed:
-            raise ClientClosedError("the admin client is closed")
+        if self._is_closed or self._is_forked:
+            raise unusable_error("admin client", is_forked=self._is_forked)
         if self._cluster is None:
             self._cluster = Cluster(self._client)
         return self._cluster

@@ -191,9 +191,9 @@ async def test_time_runs_out_as_typed_errors(bootstrap: str, make_topic: MakeTop
     await producer.send(topic, b"first")
     await producer.flush()
     # The leader moves to an address where nobody answers.
-    pump = producer._pump  # pyright: ignore[reportPrivateUsage]
-    assert pump is not None
-    await pump._engine.close()  # pyright: ignore[reportPrivateUsage]
+    sender = producer._sender  # pyright: ignore[reportPrivateUsage]
+    assert sender is not None
+    await sender._engine.close()  # pyright: ignore[reportPrivateUsage]
 
     async def fill() -> None:
         for _ in range(10):

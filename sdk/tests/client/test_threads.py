@@ -30,9 +30,9 @@ def nervous() -> Iterator[None]:
 def test_threads_lose_and_double_nothing_while_batches_are_sealed_under_them() -> None:
     """While one thread seals all the time, every record of the others is in exactly one batch, in the order sent."""
     producer = Producer("127.0.0.1:1", batch_bytes=4_096)
-    producer._book.open_topic("t", 2)  # pyright: ignore[reportPrivateUsage]
-    accumulator: Accumulator = producer._book.accumulator  # pyright: ignore[reportPrivateUsage]
-    parts = producer._book.topics["t"].parts  # pyright: ignore[reportPrivateUsage]
+    producer._deliveries.open_topic("t", 2)  # pyright: ignore[reportPrivateUsage]
+    accumulator: Accumulator = producer._deliveries.accumulator  # pyright: ignore[reportPrivateUsage]
+    parts = producer._deliveries.topics["t"].parts  # pyright: ignore[reportPrivateUsage]
     found: dict[bytes | None, list[bytes | None]] = {b"%d" % number: [] for number in range(THREADS)}
     done = threading.Event()
 
@@ -84,7 +84,7 @@ class ClosingBatch(OpenBatch):
 
     def __iadd__(self, items: object) -> ClosingBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
         with self._producer._lock:  # pyright: ignore[reportPrivateUsage]
-            self._producer._book.accumulator.seal_all()  # pyright: ignore[reportPrivateUsage]
+            self._producer._deliveries.accumulator.seal_all()  # pyright: ignore[reportPrivateUsage]
         self.extend(items)  # pyright: ignore[reportArgumentType]
         return self
 
@@ -93,9 +93,9 @@ class ClosingBatch(OpenBatch):
 def test_record_that_meets_a_seal_is_in_the_next_batch(key: bytes | None) -> None:
     """When the open batch is sealed between the look at its room and the append, the record is not lost."""
     producer = Producer("127.0.0.1:1")
-    producer._book.open_topic("t", 1)  # pyright: ignore[reportPrivateUsage]
-    accumulator: Accumulator = producer._book.accumulator  # pyright: ignore[reportPrivateUsage]
-    part = producer._book.topics["t"].parts[0]  # pyright: ignore[reportPrivateUsage]
+    producer._deliveries.open_topic("t", 1)  # pyright: ignore[reportPrivateUsage]
+    accumulator: Accumulator = producer._deliveries.accumulator  # pyright: ignore[reportPrivateUsage]
+    part = producer._deliveries.topics["t"].parts[0]  # pyright: ignore[reportPrivateUsage]
     producer.send("t", b"1", key=key)
     part.open = ClosingBatch(producer, part.open)
     producer.send("t", b"2", key=key)

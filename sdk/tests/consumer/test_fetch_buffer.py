@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft._consumer.fetch_buffer import ArrivalQueue, Chunk, CreditLedger, Cursor, Failure, Reset
+from lograft._consumer.fetch_buffer import Chunk, CreditLedger, Cursor, Failure, FetchBuffer, Reset
 from lograft.errors import DataLossError
 from lograft.types import TopicPartition
 
@@ -32,7 +32,7 @@ def test_position_only_advances_within_a_generation() -> None:
 def test_old_generations_are_dropped_in_passing() -> None:
     """Chunks from before a seek are given back, in order, and do not count; resets and failures of old ones neither."""
     cursor = Cursor(TP, 0)
-    queue = ArrivalQueue()
+    queue = FetchBuffer()
     old = [chunk(cursor, 0, 5), chunk(cursor, 0, 9)]
     cursor.seek(50)
     wanted = chunk(cursor, 1, 60)
@@ -56,7 +56,7 @@ def test_old_generations_are_dropped_in_passing() -> None:
 def test_reset_and_failure_take_effect_in_their_turn() -> None:
     """A reset moves the position after what came before it; a failure stops the partition until the next seek."""
     cursor = Cursor(TP, 20)
-    queue = ArrivalQueue()
+    queue = FetchBuffer()
     error = DataLossError("gone")
     first = chunk(cursor, 0, 30)
     queue.put(first)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lograft._producer.arguments import is_plain
 from lograft._producer.bulk import LoosePiece, cut
-from lograft._producer.deliveries import is_plain
 from lograft._producer.partitioner import group_by_partition, partition_by_keys
 from lograft.wire.batch import Codec, RecordBatch
 from lograft.wire.limits import MAX_BATCH_BYTES

@@ -29,7 +29,7 @@ def send_numbers(producer: Producer, count: int, *, start: int = 0) -> None:
     for number in range(start, start + count):
         producer.send("t", b"%d" % number, partition=0)
         with producer._lock:  # pyright: ignore[reportPrivateUsage]
-            producer._book.accumulator.seal_all()  # pyright: ignore[reportPrivateUsage]
+            producer._deliveries.accumulator.seal_all()  # pyright: ignore[reportPrivateUsage]
 
 
 def numbers_in(log: Log) -> list[int]:
@@ -371,7 +371,7 @@ def test_bytes_in_flight_keep_to_the_brokers_limit() -> None:
         for number in range(20):
             producer.send("t", b"x" * 1_000, partition=number % 4)
             with producer._lock:  # pyright: ignore[reportPrivateUsage]
-                producer._book.accumulator.seal_all()  # pyright: ignore[reportPrivateUsage]
+                producer._deliveries.accumulator.seal_all()  # pyright: ignore[reportPrivateUsage]
         producer.flush(timeout_ms=20_000)
         assert sum(log.end_offset for log in broker.logs.values()) == 20
         assert most <= 2_500 + 1_200

@@ -305,7 +305,7 @@ def test_delivery_timeout_bounds_everything_while_nobody_answers() -> None:
     )
     # As if the topic had been known before its broker went away.
     producer._start()  # pyright: ignore[reportPrivateUsage]
-    producer._book.open_topic("topic", 1)  # pyright: ignore[reportPrivateUsage]
+    producer._deliveries.open_topic("topic", 1)  # pyright: ignore[reportPrivateUsage]
     started = time.monotonic()
 
     def fill() -> None:
