@@ -33,7 +33,7 @@ CORES = (
         for package, names in {
             "_client": ("backoff", "first_words", "grpc_wire", "http2", "metadata"),
             "_producer": ("accumulator", "batches", "buffers", "partitioner", "record_columns", "sequencer"),
-            "_consumer": ("fetch_buffer", "nearest", "troubles"),
+            "_consumer": ("arguments", "fetch_buffer", "nearest", "troubles"),
         }.items()
         for name in names
     ),

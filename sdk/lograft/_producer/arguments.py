@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a caller gives to `send` and `send_many`. Pure."""
+"""Checks of what a caller gives to `send` and `send_many`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from lograft.errors import (
     WrongClusterError,
 )
 from lograft.types import NewTopic
-from tests.producer.test_producer_errors import unused_address
+from tests.client.processes import unused_address
 
 from metaquorum.controller_service import admin_service
 from metaquorum.controller_service.commit_waiters import CommandError

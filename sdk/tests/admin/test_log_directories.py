@@ -15,8 +15,8 @@ from lograft.cli import main
 from lograft.cli.directories import POLL_INTERVAL_S
 from lograft.errors import NoBrokerError, RefusedError, UsageError
 from lograft.types import LogDirectories, LogDirectory, LogDirectoryState, MoveState, TopicPartition
+from tests.client.processes import unused_address
 from tests.client.reading import read_all
-from tests.producer.test_producer_errors import unused_address
 
 from brokerd.embedded import EmbeddedCluster
 

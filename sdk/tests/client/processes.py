@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A development cluster as a process of its own, to be killed and started again."""
+"""A development cluster as a process of its own, to be killed and started again, and addresses where nobody is."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def unused_address() -> str:
+    """A loopback address at which nobody listens."""
+    return f"127.0.0.1:{free_port()}"
 
 
 class DevProcess:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 import grpc
 import grpc.aio
 from lograft.v1 import errors_pb2, log_pb2, log_pb2_grpc, metadata_pb2, metadata_pb2_grpc
-from lograft.wire.batch import read_header, stamp
+from lograft.wire.batch import encode_batch, read_header, stamp
 
 TOPIC_ID = bytes(16)
 START_TIMEOUT_S = 20
@@ -91,6 +91,12 @@ class Log:
         self.end_offset += header.record_count
         self.batches.append(bytes(stamped))
         return self._known[key], False
+
+
+def fill(log: Log, count: int, *, start: int = 0) -> None:
+    """Append batches of one number each."""
+    for number in range(start, start + count):
+        log.append(bytes(encode_batch([b"%d" % number])))
 
 
 class ScriptedBroker(log_pb2_grpc.LogServiceServicer, metadata_pb2_grpc.MetadataServiceServicer):

@@ -9,7 +9,7 @@ import pytest
 from lograft._client.transport import Purpose, Transport, finish, open_call
 from lograft.v1 import metadata_pb2
 from lograft.v1.metadata_pb2_grpc import MetadataServiceStub
-from tests.producer.test_producer_errors import unused_address
+from tests.client.processes import unused_address
 
 
 def test_a_finished_call_leaves_no_task_of_grpc_in_its_loop(bootstrap: str) -> None:

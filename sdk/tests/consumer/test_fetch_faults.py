@@ -13,16 +13,10 @@ from lograft.errors import CorruptDataError, DataLossError, OffsetOutOfRangeErro
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.batch import encode_batch
 from tests.client.reading import DEADLINE_MS
-from tests.client.scripted_broker import Leaders, Log, ScriptedBroker, chunk, fetch_end, fetch_opened
+from tests.client.scripted_broker import Leaders, Log, ScriptedBroker, chunk, fetch_end, fetch_opened, fill
 
 TP = TopicPartition("t", 0)
 Answer = list[log_pb2.FetchResponse | grpc.StatusCode | None] | None
-
-
-def fill(log: Log, count: int, *, start: int = 0) -> None:
-    """Append batches of one number each."""
-    for number in range(start, start + count):
-        log.append(bytes(encode_batch([b"%d" % number])))
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ from lograft.errors import InvalidSettingError, LograftError, NoBrokerError, Unr
 from lograft.types import ConsumerRecord
 from tests.client.processes import DevProcess, free_port
 from tests.client.reading import DEADLINE_MS
-from tests.client.scripted_broker import Leaders, Log, ScriptedBroker
-from tests.consumer.test_fetch_faults import fill
+from tests.client.scripted_broker import Leaders, Log, ScriptedBroker, fill
 
 TIMEOUT_MS = 1_000
 TP = TopicPartition("t", 0)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -33,16 +32,10 @@ from lograft.errors import (
     WrongClusterError,
 )
 from lograft.wire.batch import encode_batch
+from tests.client.processes import unused_address
 from tests.client.reading import read_all
 
 MakeTopic = Callable[..., str]
-
-
-def unused_address() -> str:
-    """A loopback address at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("acks", [3, "3", "ALL", None, 1.0])
