@@ -6,10 +6,10 @@ Owns pages and the translation. Must not hold state.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from lograft._client.cluster import Attempt, Cluster
+from lograft._client.cluster import Cluster
 from lograft._client.metadata import BrokerNode
 from lograft.errors import UsageError
 from lograft.types import BrokerDescription, BrokerState, BrokerStatus, ClusterDescription
@@ -47,22 +47,13 @@ async def describe_brokers(
         request = admin_pb2.DescribeBrokersRequest(
             cluster_id=cluster.cluster_id, broker_ids=wanted, page_size=PAGE_BROKERS, page_token=token
         )
-        response = await cluster.call(_page(request), timeout_ms=timeout_ms)
+        response = await cluster.ask(
+            lambda channel: AdminServiceStub(channel).DescribeBrokers, request, timeout_ms=timeout_ms
+        )
         found += map(_status, response.brokers)
         token = response.next_page_token
         if not token:
             return found
-
-
-def _page(
-    request: admin_pb2.DescribeBrokersRequest,
-) -> Callable[[Attempt], Awaitable[admin_pb2.DescribeBrokersResponse]]:
-    async def work(attempt: Attempt) -> admin_pb2.DescribeBrokersResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).DescribeBrokers(request, timeout=attempt.timeout_s)
-        )
-
-    return work
 
 
 async def describe_cluster(cluster: Cluster, *, timeout_ms: int) -> ClusterDescription:
@@ -88,11 +79,9 @@ async def remove_broker(cluster: Cluster, broker_id: int, *, validate_only: bool
     request = admin_pb2.RemoveBrokerRequest(
         cluster_id=cluster.cluster_id, broker_id=checked_broker_id(broker_id), validate_only=validate_only
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.RemoveBrokerResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).RemoveBroker(request, timeout=attempt.timeout_s))
-
-    await cluster.call(work, timeout_ms=timeout_ms, may_repeat=validate_only)
+    await cluster.ask(
+        lambda channel: AdminServiceStub(channel).RemoveBroker, request, timeout_ms=timeout_ms, may_repeat=validate_only
+    )
 
 
 def checked_broker_id(broker_id: object) -> int:

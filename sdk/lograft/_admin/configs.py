@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lograft._client.cluster import Attempt, Cluster
+from lograft._client.cluster import Cluster
 from lograft.errors import UsageError
 from lograft.types import ConfigResource, ConfigResourceType, ConfigSource, ConfigValue
 from lograft.v1 import admin_pb2
@@ -52,11 +52,9 @@ async def alter_configs(
         ],
         validate_only=validate_only,
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.AlterConfigsResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).AlterConfigs(request, timeout=attempt.timeout_s))
-
-    await cluster.call(work, timeout_ms=timeout_ms, may_repeat=validate_only)
+    await cluster.ask(
+        lambda channel: AdminServiceStub(channel).AlterConfigs, request, timeout_ms=timeout_ms, may_repeat=validate_only
+    )
 
 
 async def describe_configs(
@@ -71,13 +69,9 @@ async def describe_configs(
     request = admin_pb2.DescribeConfigsRequest(
         cluster_id=cluster.cluster_id, resources=[_resource(resource) for resource in resources], broker_id=broker_id
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.DescribeConfigsResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).DescribeConfigs(request, timeout=attempt.timeout_s)
-        )
-
-    response = await cluster.call(work, timeout_ms=timeout_ms)
+    response = await cluster.ask(
+        lambda channel: AdminServiceStub(channel).DescribeConfigs, request, timeout_ms=timeout_ms
+    )
     return {
         resource: {entry.name: _value(entry) for entry in each.configs}
         for resource, each in zip(resources, response.resources, strict=True)

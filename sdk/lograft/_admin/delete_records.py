@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from lograft._client.clock import monotonic_ms
-from lograft._client.cluster import Attempt, Cluster
+from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
 from lograft.errors import RetriableError, UsageError
 from lograft.types import DeletedRecords, TopicPartition
@@ -67,11 +67,7 @@ def _check(where: TopicPartition, offset: object) -> None:
 
 async def _ask(cluster: Cluster, partitions: Sequence[log_pb2.RecordsBefore], timeout_ms: int) -> list[DeletedRecords]:
     request = log_pb2.DeleteRecordsRequest(cluster_id=cluster.cluster_id, partitions=partitions)
-
-    async def work(attempt: Attempt) -> log_pb2.DeleteRecordsResponse:
-        return await attempt.answer(LogServiceStub(attempt.channel).DeleteRecords(request, timeout=attempt.timeout_s))
-
-    response = await cluster.call(work, timeout_ms=timeout_ms)
+    response = await cluster.ask(lambda channel: LogServiceStub(channel).DeleteRecords, request, timeout_ms=timeout_ms)
     return [_deleted(result) for result in response.results]
 
 

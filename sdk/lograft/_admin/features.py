@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from lograft._admin.topics import checked_int32
-from lograft._client.cluster import Attempt, Cluster
+from lograft._client.cluster import Cluster
 from lograft.types import FeatureLevelDescription
 from lograft.v1 import admin_pb2
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
@@ -13,13 +13,9 @@ from lograft.v1.admin_pb2_grpc import AdminServiceStub
 async def describe_feature_level(cluster: Cluster, *, timeout_ms: int) -> FeatureLevelDescription:
     """Describe the feature level."""
     request = admin_pb2.DescribeFeatureLevelRequest(cluster_id=cluster.cluster_id)
-
-    async def work(attempt: Attempt) -> admin_pb2.DescribeFeatureLevelResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).DescribeFeatureLevel(request, timeout=attempt.timeout_s)
-        )
-
-    response = await cluster.call(work, timeout_ms=timeout_ms)
+    response = await cluster.ask(
+        lambda channel: AdminServiceStub(channel).DescribeFeatureLevel, request, timeout_ms=timeout_ms
+    )
     return FeatureLevelDescription(
         level=response.level,
         controller_max_level=response.controller_max_level,
@@ -32,11 +28,5 @@ async def update_feature_level(cluster: Cluster, level: int, *, validate_only: b
     request = admin_pb2.UpdateFeatureLevelRequest(
         cluster_id=cluster.cluster_id, level=checked_int32("level", level), validate_only=validate_only
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.UpdateFeatureLevelResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).UpdateFeatureLevel(request, timeout=attempt.timeout_s)
-        )
-
     # Raising it twice is raising it once.
-    await cluster.call(work, timeout_ms=timeout_ms)
+    await cluster.ask(lambda channel: AdminServiceStub(channel).UpdateFeatureLevel, request, timeout_ms=timeout_ms)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lograft._client.cluster import Attempt, Cluster
+from lograft._client.cluster import Cluster
 from lograft.errors import UsageError
 from lograft.types import (
     LogDirectories,
@@ -51,13 +51,12 @@ async def describe_log_directories(
     """
     address = await _address_of(cluster, broker_id, timeout_ms)
     request = admin_pb2.DescribeLogDirectoriesRequest(cluster_id=cluster.cluster_id, with_replicas=with_replicas)
-
-    async def work(attempt: Attempt) -> admin_pb2.DescribeLogDirectoriesResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).DescribeLogDirectories(request, timeout=attempt.timeout_s)
-        )
-
-    response = await cluster.call(work, timeout_ms=timeout_ms, address=address)
+    response = await cluster.ask(
+        lambda channel: AdminServiceStub(channel).DescribeLogDirectories,
+        request,
+        timeout_ms=timeout_ms,
+        address=address,
+    )
     return LogDirectories(
         broker_id=response.broker_id,
         directories=tuple(map(_directory, response.directories)),
@@ -80,12 +79,10 @@ async def move_replica(
     request = admin_pb2.MoveReplicaRequest(
         cluster_id=cluster.cluster_id, topic=where.topic, partition=where.partition, directory_id=directory_id
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.MoveReplicaResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).MoveReplica(request, timeout=attempt.timeout_s))
-
     # Asked twice for the same directory, the broker does it once.
-    await cluster.call(work, timeout_ms=timeout_ms, address=address)
+    await cluster.ask(
+        lambda channel: AdminServiceStub(channel).MoveReplica, request, timeout_ms=timeout_ms, address=address
+    )
 
 
 async def delete_unknown_partitions(cluster: Cluster, broker_id: int | None, *, timeout_ms: int) -> UnknownPartitions:
@@ -97,12 +94,13 @@ async def delete_unknown_partitions(cluster: Cluster, broker_id: int | None, *, 
     """
     address = await _address_of(cluster, broker_id, timeout_ms)
     request = admin_pb2.DeleteUnknownPartitionsRequest(cluster_id=cluster.cluster_id)
-
-    async def work(attempt: Attempt) -> admin_pb2.DeleteUnknownPartitionsResponse:
-        return await AdminServiceStub(attempt.channel).DeleteUnknownPartitions(request, timeout=attempt.timeout_s)
-
     # Asked again after an answer that was lost, the broker finds nothing left, and says so.
-    response = await cluster.call(work, timeout_ms=timeout_ms, address=address)
+    response = await cluster.ask(
+        lambda channel: AdminServiceStub(channel).DeleteUnknownPartitions,
+        request,
+        timeout_ms=timeout_ms,
+        address=address,
+    )
     return UnknownPartitions(partition_count=response.partition_count, size_bytes=response.size_bytes)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from lograft._client.cluster import Attempt, Cluster
+from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
 from lograft.errors import UsageError
 from lograft.types import ElectedLeader, ElectionType, PartitionReassignment, TopicDescription, TopicPartition
@@ -89,18 +89,11 @@ async def elect_leaders(
             validate_only=validate_only,
         )
         # Asked twice, a leader is elected once; only what the second answer says of `elected` differs.
-        response = await cluster.call(_elections(request), timeout_ms=timeout_ms)
+        response = await cluster.ask(
+            lambda channel: AdminServiceStub(channel).ElectLeaders, request, timeout_ms=timeout_ms
+        )
         results += map(_elected, response.results)
     return results
-
-
-def _elections(
-    request: admin_pb2.ElectLeadersRequest,
-) -> Callable[[Attempt], Awaitable[admin_pb2.ElectLeadersResponse]]:
-    async def work(attempt: Attempt) -> admin_pb2.ElectLeadersResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).ElectLeaders(request, timeout=attempt.timeout_s))
-
-    return work
 
 
 def _elected(result: admin_pb2.ElectionResult) -> ElectedLeader:
@@ -144,20 +137,14 @@ async def alter_reassignments(
         )
         # What is cancelled cannot be cancelled again; the same target twice is one.
         may_repeat = validate_only or all(wanted[where] is not None for where in some)
-        response = await cluster.call(_reassignments(request), timeout_ms=timeout_ms, may_repeat=may_repeat)
+        response = await cluster.ask(
+            lambda channel: AdminServiceStub(channel).AlterPartitionReassignments,
+            request,
+            timeout_ms=timeout_ms,
+            may_repeat=may_repeat,
+        )
         results += map(_reassigned, response.results)
     return results
-
-
-def _reassignments(
-    request: admin_pb2.AlterPartitionReassignmentsRequest,
-) -> Callable[[Attempt], Awaitable[admin_pb2.AlterPartitionReassignmentsResponse]]:
-    async def work(attempt: Attempt) -> admin_pb2.AlterPartitionReassignmentsResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).AlterPartitionReassignments(request, timeout=attempt.timeout_s)
-        )
-
-    return work
 
 
 def _checked_replicas(replicas: object) -> list[int] | None:
@@ -218,24 +205,15 @@ async def list_reassignments(
         request = admin_pb2.ListPartitionReassignmentsRequest(
             cluster_id=cluster.cluster_id, topics=names, page_token=token
         )
-        response = await cluster.call(_reassignment_page(request), timeout_ms=timeout_ms)
+        response = await cluster.ask(
+            lambda channel: AdminServiceStub(channel).ListPartitionReassignments, request, timeout_ms=timeout_ms
+        )
         for each in response.reassignments:
             settled = tuple(node_id for node_id in each.state.replicas if node_id not in each.state.adding)
             found.append(_reassignment(each.topic, each.partition, settled, each.state))
         token = response.next_page_token
         if not token:
             return found
-
-
-def _reassignment_page(
-    request: admin_pb2.ListPartitionReassignmentsRequest,
-) -> Callable[[Attempt], Awaitable[admin_pb2.ListPartitionReassignmentsResponse]]:
-    async def work(attempt: Attempt) -> admin_pb2.ListPartitionReassignmentsResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).ListPartitionReassignments(request, timeout=attempt.timeout_s)
-        )
-
-    return work
 
 
 def _slices(partitions: Sequence[TopicPartition], size: int) -> Iterator[Sequence[TopicPartition]]:

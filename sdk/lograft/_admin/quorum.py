@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lograft._client.cluster import Attempt, Cluster
+from lograft._client.cluster import Cluster
 from lograft.errors import RefusedError, UsageError
 from lograft.types import MetadataSnapshotDescription, QuorumDescription, QuorumReplicaDescription
 from lograft.v1 import admin_pb2
@@ -24,13 +24,9 @@ REPLACEMENT_LAG_MS_MAX: Final = 5_000
 async def describe_quorum(cluster: Cluster, *, timeout_ms: int) -> QuorumDescription:
     """Describe the metadata quorum."""
     request = admin_pb2.DescribeQuorumRequest(cluster_id=cluster.cluster_id)
-
-    async def work(attempt: Attempt) -> admin_pb2.DescribeQuorumResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).DescribeQuorum(request, timeout=attempt.timeout_s)
-        )
-
-    return _quorum(await cluster.call(work, timeout_ms=timeout_ms))
+    return _quorum(
+        await cluster.ask(lambda channel: AdminServiceStub(channel).DescribeQuorum, request, timeout_ms=timeout_ms)
+    )
 
 
 async def add_voter(cluster: Cluster, node_id: int, directory_id: bytes | None, *, timeout_ms: int) -> bytes:
@@ -38,11 +34,11 @@ async def add_voter(cluster: Cluster, node_id: int, directory_id: bytes | None, 
     request = admin_pb2.AddVoterRequest(
         cluster_id=cluster.cluster_id, node_id=_node_id(node_id), directory_id=_directory_id(directory_id)
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.AddVoterResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).AddVoter(request, timeout=attempt.timeout_s))
-
-    return (await cluster.call(work, timeout_ms=timeout_ms, may_repeat=False)).directory_id
+    return (
+        await cluster.ask(
+            lambda channel: AdminServiceStub(channel).AddVoter, request, timeout_ms=timeout_ms, may_repeat=False
+        )
+    ).directory_id
 
 
 async def remove_voter(
@@ -55,11 +51,11 @@ async def remove_voter(
         directory_id=_directory_id(directory_id),
         replacement_directory_id=_directory_id(replacement_id),
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.RemoveVoterResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).RemoveVoter(request, timeout=attempt.timeout_s))
-
-    return (await cluster.call(work, timeout_ms=timeout_ms, may_repeat=False)).directory_id
+    return (
+        await cluster.ask(
+            lambda channel: AdminServiceStub(channel).RemoveVoter, request, timeout_ms=timeout_ms, may_repeat=False
+        )
+    ).directory_id
 
 
 async def replace_voter(cluster: Cluster, node_id: int, *, timeout_ms: int) -> bytes:
@@ -87,14 +83,15 @@ async def transfer_leadership(cluster: Cluster, node_id: int | None, *, timeout_
     request = admin_pb2.TransferLeadershipRequest(
         cluster_id=cluster.cluster_id, node_id=None if node_id is None else _node_id(node_id)
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.TransferLeadershipResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).TransferLeadership(request, timeout=attempt.timeout_s)
-        )
-
     # To whom leads already there is nothing to hand over, so a named voter may be asked for twice.
-    return (await cluster.call(work, timeout_ms=timeout_ms, may_repeat=node_id is not None)).leader_id
+    return (
+        await cluster.ask(
+            lambda channel: AdminServiceStub(channel).TransferLeadership,
+            request,
+            timeout_ms=timeout_ms,
+            may_repeat=node_id is not None,
+        )
+    ).leader_id
 
 
 def _replacement(quorum: QuorumDescription, node_id: int) -> QuorumReplicaDescription:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 from lograft._client.clock import monotonic_ms
-from lograft._client.cluster import Attempt, Cluster
+from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error, decode_topic
 from lograft._client.metadata import TopicState
 from lograft.errors import RetriableError, StaleMetadataWarning, UsageError
@@ -64,11 +64,9 @@ async def create_topic(
         configs={name: str(value) for name, value in (configs or {}).items()},
         validate_only=validate_only,
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.CreateTopicResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).CreateTopic(request, timeout=attempt.timeout_s))
-
-    response = await cluster.call(work, timeout_ms=timeout_ms, may_repeat=validate_only)
+    response = await cluster.ask(
+        lambda channel: AdminServiceStub(channel).CreateTopic, request, timeout_ms=timeout_ms, may_repeat=validate_only
+    )
     if validate_only:
         return topic_description(decode_topic(response.topic), dict(response.configs), frozenset(response.configs))
     return await describe_topic(cluster, topic, timeout_ms=timeout_ms, min_metadata_offset=response.metadata_offset)
@@ -115,7 +113,12 @@ async def _answers(
     try:
         while True:
             for request in islice(requests, MAX_REQUESTS - len(calls)):
-                call = cluster.call(_work(request), timeout_ms=timeout_ms, may_repeat=validate_only)
+                call = cluster.ask(
+                    lambda channel: AdminServiceStub(channel).CreateTopics,
+                    request,
+                    timeout_ms=timeout_ms,
+                    may_repeat=validate_only,
+                )
                 calls.append(asyncio.create_task(call))
             if not calls:
                 return
@@ -171,13 +174,6 @@ def _request(cluster_id: str, topics: Sequence[NewTopic], *, validate_only: bool
     )
 
 
-def _work(request: admin_pb2.CreateTopicsRequest) -> Callable[[Attempt], Awaitable[admin_pb2.CreateTopicsResponse]]:
-    async def work(attempt: Attempt) -> admin_pb2.CreateTopicsResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).CreateTopics(request, timeout=attempt.timeout_s))
-
-    return work
-
-
 def _created(result: admin_pb2.TopicCreation) -> CreatedTopic:
     if result.HasField("error"):
         return CreatedTopic(topic=result.topic, error=decode_error(result.error))
@@ -199,13 +195,12 @@ async def create_partitions(
         partition_count=checked_int32("partition_count", partition_count),
         validate_only=validate_only,
     )
-
-    async def work(attempt: Attempt) -> admin_pb2.CreatePartitionsResponse:
-        return await attempt.answer(
-            AdminServiceStub(attempt.channel).CreatePartitions(request, timeout=attempt.timeout_s)
-        )
-
-    response = await cluster.call(work, timeout_ms=timeout_ms, may_repeat=validate_only)
+    response = await cluster.ask(
+        lambda channel: AdminServiceStub(channel).CreatePartitions,
+        request,
+        timeout_ms=timeout_ms,
+        may_repeat=validate_only,
+    )
     if validate_only:
         return await describe_topic(cluster, topic, timeout_ms=timeout_ms)
     return await describe_topic(cluster, topic, timeout_ms=timeout_ms, min_metadata_offset=response.metadata_offset)
@@ -214,11 +209,9 @@ async def create_partitions(
 async def delete_topic(cluster: Cluster, topic: str, *, timeout_ms: int) -> None:
     """Delete a topic."""
     request = admin_pb2.DeleteTopicRequest(cluster_id=cluster.cluster_id, topic=topic_name(topic))
-
-    async def work(attempt: Attempt) -> admin_pb2.DeleteTopicResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).DeleteTopic(request, timeout=attempt.timeout_s))
-
-    response = await cluster.call(work, timeout_ms=timeout_ms, may_repeat=False)
+    response = await cluster.ask(
+        lambda channel: AdminServiceStub(channel).DeleteTopic, request, timeout_ms=timeout_ms, may_repeat=False
+    )
     # Read your writes: wait until the broker that was asked shows it, too.
     await cluster.fetch(frozenset((topic,)), timeout_ms=timeout_ms, min_metadata_offset=response.metadata_offset)
 
@@ -240,10 +233,7 @@ async def list_topics(cluster: Cluster, *, timeout_ms: int) -> list[TopicSummary
 async def _list_page(
     cluster: Cluster, request: admin_pb2.ListTopicsRequest, timeout_ms: int
 ) -> admin_pb2.ListTopicsResponse:
-    async def work(attempt: Attempt) -> admin_pb2.ListTopicsResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).ListTopics(request, timeout=attempt.timeout_s))
-
-    return await cluster.call(work, timeout_ms=timeout_ms)
+    return await cluster.ask(lambda channel: AdminServiceStub(channel).ListTopics, request, timeout_ms=timeout_ms)
 
 
 async def describe_topic(
@@ -253,11 +243,9 @@ async def describe_topic(
     request = admin_pb2.DescribeTopicRequest(cluster_id=cluster.cluster_id, topic=topic_name(topic))
     if min_metadata_offset is not None:
         request.min_metadata_offset = min_metadata_offset
-
-    async def work(attempt: Attempt) -> admin_pb2.DescribeTopicResponse:
-        return await attempt.answer(AdminServiceStub(attempt.channel).DescribeTopic(request, timeout=attempt.timeout_s))
-
-    response = await cluster.call(work, timeout_ms=timeout_ms)
+    response = await cluster.ask(
+        lambda channel: AdminServiceStub(channel).DescribeTopic, request, timeout_ms=timeout_ms
+    )
     _warn_without_leader(response.without_leader)
     configs = {entry.name: entry.value for entry in response.configs}
     overridden = frozenset(entry.name for entry in response.configs if entry.source == admin_pb2.CONFIG_SOURCE_TOPIC)

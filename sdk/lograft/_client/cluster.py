@@ -51,6 +51,7 @@ from lograft.wire.codes import ErrorCode
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 
 REFRESH_SHARE: Final = 4
 """One broker gets this part of the time of a refresh while there is another to ask."""
@@ -161,6 +162,41 @@ class Cluster:
         finally:
             await end_probes(probes.values())
 
+    async def ask(
+        self,
+        method: Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[Q, T]],
+        request: Q,
+        *,
+        timeout_ms: int,
+        may_repeat: bool = True,
+        address: str | None = None,
+        attempt_ms: int | None = None,
+        avoid: str | None = None,
+    ) -> T:
+        """Make a unary call of one request; see `call`.
+
+        Args:
+            method: gives the method to call over a channel.
+            request: the request.
+            timeout_ms: as the others, see `call`.
+            may_repeat: see `call`.
+            address: see `call`.
+            attempt_ms: see `call`.
+            avoid: see `call`.
+        """
+
+        async def work(attempt: Attempt) -> T:
+            return await attempt.answer(method(attempt.channel)(request, timeout=attempt.timeout_s))
+
+        return await self.call(
+            work,
+            timeout_ms=timeout_ms,
+            may_repeat=may_repeat,
+            address=address,
+            attempt_ms=attempt_ms,
+            avoid=avoid,
+        )
+
     async def _call(
         self,
         work: Callable[[Attempt], Awaitable[T]],
@@ -263,13 +299,13 @@ class Cluster:
         request = metadata_pb2.GetClusterRequest(cluster_id=self.cluster_id, topics=sorted(topics))
         if min_metadata_offset is not None:
             request.min_metadata_offset = min_metadata_offset
-
-        async def work(attempt: Attempt) -> metadata_pb2.GetClusterResponse:
-            return await attempt.answer(
-                MetadataServiceStub(attempt.channel).GetCluster(request, timeout=attempt.timeout_s)
-            )
-
-        response = await self.call(work, timeout_ms=timeout_ms, attempt_ms=attempt_ms, avoid=avoid)
+        response = await self.ask(
+            lambda channel: MetadataServiceStub(channel).GetCluster,
+            request,
+            timeout_ms=timeout_ms,
+            attempt_ms=attempt_ms,
+            avoid=avoid,
+        )
         self._check_cluster(response.cluster_id)
         self.view.apply(decode_cluster(response, asked=topics))
         self._notify()

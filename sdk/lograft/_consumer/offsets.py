@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lograft._client.clock import monotonic_ms
-from lograft._client.cluster import Attempt, Cluster
+from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
 from lograft.errors import RetriableError, UsageError
 from lograft.types import OffsetAnswer, OffsetQuery, Position
@@ -61,11 +61,7 @@ async def list_offsets(cluster: Cluster, queries: Sequence[OffsetQuery], *, time
 
 async def _ask(cluster: Cluster, queries: Sequence[OffsetQuery], timeout_ms: int) -> list[OffsetAnswer]:
     request = log_pb2.ListOffsetsRequest(cluster_id=cluster.cluster_id, queries=[_query(query) for query in queries])
-
-    async def work(attempt: Attempt) -> log_pb2.ListOffsetsResponse:
-        return await attempt.answer(LogServiceStub(attempt.channel).ListOffsets(request, timeout=attempt.timeout_s))
-
-    response = await cluster.call(work, timeout_ms=timeout_ms)
+    response = await cluster.ask(lambda channel: LogServiceStub(channel).ListOffsets, request, timeout_ms=timeout_ms)
     return [_answer(result) for result in response.results]
 
 
