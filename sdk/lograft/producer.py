@@ -24,9 +24,8 @@ from lograft._client.runtime import Runtime, on_exit, open_on_runtime, release_r
 from lograft._client.usable import unusable_error
 from lograft._producer.accumulator import AddResult
 from lograft._producer.arguments import check_columns, check_record, is_plain
-from lograft._producer.arrow import encode_rows
 from lograft._producer.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, TopicBuffers
-from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded, cut
+from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
 from lograft._producer.sender import Sender
@@ -233,16 +232,7 @@ class Producer:
         """
         check_columns(values, keys, timestamps_ms)
         buffers = self._open_topic(topic)
-        pieces = cut(
-            values,
-            keys,
-            timestamps_ms,
-            partition=partition,
-            partition_count=len(buffers.parts),
-            batch_bytes=self._deliveries.batch_limit(buffers),
-            codec=self._deliveries.codec,
-            wall_clock_ms=wall_clock_ms,
-        )
+        pieces = self._deliveries.cut_columns(buffers, values, keys, timestamps_ms, partition)
         self._send_pieces(buffers, pieces)
 
     def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
@@ -258,14 +248,7 @@ class Producer:
             LograftError: as `send`. Batches before the one that failed have been taken.
         """
         buffers = self._open_topic(topic)
-        pieces = encode_rows(
-            data,
-            partition=partition,
-            partition_count=len(buffers.parts),
-            batch_bytes=self._deliveries.batch_limit(buffers),
-            codec=self._deliveries.codec,
-            wall_ms=wall_clock_ms(),
-        )
+        pieces = self._deliveries.cut_rows(buffers, data, partition)
         self._send_pieces(buffers, pieces)
 
     def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:

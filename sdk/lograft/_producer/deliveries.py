@@ -11,15 +11,16 @@ import logging
 import random
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
 from lograft._client.clock import monotonic_ms, wall_clock_ms
 from lograft._producer.accumulator import Accumulator, AddResult
+from lograft._producer.arrow import Rows, encode_rows
 from lograft._producer.batches import SealedBatch
 from lograft._producer.buffers import PartitionBuffer, TopicBuffers
-from lograft._producer.bulk import EncodedPiece, LoosePiece
+from lograft._producer.bulk import EncodedPiece, LoosePiece, cut
 from lograft.errors import BatchFailure, DeliveryError, RecordTooLargeError, UnknownPartitionError, UsageError
 from lograft.settings import MAX_REPORTED_FAILURES, ProducerSettings
 from lograft.types import BatchReceipt, Headers
@@ -55,7 +56,7 @@ class Deliveries:
             return compose_batch(values, keys=keys, timestamps_ms=timestamps_ms, headers=headers, codec=codec)
 
         self.settings = settings
-        self.codec = codec
+        self._codec = codec
         self.live: dict[str, TopicBuffers] = {}
         self.topics: dict[str, TopicBuffers] = {}
         self.accumulator = Accumulator(
@@ -133,7 +134,38 @@ class Deliveries:
             self.accumulator.turn_sticky(buffers)
         return result
 
-    def batch_limit(self, buffers: TopicBuffers) -> int:
+    def cut_columns(
+        self,
+        buffers: TopicBuffers,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        timestamps_ms: Sequence[int] | None,
+        partition: int | None,
+    ) -> Iterator[LoosePiece | EncodedPiece]:
+        """Cut columns that were checked into pieces; see `bulk.cut`."""
+        return cut(
+            values,
+            keys,
+            timestamps_ms,
+            partition=partition,
+            partition_count=len(buffers.parts),
+            batch_bytes=self._batch_limit(buffers),
+            codec=self._codec,
+            wall_clock_ms=wall_clock_ms,
+        )
+
+    def cut_rows(self, buffers: TopicBuffers, data: Rows, partition: int | None) -> Iterator[EncodedPiece]:
+        """Encode Arrow rows; see `arrow.encode_rows`."""
+        return encode_rows(
+            data,
+            partition=partition,
+            partition_count=len(buffers.parts),
+            batch_bytes=self._batch_limit(buffers),
+            codec=self._codec,
+            wall_ms=wall_clock_ms(),
+        )
+
+    def _batch_limit(self, buffers: TopicBuffers) -> int:
         """Size in bytes that batches of a topic should not pass, as far as it is known."""
         return min(self.settings.buffer_bytes, *(part.size_limit for part in buffers.parts))
 

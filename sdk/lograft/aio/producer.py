@@ -12,16 +12,15 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from lograft._client.clock import monotonic_ms, wall_clock_ms
+from lograft._client.clock import monotonic_ms
 from lograft._client.forks import on_fork
 from lograft._client.immortal import keep_for_ever
 from lograft._client.runtime import on_exit
 from lograft._client.usable import unusable_error
 from lograft._producer.accumulator import AddResult
 from lograft._producer.arguments import check_columns, check_record, is_plain
-from lograft._producer.arrow import encode_rows
 from lograft._producer.buffers import TopicBuffers
-from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded, cut
+from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
 from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
 from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
 from lograft._producer.sender import Sender
@@ -150,29 +149,13 @@ class Producer:
         """Send many records; see `lograft.Producer.send_many`."""
         check_columns(values, keys, timestamps_ms)
         buffers = await self._open_topic(topic)
-        pieces = cut(
-            values,
-            keys,
-            timestamps_ms,
-            partition=partition,
-            partition_count=len(buffers.parts),
-            batch_bytes=self._deliveries.batch_limit(buffers),
-            codec=self._deliveries.codec,
-            wall_clock_ms=wall_clock_ms,
-        )
+        pieces = self._deliveries.cut_columns(buffers, values, keys, timestamps_ms, partition)
         await self._send_pieces(buffers, pieces)
 
     async def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
         """Send the rows of a `pyarrow.RecordBatch` or `Table`; see `lograft.Producer.send_arrow`."""
         buffers = await self._open_topic(topic)
-        pieces = encode_rows(
-            data,
-            partition=partition,
-            partition_count=len(buffers.parts),
-            batch_bytes=self._deliveries.batch_limit(buffers),
-            codec=self._deliveries.codec,
-            wall_ms=wall_clock_ms(),
-        )
+        pieces = self._deliveries.cut_rows(buffers, data, partition)
         await self._send_pieces(buffers, pieces)
 
     async def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
