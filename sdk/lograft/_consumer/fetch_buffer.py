@@ -30,7 +30,7 @@ GRANT_STEPS: Final = 4
 
 
 class Cursor:
-    """Where the consumer stands in one partition.
+    """Where the consumer stands in one partition. Written by the collector, and for it by `FetchBuffer.take`.
 
     Attributes:
         tp: the partition.

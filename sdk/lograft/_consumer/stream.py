@@ -45,7 +45,7 @@ _Call = grpc.aio.StreamStreamCall[log_pb2.FetchRequest, "FetchFrame | log_pb2.Fe
 
 
 class PartitionFetcher:
-    """One partition that is being fetched.
+    """One partition that is being fetched. A stream writes `stream` and `route`, the engine everything else.
 
     Attributes:
         cursor: its place in the consumer.
@@ -97,7 +97,7 @@ class PartitionFetcher:
 
 
 class StreamOwner(Protocol):
-    """What a stream tells: the fetch engine."""
+    """What a stream tells, at the border between the wire and the finding of brokers; `FetchEngine` is told."""
 
     def on_bound(self, fetcher: PartitionFetcher, opened: log_pb2.FetchRouteOpened) -> None:
         """The partition's route is open."""

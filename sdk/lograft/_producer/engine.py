@@ -47,7 +47,7 @@ _UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITIO
 
 
 class ResultSink(Protocol):
-    """Gets the fates of batches: the producer."""
+    """Gets the fates of batches, at the border between the delivery of batches and the records of a producer; `Sender` does."""
 
     def on_result(self, receipt: BatchReceipt) -> None:
         """A batch (or a piece of a split one) is in the log, or has failed (`receipt.error`)."""
