@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from lograft import Admin, Consumer, Producer, TopicPartition, aio
-from lograft._cluster import Cluster as ClientCluster
+from lograft._client.cluster import Cluster as ClientCluster
 from lograft.errors import LograftError, OutcomeUnknownError, RequestTimeoutError, UnreachableError
 from lograft.settings import parse_bootstrap
 from lograft.types import BrokerState, ConsumerRecord

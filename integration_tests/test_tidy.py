@@ -28,7 +28,15 @@ CORES = (
     "brokerd/produce/",
     "brokerd/fetch/",
     "brokerd/pushing/",
-    "sdk/lograft/_core/",
+    *(
+        f"sdk/lograft/{package}/{name}.py"
+        for package, names in {
+            "_client": ("backoff", "first_words", "grpc_wire", "http2", "metadata"),
+            "_producer": ("accumulator", "batches", "buffers", "partitioner", "record_columns", "sequencer"),
+            "_consumer": ("arguments", "fetch_buffer", "nearest", "troubles"),
+        }.items()
+        for name in names
+    ),
 )
 
 LICENSE_WITHIN_LINES = 3

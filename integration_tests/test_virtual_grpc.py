@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 import pytest
-from lograft._python_channel import PythonChannel
+from lograft._client.python_channel import PythonChannel
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 

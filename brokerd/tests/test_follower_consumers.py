@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lograft import TopicPartition, aio
-from lograft import _fetch_engine as fetch_engine
+from lograft._consumer import engine as fetch_engine
 
 from brokerd.replication.hosted_replica import HostedReplica
 from brokerd.tests.support import connected

@@ -12,7 +12,7 @@ from typing import cast
 import grpc
 import grpc.aio
 import pytest
-from lograft import _transport
+from lograft._client.transport import CHANNEL_OPTIONS
 from lograft.settings import MAX_RETRY_BACKOFF_MS
 
 from brokerd.clock import monotonic_ms
@@ -88,7 +88,7 @@ async def test_peer_that_comes_back_under_another_address_is_found_soon(names: t
 async def test_clients_look_names_up_again_as_soon(names: tuple[NameServer, str]) -> None:
     """Their channels have a limit of their own, of the same size."""
     server, target = names
-    async with grpc.aio.insecure_channel(target, options=_transport.CHANNEL_OPTIONS) as channel:
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         assert not await is_ready_within(channel, FOLLOWER_PAUSE_MAX_MS)
         server.address = THERE
         moved_ms = monotonic_ms()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lograft._core.sequencer import PartitionSequencer
-from lograft._transport import Transport
+from lograft._client.transport import Transport
+from lograft._producer.sequencer import PartitionSequencer
 
 from brokerd.metadata.peer_channels import PeerChannels
 from brokerd.partition import reconciliation

@@ -24,7 +24,7 @@ from typing import Any, Final
 from unittest import mock
 
 import grpc.aio
-import lograft._probe
+import lograft._client.probe
 from lograft.internal.v1 import quorum_pb2
 
 import brokerd.metadata.lifecycle
@@ -318,7 +318,7 @@ def platform(
             put(quorum_transport, name, changing(getattr(quorum_transport, name), answer_type))
         put(grpc.aio, "insecure_channel", insecure_channel)
         put(grpc.aio, "server", new_server)
-        put(lograft._probe, "resolve", _resolve)
+        put(lograft._client.probe, "resolve", _resolve)
         put(brokerd.replication.replica_host, "GroupFlusher", VirtualFlusher)
         put(metaquorum.replica.driver, "DiskThread", VirtualDiskThread)
         put(brokerd.replication.cleaning, "threading", inert)

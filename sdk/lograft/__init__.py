@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Final
 
 # Read when gRPC is loaded, which nothing before this line does. gRPC's fork handlers start its threads anew in a forked child, where
 # they go on with the calls of the parent and end it by SIGSEGV. Without them the child has no such thread, and nothing of gRPC is
-# touched there (`_forks`). Whoever needs the handlers sets the variable.
+# touched there (`_client.forks`). Whoever needs the handlers sets the variable.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 # It has a hook that must be here before a program forks.
-import_module("lograft._forks")
+import_module("lograft._client.forks")
 
 if TYPE_CHECKING:
     from lograft import aio as aio

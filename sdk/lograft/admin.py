@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocking admin client.
 
-Owns nothing but the way to the background event loop: see `_admin_calls`.
+Owns nothing but the way to the background event loop, where an asyncio admin client does the work, and the documentation of both.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from lograft._admin_calls import AdminCalls
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
-from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
-from lograft.errors import ClientClosedError, ForkedClientError
-from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS, check_range, parse_bootstrap
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
+from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, acquire_runtime, on_exit, release_runtime
+from lograft._client.usable import unusable_error
+from lograft.aio.admin import Admin as AsyncAdmin
+from lograft.settings import CONNECTION_LIVENESS_MS, REQUEST_TIMEOUT_MS
 from lograft.types import (
     BrokerStatus,
     ClusterDescription,
@@ -64,14 +64,16 @@ class Admin:
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
-        check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
-        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
-        self._timeout_ms = request_timeout_ms
+        self._admin = AsyncAdmin(
+            bootstrap,
+            cluster_id=cluster_id,
+            request_timeout_ms=request_timeout_ms,
+            connection_liveness_ms=connection_liveness_ms,
+        )
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_forked = False
         self._runtime: Runtime | None = None
-        self._calls: AdminCalls | None = None
         on_fork(self)
         on_exit(self)
 
@@ -101,7 +103,7 @@ class Admin:
             LograftError: no broker or controller could be reached.
         """
         return self._run(
-            lambda calls: calls.create_topic(
+            lambda admin: admin.create_topic(
                 topic,
                 partition_count=partition_count,
                 replication_factor=replication_factor,
@@ -124,7 +126,7 @@ class Admin:
             OutcomeUnknownError: the answer for up to 1,000 topics was lost; list the topics to find out.
             LograftError: no broker or controller could be reached.
         """
-        return self._run(lambda calls: calls.create_topics(topics, validate_only=validate_only))
+        return self._run(lambda admin: admin.create_topics(topics, validate_only=validate_only))
 
     def create_partitions(self, topic: str, partition_count: int, *, validate_only: bool = False) -> TopicDescription:
         """Add partitions to a topic, and describe it. Keys may go to other partitions from then on.
@@ -142,7 +144,7 @@ class Admin:
             RefusedError: a limit of the cluster would be passed.
             OutcomeUnknownError: the answer was lost; describe the topic to find out.
         """
-        return self._run(lambda calls: calls.create_partitions(topic, partition_count, validate_only=validate_only))
+        return self._run(lambda admin: admin.create_partitions(topic, partition_count, validate_only=validate_only))
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its records.
@@ -151,11 +153,11 @@ class Admin:
             UnknownTopicError: there is none of this name.
             OutcomeUnknownError: the answer was lost.
         """
-        self._run(lambda calls: calls.delete_topic(topic))
+        self._run(lambda admin: admin.delete_topic(topic))
 
     def list_topics(self) -> list[TopicSummary]:
         """List all topics by name."""
-        return self._run(lambda calls: calls.list_topics())
+        return self._run(lambda admin: admin.list_topics())
 
     def describe_topic(self, topic: str) -> TopicDescription:
         """Describe a topic with its partitions and configs.
@@ -163,7 +165,7 @@ class Admin:
         Raises:
             UnknownTopicError: there is none of this name.
         """
-        return self._run(lambda calls: calls.describe_topic(topic))
+        return self._run(lambda admin: admin.describe_topic(topic))
 
     def alter_configs(
         self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
@@ -180,7 +182,7 @@ class Admin:
             InvalidRequestError: a config is not known there or its value does not fit; the message says what is allowed.
             OutcomeUnknownError: the answer was lost; describe the configs to find out.
         """
-        self._run(lambda calls: calls.alter_configs(changes, validate_only=validate_only))
+        self._run(lambda admin: admin.alter_configs(changes, validate_only=validate_only))
 
     def describe_configs(
         self, resources: Sequence[ConfigResource], *, broker_id: int | None = None
@@ -195,11 +197,11 @@ class Admin:
             UnknownTopicError: there is no such topic.
             InvalidRequestError: there is no such broker.
         """
-        return self._run(lambda calls: calls.describe_configs(resources, broker_id=broker_id))
+        return self._run(lambda admin: admin.describe_configs(resources, broker_id=broker_id))
 
     def describe_feature_level(self) -> FeatureLevelDescription:
         """Describe the feature level of the cluster, and the levels that its servers can run at."""
-        return self._run(lambda calls: calls.describe_feature_level())
+        return self._run(lambda admin: admin.describe_feature_level())
 
     def update_feature_level(self, level: int, *, validate_only: bool = False) -> None:
         """Raise the feature level of the cluster. It never goes down again.
@@ -211,11 +213,11 @@ class Admin:
         Raises:
             InvalidRequestError: it would go down, or a server cannot run at it; the message says which.
         """
-        self._run(lambda calls: calls.update_feature_level(level, validate_only=validate_only))
+        self._run(lambda admin: admin.update_feature_level(level, validate_only=validate_only))
 
     def describe_quorum(self) -> QuorumDescription:
         """Describe the metadata quorum: leader, voters, observers."""
-        return self._run(lambda calls: calls.describe_quorum())
+        return self._run(lambda admin: admin.describe_quorum())
 
     def add_voter(self, node_id: int, *, directory_id: bytes | None = None) -> bytes:
         """Make a voter of an observer of the metadata quorum that has caught up; returns once that is committed.
@@ -231,7 +233,7 @@ class Admin:
             RefusedError: it votes already, or has not caught up, or the quorum is full. Nothing was changed.
             OutcomeUnknownError: the answer was lost; describe the quorum to find out.
         """
-        return self._run(lambda calls: calls.add_voter(node_id, directory_id))
+        return self._run(lambda admin: admin.add_voter(node_id, directory_id=directory_id))
 
     def remove_voter(self, node_id: int, *, directory_id: bytes | None = None) -> bytes:
         """Make an observer of a voter of the metadata quorum; returns once that is committed.
@@ -247,7 +249,7 @@ class Admin:
             RefusedError: there is no such voter, or the quorum would be lost. Nothing was changed.
             OutcomeUnknownError: the answer was lost; describe the quorum to find out.
         """
-        return self._run(lambda calls: calls.remove_voter(node_id, directory_id))
+        return self._run(lambda admin: admin.remove_voter(node_id, directory_id=directory_id))
 
     def replace_voter(self, node_id: int) -> bytes:
         """Replace a voter whose disk was lost by the replica that now fetches under its node id. May be repeated.
@@ -259,7 +261,7 @@ class Admin:
             RefusedError: no such replica has caught up, or the quorum would be lost.
             OutcomeUnknownError: an answer was lost; repeat it.
         """
-        return self._run(lambda calls: calls.replace_voter(node_id))
+        return self._run(lambda admin: admin.replace_voter(node_id))
 
     def transfer_leadership(self, node_id: int | None = None) -> int:
         """Have the leader of the metadata quorum hand over to a voter (None: any); returns who leads then.
@@ -268,7 +270,7 @@ class Admin:
             RefusedError: there is no such voter, or it does not keep up. The leader leads on.
             OutcomeUnknownError: the answer was lost, or no new leader was known in time.
         """
-        return self._run(lambda calls: calls.transfer_leadership(node_id))
+        return self._run(lambda admin: admin.transfer_leadership(node_id))
 
     def describe_brokers(self, broker_ids: Sequence[int] | None = None) -> list[BrokerStatus]:
         """Describe brokers as the active controller knows them, ascending by id.
@@ -276,7 +278,7 @@ class Admin:
         Args:
             broker_ids: at most 1,000 node ids; those that are not registered are left out. None: all brokers.
         """
-        return self._run(lambda calls: calls.describe_brokers(broker_ids))
+        return self._run(lambda admin: admin.describe_brokers(broker_ids))
 
     def remove_broker(self, broker_id: int, *, validate_only: bool = False) -> None:
         """End the registration of a broker that is gone for good. What was set for it stays, and can be removed.
@@ -285,7 +287,7 @@ class Admin:
             InvalidRequestError: there is none, it lives, or it still has replicas; the message says which.
             OutcomeUnknownError: the answer was lost; describe the brokers to find out.
         """
-        self._run(lambda calls: calls.remove_broker(broker_id, validate_only=validate_only))
+        self._run(lambda admin: admin.remove_broker(broker_id, validate_only=validate_only))
 
     def export_metadata(self) -> list[str]:
         """Export the whole metadata as of one offset, as lines of JSON in a stable order; docs/tools.md has their form.
@@ -293,7 +295,7 @@ class Admin:
         The first line has the offset, the last one a digest, which was checked. All lines are in memory: about 250 bytes
         for each partition of the cluster.
         """
-        return self._run(lambda calls: calls.export_metadata())
+        return self._run(lambda admin: admin.export_metadata())
 
     def elect_leaders(
         self,
@@ -313,7 +315,7 @@ class Admin:
             UnknownTopicError: a topic that is named alone does not exist.
             LograftError: a call as a whole failed; it may be repeated.
         """
-        return self._run(lambda calls: calls.elect_leaders(partitions, election=election, validate_only=validate_only))
+        return self._run(lambda admin: admin.elect_leaders(partitions, election=election, validate_only=validate_only))
 
     def alter_partition_reassignments(
         self, changes: Mapping[TopicPartition, Sequence[int] | None], *, validate_only: bool = False
@@ -328,19 +330,19 @@ class Admin:
             UsageError: a key is no partition, or a value no list of node ids.
             OutcomeUnknownError: the answer to a cancelling was lost; list the reassignments to find out.
         """
-        return self._run(lambda calls: calls.alter_partition_reassignments(changes, validate_only=validate_only))
+        return self._run(lambda admin: admin.alter_partition_reassignments(changes, validate_only=validate_only))
 
     def list_partition_reassignments(self, topics: Sequence[str] | None = None) -> list[PartitionReassignment]:
         """List the reassignments that are under way, of all topics (None) or of at most 1,000, by topic and partition."""
-        return self._run(lambda calls: calls.list_partition_reassignments(topics))
+        return self._run(lambda admin: admin.list_partition_reassignments(topics))
 
     def describe_cluster(self) -> ClusterDescription:
         """Describe the brokers and the active controller."""
-        return self._run(lambda calls: calls.describe_cluster())
+        return self._run(lambda admin: admin.describe_cluster())
 
     def list_offsets(self, queries: Sequence[OffsetQuery]) -> list[OffsetAnswer]:
         """Look up offsets by position or time; one answer for each query, in order, with an `error` on failure."""
-        return self._run(lambda calls: calls.list_offsets(queries))
+        return self._run(lambda admin: admin.list_offsets(queries))
 
     def delete_records(self, before: Mapping[TopicPartition, int | None]) -> list[DeletedRecords]:
         """Remove all records below an offset, for good, in each of some partitions; one result for each, in order.
@@ -352,7 +354,7 @@ class Admin:
             UsageError: an offset is no whole number from 0.
             LograftError: the call as a whole failed; it may be repeated. A refused partition has an `error` in its result.
         """
-        return self._run(lambda calls: calls.delete_records(before))
+        return self._run(lambda admin: admin.delete_records(before))
 
     def describe_log_directories(self, broker_id: int | None = None, *, with_replicas: bool = False) -> LogDirectories:
         """Describe the log directories of one broker, and the moves between them.
@@ -365,7 +367,7 @@ class Admin:
             UsageError: there is no such broker, or there are several and none is named.
             LograftError: the broker did not answer.
         """
-        return self._run(lambda calls: calls.describe_log_directories(broker_id, with_replicas=with_replicas))
+        return self._run(lambda admin: admin.describe_log_directories(broker_id, with_replicas=with_replicas))
 
     def move_replica(self, where: TopicPartition, directory_id: bytes, broker_id: int | None = None) -> None:
         """Begin to move a replica to another log directory of its broker, while it is used; returns at once.
@@ -381,7 +383,7 @@ class Admin:
             UsageError: `directory_id` is none; no such broker, or several and none is named.
             RefusedError: the broker has no such replica or directory, or it cannot be moved now.
         """
-        self._run(lambda calls: calls.move_replica(TopicPartition(*where), directory_id, broker_id))
+        self._run(lambda admin: admin.move_replica(where, directory_id, broker_id))
 
     def delete_unknown_partitions(self, broker_id: int | None = None) -> UnknownPartitions:
         """Delete, for good, what one broker has set aside because the cluster does not know it.
@@ -398,7 +400,7 @@ class Admin:
             UsageError: there is no such broker, or there are several and none is named.
             RefusedError: something could not be deleted.
         """
-        return self._run(lambda calls: calls.delete_unknown_partitions(broker_id))
+        return self._run(lambda admin: admin.delete_unknown_partitions(broker_id))
 
     def close(self) -> None:
         """Let the connections go. Further calls do nothing."""
@@ -406,20 +408,20 @@ class Admin:
             if self._is_closed or self._is_forked:
                 return
             self._is_closed = True
-            calls, runtime = self._calls, self._runtime
-        if calls is not None and runtime is not None:
+            runtime = self._runtime
+        if runtime is not None:
             try:
-                runtime.run(calls.close())
+                runtime.run(self._admin.close())
             finally:
                 release_runtime(runtime)
 
     def leave(self, started_s: float) -> None:
         """Called at the end of the process: let the connections go."""
         del started_s
-        calls, runtime = self._calls, self._runtime
-        if calls is not None and runtime is not None and not self._is_closed and not self._is_forked:
+        runtime = self._runtime
+        if runtime is not None and not self._is_closed and not self._is_forked:
             with suppress(TimeoutError):
-                runtime.run(calls.close(), timeout_s=STOP_TIMEOUT_S)
+                runtime.run(self._admin.close(), timeout_s=STOP_TIMEOUT_S)
 
     def __enter__(self) -> Admin:
         return self
@@ -429,21 +431,18 @@ class Admin:
     ) -> None:
         self.close()
 
-    def _run(self, work: Callable[[AdminCalls], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, work: Callable[[AsyncAdmin], Coroutine[Any, Any, T]]) -> T:
         with self._lock:
-            if self._is_forked:
-                raise ForkedClientError("this admin client was made before a fork; make a new one in the child")
-            if self._is_closed:
-                raise ClientClosedError("the admin client is closed")
-            if self._calls is None or self._runtime is None:
-                self._calls, self._runtime = open_on_runtime(lambda: AdminCalls(self._client, self._timeout_ms))
-            calls, runtime = self._calls, self._runtime
-        return runtime.run(work(calls))
+            if self._is_closed or self._is_forked:
+                raise unusable_error("admin client", is_forked=self._is_forked)
+            if self._runtime is None:
+                self._runtime = acquire_runtime()
+            runtime = self._runtime
+        return runtime.run(work(self._admin))
 
     def after_fork(self) -> None:
         """Called in a forked child: refuse to work from now on."""
         self._lock = threading.Lock()
         self._is_forked = True
-        keep_for_ever((self._calls, self._runtime))
-        self._calls = None
+        keep_for_ever(self._runtime)
         self._runtime = None

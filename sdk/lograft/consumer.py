@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocking consumer.
 
-Owns the lock and the waits of the caller's thread. Streams run on the background event loop (`_runtime`), which puts
-what arrives into the book; decoding happens in the caller's thread. One thread at a time should use a consumer (calls
+Owns the lock and the waits of the caller's thread. Streams run on the background event loop (`_client.runtime`), which puts
+what arrives into the collector; decoding happens in the caller's thread. One thread at a time should use a consumer (calls
 are serialised, not interleaved).
 """
 
@@ -15,18 +15,20 @@ from copy import copy
 from types import TracebackType
 from typing import Any, TypeVar
 
-from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
-from lograft._consumer_link import ConsumerLink
-from lograft._core.fetcher import Arrival, Cursor
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
-from lograft._runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
-from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError, UsageError
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
+from lograft._client.runtime import STOP_TIMEOUT_S, Runtime, on_exit, open_on_runtime, release_runtime
+from lograft._client.usable import unusable_error
+from lograft._consumer.arguments import check_partitions, parse_start
+from lograft._consumer.collector import FetchCollector, PollWait
+from lograft._consumer.fetch_buffer import Arrival, Cursor
+from lograft._consumer.fetcher import Fetcher
+from lograft.errors import UnreachableError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (
     CONNECTION_LIVENESS_MS,
+    CONSUMER_DEFAULTS,
     REQUEST_TIMEOUT_MS,
-    UNREACHABLE_TIMEOUT_MS,
     ConsumerSettings,
     check_range,
     parse_bootstrap,
@@ -48,16 +50,16 @@ class Consumer:
         bootstrap: "host:port", several with commas, or a list: brokers to ask first.
         cluster_id: id that the cluster must have; None: any.
         connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000.
-        fetch_credit_bytes: bytes that each broker may send ahead of the application.
-        max_chunk_bytes: bytes of one message from a broker.
-        on_out_of_range: "error", or go on from the "earliest" or "latest" offset when a position does not exist (any
-        more).
+        fetch_credit_bytes: bytes that each broker may send ahead of the application, 1,024 to 1 GiB; one larger batch still comes.
+        max_chunk_bytes: bytes of one message from a broker, 1,024 to 4 MiB.
+        on_out_of_range: "error", or go on from the "earliest" or "latest" offset when a position does not exist
+            (any more).
         check_crcs: check the checksum of every batch.
-        client_rack: rack of this consumer: partitions whose leader is in another rack are read from a follower in sync in this one,
-        if there is one; None: from leaders only.
-        unreachable_timeout_ms: milliseconds without anything from any assigned partition, after which a poll raises `UnreachableError`,
-        100 to 86,400,000.
-        request_timeout_ms: milliseconds that look-ups of topics and offsets may take.
+        client_rack: rack of this consumer, 1 to 249 characters: partitions whose leader is in another rack are read from a follower in
+            sync in this one, if there is one; None: from leaders only.
+        unreachable_timeout_ms: milliseconds without anything from any assigned partition, after which a poll raises
+            `UnreachableError`, 100 to 86,400,000.
+        request_timeout_ms: milliseconds that look-ups of topics and offsets may take, 1 to 3,600,000.
 
     Raises:
         InvalidSettingError: a setting is out of range.
@@ -68,12 +70,12 @@ class Consumer:
         bootstrap: str | Sequence[str],
         *,
         cluster_id: str | None = None,
-        fetch_credit_bytes: int = 8 * 1024 * 1024,
-        max_chunk_bytes: int = 1024 * 1024,
-        on_out_of_range: str = "error",
-        check_crcs: bool = True,
+        fetch_credit_bytes: int = CONSUMER_DEFAULTS.fetch_credit_bytes,
+        max_chunk_bytes: int = CONSUMER_DEFAULTS.max_chunk_bytes,
+        on_out_of_range: str = CONSUMER_DEFAULTS.on_out_of_range,
+        check_crcs: bool = CONSUMER_DEFAULTS.check_crcs,
         client_rack: str | None = None,
-        unreachable_timeout_ms: int = UNREACHABLE_TIMEOUT_MS,
+        unreachable_timeout_ms: int = CONSUMER_DEFAULTS.unreachable_timeout_ms,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
@@ -85,18 +87,21 @@ class Consumer:
             client_rack=client_rack,
             unreachable_timeout_ms=unreachable_timeout_ms,
         )
-        check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
-        self._timeout_ms = request_timeout_ms
-        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
-        self._book = ConsumerBook(self._settings, self._give_back)
+        self._client = parse_bootstrap(
+            bootstrap,
+            cluster_id,
+            connection_liveness_ms=connection_liveness_ms,
+            request_timeout_ms=request_timeout_ms,
+        )
+        self._collector = FetchCollector(self._settings, self._give_back)
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
-        # Serialises the caller's threads; `_lock` only guards the book and is never held while waiting for the loop.
+        # Serialises the caller's threads; `_lock` only guards the collector and is never held while waiting for the loop.
         self._caller = threading.RLock()
         self._is_closed = False
         self._is_forked = False
         self._runtime: Runtime | None = None
-        self._link: ConsumerLink | None = None
+        self._fetcher: Fetcher | None = None
         on_fork(self)
         on_exit(self)
 
@@ -125,17 +130,17 @@ class Consumer:
             self._check_usable()
             position = parse_start(start)
             given = {tp: offset for tp, offset in (offsets or {}).items() if tp in set(wanted)}
-            positions = self._run(lambda link: link.resolve(wanted, given, position))
+            positions = self._run(lambda fetcher: fetcher.resolve(wanted, given, position))
             with self._lock:
-                old = list(self._book.cursors)
-                cursors = self._book.assign(positions)
+                old = list(self._collector.cursors)
+                cursors = self._collector.assign(positions)
             self._restart(old, cursors)
 
     @property
     def assignment(self) -> list[TopicPartition]:
         """Partitions that are assigned."""
         with self._lock:
-            return list(self._book.cursors)
+            return list(self._collector.cursors)
 
     def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record that will be handed out.
@@ -144,24 +149,24 @@ class Consumer:
             NotAssignedError: the partition is not assigned.
         """
         with self._lock:
-            return self._book.cursor(tp).position
+            return self._collector.cursor(tp).position
 
     def high_watermark(self, tp: TopicPartition) -> int | None:
         """Return the end of the readable offsets (exclusive) as last seen; None: nothing has come yet."""
         with self._lock:
-            return self._book.cursor(tp).high_watermark
+            return self._collector.cursor(tp).high_watermark
 
     def health(self) -> ConsumerHealth:
         """Describe how it stands with every assigned partition: where it is read, since when nothing comes, and why. Asks nobody."""
         self._check_usable()
         with self._lock:
-            cursors = [copy(cursor) for cursor in self._book.cursors.values()]
-        link, runtime = self._link, self._runtime
-        if link is None or runtime is None:
+            cursors = [copy(cursor) for cursor in self._collector.cursors.values()]
+        fetcher, runtime = self._fetcher, self._runtime
+        if fetcher is None or runtime is None:
             return ConsumerHealth(partitions={}, unreachable_ms=None)
 
         async def look() -> ConsumerHealth:
-            return link.health(cursors)
+            return fetcher.health(cursors)
 
         return runtime.run(look())
 
@@ -174,7 +179,7 @@ class Consumer:
         with self._caller:
             self._check_usable()
             with self._lock:
-                cursor = self._book.seek(tp, offset)
+                cursor = self._collector.seek(tp, offset)
             self._restart([], [cursor])
 
     def seek_to_time(self, tp: TopicPartition, timestamp_ms: int) -> None:
@@ -184,7 +189,7 @@ class Consumer:
             tp: an assigned partition.
             timestamp_ms: milliseconds since 1970-01-01 UTC.
         """
-        self._seek_to(tp, lambda link: link.find_time_or_end(tp, timestamp_ms))
+        self._seek_to(tp, lambda fetcher: fetcher.find_time_or_end(tp, timestamp_ms))
 
     def seek_to_beginning(self, *tps: TopicPartition) -> None:
         """Go on from the first readable offset; without arguments: of all assigned partitions."""
@@ -207,7 +212,7 @@ class Consumer:
     def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """Look up the first offset with a timestamp or a later one; None: there is none."""
         with self._caller:
-            return self._run(lambda link: link.find_times(times_ms))
+            return self._run(lambda fetcher: fetcher.find_times(times_ms))
 
     # -- reading
 
@@ -232,13 +237,13 @@ class Consumer:
             while True:
                 with self._lock:
                     self._check_usable()
-                    fetched = self._book.next_batch()
+                    fetched = self._collector.next_batch()
                     if fetched is not None:
                         return fetched
                     left_ms = wait.left_ms()
                     if left_ms == 0:
                         return None
-                    if not self._book.has_arrivals:
+                    if not self._collector.has_arrivals:
                         self._arrived.wait(left_ms / 1000)
 
     def poll(self, max_records: int = 500, timeout_ms: int = 1_000) -> list[ConsumerRecord]:
@@ -260,13 +265,13 @@ class Consumer:
             while True:
                 with self._lock:
                     self._check_usable()
-                    records = self._book.next_records(max_records)
+                    records = self._collector.next_records(max_records)
                     if records:
                         return records
                     left_ms = wait.left_ms()
                     if left_ms == 0:
                         return []
-                    if not self._book.has_arrivals:
+                    if not self._collector.has_arrivals:
                         self._arrived.wait(left_ms / 1000)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
@@ -280,21 +285,21 @@ class Consumer:
             if self._is_closed or self._is_forked:
                 return
             self._is_closed = True
-            link, runtime = self._link, self._runtime
+            fetcher, runtime = self._fetcher, self._runtime
             self._arrived.notify_all()
-        if link is not None and runtime is not None:
+        if fetcher is not None and runtime is not None:
             try:
-                runtime.run(link.close())
+                runtime.run(fetcher.close())
             finally:
                 release_runtime(runtime)
 
     def leave(self, started_s: float) -> None:
         """Called at the end of the process: let the connections go. A daemon thread that still polls goes on waiting."""
         del started_s
-        link, runtime = self._link, self._runtime
-        if link is not None and runtime is not None and not self._is_closed and not self._is_forked:
+        fetcher, runtime = self._fetcher, self._runtime
+        if fetcher is not None and runtime is not None and not self._is_closed and not self._is_forked:
             with suppress(TimeoutError):
-                runtime.run(link.close(), timeout_s=STOP_TIMEOUT_S)
+                runtime.run(fetcher.close(), timeout_s=STOP_TIMEOUT_S)
 
     def __enter__(self) -> Consumer:
         return self
@@ -308,63 +313,61 @@ class Consumer:
 
     def _find(self, tps: list[TopicPartition], position: Position) -> dict[TopicPartition, int]:
         with self._caller:
-            return self._run(lambda link: link.find_position(tps, position))
+            return self._run(lambda fetcher: fetcher.find_position(tps, position))
 
-    def _seek_to(self, tp: TopicPartition, look_up: Callable[[ConsumerLink], Coroutine[Any, Any, int]]) -> None:
+    def _seek_to(self, tp: TopicPartition, look_up: Callable[[Fetcher], Coroutine[Any, Any, int]]) -> None:
         with self._caller:
             with self._lock:
-                self._book.cursor(tp)
+                self._collector.cursor(tp)
             self.seek(tp, self._run(look_up))
 
-    def _run(self, work: Callable[[ConsumerLink], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, work: Callable[[Fetcher], Coroutine[Any, Any, T]]) -> T:
         self._check_usable()
-        link, runtime = self._start()
-        return runtime.run(work(link))
+        fetcher, runtime = self._start()
+        return runtime.run(work(fetcher))
 
-    def _start(self) -> tuple[ConsumerLink, Runtime]:
-        if self._link is None or self._runtime is None:
-            self._link, self._runtime = open_on_runtime(
-                lambda: ConsumerLink(self._client, self._settings, self._deliver, self._report, self._timeout_ms)
+    def _start(self) -> tuple[Fetcher, Runtime]:
+        if self._fetcher is None or self._runtime is None:
+            self._fetcher, self._runtime = open_on_runtime(
+                lambda: Fetcher(self._client, self._settings, self._deliver, self._report)
             )
-        return self._link, self._runtime
+        return self._fetcher, self._runtime
 
     def _restart(self, old: list[TopicPartition], cursors: list[Cursor]) -> None:
         """Have the loop let partitions go and fetch others from their positions on."""
-        link, runtime = self._start()
+        fetcher, runtime = self._start()
         starts = [(cursor, cursor.generation, cursor.position) for cursor in cursors]
 
         def restart() -> None:
             for tp in old:
-                link.engine.stop(tp)
+                fetcher.engine.stop(tp)
             for cursor, generation, offset in starts:
-                link.engine.start(cursor, generation, offset)
+                fetcher.engine.start(cursor, generation, offset)
 
         runtime.loop.call_soon_threadsafe(restart)
 
     def _deliver(self, arrival: Arrival) -> None:
         with self._lock:
-            self._book.put(arrival)
+            self._collector.put(arrival)
             self._arrived.notify()
 
     def _report(self, outage: UnreachableError | None) -> None:
         with self._lock:
-            self._book.outage = outage
+            self._collector.outage = outage
             self._arrived.notify()
 
     def _wait(self, timeout_ms: int) -> PollWait:
         with self._lock:
-            return PollWait(self._book, timeout_ms, self._settings.unreachable_timeout_ms)
+            return PollWait(self._collector, timeout_ms, self._settings.unreachable_timeout_ms)
 
     def _give_back(self, source: object, size_bytes: int) -> None:
-        link, runtime = self._link, self._runtime
-        if link is not None and runtime is not None:
-            runtime.loop.call_soon_threadsafe(link.engine.give_back, source, size_bytes)
+        fetcher, runtime = self._fetcher, self._runtime
+        if fetcher is not None and runtime is not None:
+            runtime.loop.call_soon_threadsafe(fetcher.engine.give_back, source, size_bytes)
 
     def _check_usable(self) -> None:
-        if self._is_forked:
-            raise ForkedClientError("this consumer was made before a fork; make a new one in the child")
-        if self._is_closed:
-            raise ClientClosedError("the consumer is closed")
+        if self._is_closed or self._is_forked:
+            raise unusable_error("consumer", is_forked=self._is_forked)
 
     def after_fork(self) -> None:
         """Called in a forked child: refuse to work from now on."""
@@ -372,18 +375,6 @@ class Consumer:
         self._arrived = threading.Condition(self._lock)
         self._caller = threading.RLock()
         self._is_forked = True
-        keep_for_ever((self._link, self._runtime))
-        self._link = None
+        keep_for_ever((self._fetcher, self._runtime))
+        self._fetcher = None
         self._runtime = None
-
-
-def parse_start(start: str) -> Position:
-    """Turn "earliest" or "latest" into a position.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    try:
-        return Position(start)
-    except ValueError:
-        raise UsageError(f'start is "earliest" or "latest", not {start!r}') from None

@@ -38,7 +38,7 @@
     |   +-- ProtocolError            a server broke the protocol, or it is no Lograft server
     +-- DeliveryError                flush(): batches failed, .failures says which
 
-Owns the tree and the table from error codes to classes. Must not import gRPC: `lograft._transport` reads statuses.
+Owns the tree and the table from error codes to classes. Must not import gRPC: `lograft._client.transport` reads statuses.
 """
 
 from __future__ import annotations

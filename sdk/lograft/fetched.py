@@ -93,7 +93,7 @@ class FetchedBatch:
         ]
 
     def to_arrow(self, *, include_headers: bool = False) -> Any:
-        """Columns as an Arrow record batch, nearly without a copy; see `lograft.wire.arrow.to_arrow`.
+        """Columns as an Arrow record batch, nearly without a copy; see `lograft.wire.batch.RecordBatch.to_arrow`.
 
         Args:
             include_headers: add the column `headers`.
@@ -101,9 +101,7 @@ class FetchedBatch:
         Raises:
             ImportError: pyarrow is not installed.
         """
-        from lograft.wire.arrow import to_arrow
-
-        rows = to_arrow(self.batch, include_headers=include_headers)
+        rows = self.batch.to_arrow(include_headers=include_headers)
         return rows.slice(self.skip) if self.skip else rows
 
 

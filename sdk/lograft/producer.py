@@ -2,10 +2,10 @@
 """The blocking producer.
 
 Owns the lock, the waits of the caller's threads, and the lean path of `send`. Everything that talks to brokers runs
-on the background event loop (`_runtime`). Any number of threads may use one producer.
+on the background event loop (`_client.runtime`). Any number of threads may use one producer.
 
 The lean path: when value and key are bytes and nothing else is given, one lookup, one checksum and one append, without
-the lock (`_core.accumulator` says why that is safe). Everything else, and every record that does not fit into what
+the lock (`_producer.accumulator` says why that is safe). Everything else, and every record that does not fit into what
 its open batch was granted, takes `_send_slowly`.
 """
 
@@ -17,35 +17,26 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from lograft._arrow_send import encode_rows
-from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
-from lograft._core.accumulator import AddResult
-from lograft._core.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, TopicBuffers
-from lograft._core.record_columns import RECORD_OVERHEAD_BYTES, record_size
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
-from lograft._producer_book import (
-    OnBatch,
-    ProducerBook,
-    check_columns,
-    check_record,
-    is_plain,
-    monotonic_ms,
-    say_lost,
-    wall_clock_ms,
-)
-from lograft._producer_pump import ProducerPump
-from lograft._runtime import Runtime, on_exit, open_on_runtime, release_runtime, wait_if_ending
+from lograft._client.clock import monotonic_ms, wall_clock_ms
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
+from lograft._client.runtime import Runtime, on_exit, open_on_runtime, release_runtime, wait_if_ending
+from lograft._client.usable import unusable_error
+from lograft._producer.accumulator import AddResult
+from lograft._producer.arguments import check_columns, check_record, is_plain
+from lograft._producer.buffers import NO_TOPIC, OpenBatch, PartitionBuffer, TopicBuffers
+from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
+from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
+from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
+from lograft._producer.sender import Sender
 from lograft.errors import (
     BufferTimeoutError,
-    ClientClosedError,
     DeliveryError,
-    ForkedClientError,
     LograftError,
     RequestTimeoutError,
     UsageError,
 )
-from lograft.settings import CONNECTION_LIVENESS_MS, ProducerSettings, parse_acks, parse_bootstrap
+from lograft.settings import CONNECTION_LIVENESS_MS, PRODUCER_DEFAULTS, ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
 
 
@@ -65,14 +56,16 @@ class Producer:
         connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000.
         acks: "all", "leader" or "none": when a batch counts as delivered.
         idempotent: resends are recognised, so that no record is in the log twice.
-        linger_ms: milliseconds that a batch waits for more records; 0: none.
-        batch_bytes: size at which a batch is sent.
+        linger_ms: milliseconds that a batch waits for more records, 0 to 60,000; 0 sends what is there at once.
+        batch_bytes: size at which a batch is sent, 1,024 to 8 MiB; topics with a lower limit get smaller ones.
         max_in_flight: unacknowledged batches of one partition, 1 to 16.
-        buffer_bytes: bytes of records (keys and values and 16 bytes each) held here; above it `send` waits.
+        buffer_bytes: bytes of records (keys and values and 16 bytes each) held here, `batch_bytes` to 16 GiB; above it `send`
+            waits.
         codec: "none" or "zstd".
-        delivery_timeout_ms: milliseconds after which an unacknowledged record has failed.
-        exit_flush_ms: milliseconds that the end of the process waits for what was not delivered, if the producer is still open then;
-            what is left is said on standard error. All producers of a process share the time.
+        delivery_timeout_ms: milliseconds after which an unacknowledged record has failed, 1 to 86,400,000.
+        exit_flush_ms: milliseconds that the end of the process waits for what was not delivered, if the producer is still open then,
+            0 to 600,000; what is left is said on standard error. All producers of a process share the time. Not of
+            `lograft.aio.Producer`, whose event loop is gone then.
         on_batch: called for every batch that was acknowledged or failed, on the background thread: be quick, and call
             no blocking client.
 
@@ -85,15 +78,15 @@ class Producer:
         bootstrap: str | Sequence[str],
         *,
         cluster_id: str | None = None,
-        acks: str = "all",
-        idempotent: bool = True,
-        linger_ms: int = 5,
-        batch_bytes: int = 262_144,
-        max_in_flight: int = 8,
-        buffer_bytes: int = 64 * 1024 * 1024,
-        codec: str = "none",
-        delivery_timeout_ms: int = 120_000,
-        exit_flush_ms: int = 5_000,
+        acks: str = PRODUCER_DEFAULTS.acks.value,
+        idempotent: bool = PRODUCER_DEFAULTS.idempotent,
+        linger_ms: int = PRODUCER_DEFAULTS.linger_ms,
+        batch_bytes: int = PRODUCER_DEFAULTS.batch_bytes,
+        max_in_flight: int = PRODUCER_DEFAULTS.max_in_flight,
+        buffer_bytes: int = PRODUCER_DEFAULTS.buffer_bytes,
+        codec: str = PRODUCER_DEFAULTS.codec,
+        delivery_timeout_ms: int = PRODUCER_DEFAULTS.delivery_timeout_ms,
+        exit_flush_ms: int = PRODUCER_DEFAULTS.exit_flush_ms,
         on_batch: OnBatch | None = None,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
@@ -109,8 +102,8 @@ class Producer:
             exit_flush_ms=exit_flush_ms,
         )
         self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
-        self._book = ProducerBook(self._settings, on_batch)
-        self._live = self._book.live
+        self._deliveries = Deliveries(self._settings, on_batch)
+        self._live = self._deliveries.live
         # The topic that came last to the slow path: most send to one, whose name is the same object each time.
         self._recent: tuple[str, TopicBuffers | None] = NO_TOPIC
         self._lock = threading.Lock()
@@ -121,7 +114,7 @@ class Producer:
         self._is_closed = False
         self._is_forked = False
         self._runtime: Runtime | None = None
-        self._pump: ProducerPump | None = None
+        self._sender: Sender | None = None
         self._start_lock = threading.Lock()
         on_fork(self)
         on_exit(self)
@@ -187,7 +180,7 @@ class Producer:
     def _take_late(self, part: PartitionBuffer, batch: OpenBatch) -> None:
         """The batch was closed while a record was appended to it: have the record taken in, if it was not."""
         with self._lock:
-            self._book.accumulator.take_late(part, batch, now_ms=monotonic_ms(), wall_ms=wall_clock_ms())
+            self._deliveries.accumulator.take_late(part, batch, now_ms=monotonic_ms(), wall_ms=wall_clock_ms())
             self._wake_if_needed()
 
     def _send_slowly(
@@ -206,14 +199,14 @@ class Producer:
             wait_if_ending()
             with self._progress:
                 self._check_usable()
-                part = self._book.choose(buffers, record[1], partition)
-                result = self._book.add(part, *record)
+                part = self._deliveries.choose(buffers, record[1], partition)
+                result = self._deliveries.add(part, *record)
                 if result is AddResult.BUFFER_FULL:
                     deadline_ms = self._wait_for_room(deadline_ms)
                     continue
                 self._wake_if_needed()
             if result is AddResult.TOO_LARGE:
-                raise self._book.too_large(part, record_size(*record))
+                raise self._deliveries.too_large(part, record_size(*record))
             return
 
     def send_many(
@@ -239,16 +232,7 @@ class Producer:
         """
         check_columns(values, keys, timestamps_ms)
         buffers = self._open_topic(topic)
-        pieces = cut(
-            values,
-            keys,
-            timestamps_ms,
-            partition=partition,
-            partition_count=len(buffers.parts),
-            batch_bytes=self._book.batch_limit(buffers),
-            codec=self._book.codec,
-            wall_clock_ms=wall_clock_ms,
-        )
+        pieces = self._deliveries.cut_columns(buffers, values, keys, timestamps_ms, partition)
         self._send_pieces(buffers, pieces)
 
     def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
@@ -264,14 +248,7 @@ class Producer:
             LograftError: as `send`. Batches before the one that failed have been taken.
         """
         buffers = self._open_topic(topic)
-        pieces = encode_rows(
-            data,
-            partition=partition,
-            partition_count=len(buffers.parts),
-            batch_bytes=self._book.batch_limit(buffers),
-            codec=self._book.codec,
-            wall_ms=wall_clock_ms(),
-        )
+        pieces = self._deliveries.cut_rows(buffers, data, partition)
         self._send_pieces(buffers, pieces)
 
     def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
@@ -299,8 +276,8 @@ class Producer:
             if result is not AddResult.TOO_LARGE:
                 continue
             if isinstance(piece, EncodedPiece):
-                part = self._book.choose(buffers, None, piece.partition)
-                raise self._book.too_large(part, len(piece.body))
+                part = self._deliveries.choose(buffers, None, piece.partition)
+                raise self._deliveries.too_large(part, len(piece.body))
             for record in piece.records():
                 self._send_slowly(buffers.topic, *record)
 
@@ -310,7 +287,7 @@ class Producer:
             wait_if_ending()
             with self._progress:
                 self._check_usable()
-                result = self._book.take(buffers, piece)
+                result = self._deliveries.take(buffers, piece)
                 if result is AddResult.BUFFER_FULL:
                     deadline_ms = self._wait_for_room(deadline_ms)
                     continue
@@ -337,9 +314,9 @@ class Producer:
         deadline_ms = None if timeout_ms is None else monotonic_ms() + timeout_ms
         with self._progress:
             self._check_usable()
-            mark = self._book.accumulator.flush_mark()
+            mark = self._deliveries.accumulator.flush_mark()
             self._wake_if_needed()
-            while not self._book.accumulator.has_reached(mark):
+            while not self._deliveries.accumulator.has_reached(mark):
                 left_s = None if deadline_ms is None else (deadline_ms - monotonic_ms()) / 1000
                 if left_s is not None and left_s <= 0:
                     raise RequestTimeoutError(f"not everything was acknowledged within {timeout_ms} ms")
@@ -349,7 +326,7 @@ class Producer:
                 finally:
                     self._flush_marks.remove(mark)
                 self._check_usable()
-            failure = self._book.take_failures()
+            failure = self._deliveries.take_failures()
         if failure is not None:
             raise failure
 
@@ -373,7 +350,7 @@ class Producer:
         finally:
             self._shut()
         with self._lock:
-            failure = self._book.take_failures()
+            failure = self._deliveries.take_failures()
         if failure is not None:
             raise failure
 
@@ -383,12 +360,12 @@ class Producer:
             self._live.clear()
             self._recent = NO_TOPIC
             # What other threads sent meanwhile fails below, and is reported.
-            self._book.accumulator.seal_all()
-            pump, runtime = self._pump, self._runtime
+            self._deliveries.accumulator.seal_all()
+            sender, runtime = self._sender, self._runtime
             self._progress.notify_all()
-        if pump is not None and runtime is not None:
+        if sender is not None and runtime is not None:
             try:
-                runtime.run(pump.close())
+                runtime.run(sender.close())
             finally:
                 release_runtime(runtime)
 
@@ -400,7 +377,7 @@ class Producer:
             # What daemon threads go on to send waits with them, and is not half delivered.
             self._live.clear()
             self._recent = NO_TOPIC
-            count = self._book.unresolved_records()
+            count = self._deliveries.unresolved_records()
         left_ms = self._settings.exit_flush_ms - round((time.monotonic() - started_s) * 1000)
         try:
             self.close(timeout_ms=max(0, left_ms))
@@ -430,33 +407,31 @@ class Producer:
                 return buffers
         if type(topic) is not str or not topic:
             raise UsageError(f"topic is a name, not {topic!r}")
-        pump, runtime = self._start()
-        partition_count = runtime.run(pump.open_topic(topic))
+        sender, runtime = self._start()
+        partition_count = runtime.run(sender.open_topic(topic))
         with self._lock:
             self._check_usable()
-            self._book.open_topic(topic, partition_count)
+            self._deliveries.open_topic(topic, partition_count)
             return self._live[topic]
 
-    def _start(self) -> tuple[ProducerPump, Runtime]:
+    def _start(self) -> tuple[Sender, Runtime]:
         with self._start_lock:
-            if self._pump is None or self._runtime is None:
-                self._pump, self._runtime = open_on_runtime(
-                    lambda: ProducerPump(self._client, self._book, self._lock, self._on_progress)
+            if self._sender is None or self._runtime is None:
+                self._sender, self._runtime = open_on_runtime(
+                    lambda: Sender(self._client, self._deliveries, self._lock, self._on_progress)
                 )
-            return self._pump, self._runtime
+            return self._sender, self._runtime
 
     def _check_usable(self) -> None:
-        if self._is_forked:
-            raise ForkedClientError("this producer was made before a fork; make a new one in the child")
-        if self._is_closed:
-            raise ClientClosedError("the producer is closed")
+        if self._is_closed or self._is_forked:
+            raise unusable_error("producer", is_forked=self._is_forked)
 
     def _wake_if_needed(self) -> None:
         """Tell the loop of new work; called with the lock held, once for each wake."""
-        pump, runtime = self._pump, self._runtime
-        if pump is not None and runtime is not None and pump.needs_wake():
-            pump.is_wake_due = True
-            runtime.loop.call_soon_threadsafe(pump.wake)
+        sender, runtime = self._sender, self._runtime
+        if sender is not None and runtime is not None and sender.needs_wake():
+            sender.is_wake_due = True
+            runtime.loop.call_soon_threadsafe(sender.wake)
 
     def _wait_for_room(self, deadline_ms: int | None) -> int:
         """Wait for a batch to be resolved; called with the lock held. Returns the deadline of the whole wait."""
@@ -467,7 +442,7 @@ class Producer:
             raise BufferTimeoutError(
                 f"buffer_bytes ({self._settings.buffer_bytes}) stayed full for {self._settings.delivery_timeout_ms} ms"
             )
-        self._book.accumulator.relieve()
+        self._deliveries.accumulator.relieve()
         self._wake_if_needed()
         self._wait((deadline_ms - at_ms) / 1000)
         return deadline_ms
@@ -483,7 +458,7 @@ class Producer:
             self._waiters -= 1
 
     def _on_progress(self) -> None:
-        if self._waiters and self._book.accumulator.should_wake(self._waiters, self._flush_marks):
+        if self._waiters and self._deliveries.accumulator.should_wake(self._waiters, self._flush_marks):
             self._progress.notify_all()
 
     def after_fork(self) -> None:
@@ -492,7 +467,7 @@ class Producer:
         self._progress = threading.Condition(self._lock)
         self._start_lock = threading.Lock()
         self._is_forked = True
-        keep_for_ever((self._pump, self._runtime))
-        self._pump = self._runtime = None
+        keep_for_ever((self._sender, self._runtime))
+        self._sender = self._runtime = None
         self._live.clear()
         self._recent = NO_TOPIC

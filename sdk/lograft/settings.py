@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the clients, checked at construction, and every limit that has no setting.
 
-Owns names, units, bounds and defaults. Must not do I/O.
+Owns bounds and defaults; what a setting is for stands once, with the blocking client that has it. Must not do I/O.
 """
 
 from __future__ import annotations
@@ -77,32 +77,22 @@ class ClientSettings:
         cluster_id: id that the cluster must have; None: any.
         connection_liveness_ms: milliseconds without a sign of life after which a connection is given up, 4,000 to 60,000; a ping
             asks for one after a quarter of that.
+        request_timeout_ms: milliseconds that a unary call may take, all tries together, 1 to 3,600,000.
     """
 
     addresses: tuple[str, ...]
     cluster_id: str | None = None
     connection_liveness_ms: int = CONNECTION_LIVENESS_MS
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS
 
     def __post_init__(self) -> None:
+        check_range("request_timeout_ms", self.request_timeout_ms, 1, 3_600_000)
         check_range("connection_liveness_ms", self.connection_liveness_ms, *LIVENESS_RANGE_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
-    """Settings of a producer. Ranges are inclusive.
-
-    Attributes:
-        acks: when a batch is acknowledged.
-        idempotent: resends are recognised by the broker, so no record is there twice.
-        linger_ms: milliseconds that a batch waits for more records, 0 to 60,000; 0 sends what is there at once.
-        batch_bytes: size at which a batch is sealed, 1,024 to 8 MiB; topics with a lower limit get smaller ones.
-        max_in_flight: unacknowledged batches of one partition, 1 to 16.
-        buffer_bytes: bytes of records that wait or are unacknowledged, `batch_bytes` to 16 GiB; above it send() waits.
-        codec: "none" or "zstd".
-        delivery_timeout_ms: milliseconds from send() to the failure of an unacknowledged record, 1 to 86,400,000.
-        exit_flush_ms: milliseconds that the end of the process waits for what an open producer has not delivered, 0 to 600,000; all
-            producers of a process share the time.
-    """
+    """Settings of a producer, which `lograft.Producer` describes."""
 
     acks: Acks = Acks.ALL
     idempotent: bool = True
@@ -136,19 +126,7 @@ class ProducerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """Settings of a consumer. Ranges are inclusive.
-
-    Attributes:
-        fetch_credit_bytes: bytes that each broker may send ahead of the consumer, 1,024 to 1 GiB; one larger batch
-            still comes.
-        max_chunk_bytes: bytes of one message from a broker, 1,024 to 4 MiB.
-        on_out_of_range: "error", or go on from the "earliest" or "latest" offset.
-        check_crcs: check the checksum of every batch.
-        client_rack: rack of the consumer, 1 to 249 characters: partitions whose leader is in another one are read from a follower in
-            sync in this one, if there is one; None: from leaders only.
-        unreachable_timeout_ms: milliseconds without anything from any assigned partition, after which a poll says so, 100 to
-            86,400,000.
-    """
+    """Settings of a consumer, which `lograft.Consumer` describes."""
 
     fetch_credit_bytes: int = 8 * 1024 * 1024
     max_chunk_bytes: int = 1024 * 1024
@@ -191,11 +169,12 @@ def parse_bootstrap(
     cluster_id: str | None,
     *,
     connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS,
 ) -> ClientSettings:
     """Turn "host:port,host:port" or a list of such into settings; the port may be left out.
 
     Raises:
-        InvalidSettingError: there is no address, or one is malformed; or the liveness bound is out of range.
+        InvalidSettingError: there is no address, or one is malformed; or a number is out of range.
     """
     _check_bootstrap(bootstrap)
     parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
@@ -204,7 +183,12 @@ def parse_bootstrap(
         raise InvalidSettingError(f'bootstrap names no address: {bootstrap!r}; give "host:port"')
     if cluster_id == "":
         raise InvalidSettingError("cluster_id is empty; leave it out to accept any cluster")
-    return ClientSettings(addresses=addresses, cluster_id=cluster_id, connection_liveness_ms=connection_liveness_ms)
+    return ClientSettings(
+        addresses=addresses,
+        cluster_id=cluster_id,
+        connection_liveness_ms=connection_liveness_ms,
+        request_timeout_ms=request_timeout_ms,
+    )
 
 
 def _parse_address(text: str) -> str:
@@ -247,3 +231,10 @@ def _check_bootstrap(given: object) -> None:
     is_right = isinstance(given, Iterable) and not isinstance(given, bytes)
     if not is_right or not all(isinstance(each, str) for each in cast("Iterable[object]", given)):
         raise InvalidSettingError(f'bootstrap is "host:port" as text, or several, not {given!r}')
+
+
+PRODUCER_DEFAULTS: Final = ProducerSettings()
+"""Where both producers have the defaults of their settings from."""
+
+CONSUMER_DEFAULTS: Final = ConsumerSettings()
+"""Where both consumers have the defaults of their settings from."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that the clients take and give.
 
-Owns plain data. Must not import gRPC, protobuf or a client: `lograft._core` uses these types.
+Owns plain data, that of records first, then that of the admin calls. Must not import gRPC, protobuf or a client: pure modules use it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from lograft._broker_types import BrokerState as BrokerState
-from lograft._broker_types import BrokerStatus as BrokerStatus
-from lograft._config_types import ConfigResource as ConfigResource
-from lograft._config_types import ConfigResourceType as ConfigResourceType
-from lograft._config_types import ConfigSource as ConfigSource
-from lograft._config_types import ConfigValue as ConfigValue
-from lograft._partition_types import ElectedLeader as ElectedLeader
-from lograft._partition_types import ElectionType as ElectionType
-from lograft._partition_types import PartitionReassignment as PartitionReassignment
 from lograft.errors import LograftError, PartitionTrouble
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -331,6 +322,62 @@ class LogDirectories:
     moves: tuple[ReplicaMove, ...]
 
 
+class BrokerState(Enum):
+    """State of a registered broker."""
+
+    UNKNOWN = "unknown"
+    """A state that this version does not know."""
+    REGISTERED = "registered"
+    """It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+    ACTIVE = "active"
+    """It may lead."""
+    SHUTTING_DOWN = "shutting down"
+    """It leaves in an orderly way, and waits for other leaders of its partitions."""
+    FENCED = "fenced"
+    """It has stopped, or nothing is heard of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStatus:
+    """A broker as the active controller knows it.
+
+    Attributes:
+        broker_id: node id.
+        state: whether it may lead, and why not.
+        host: host name or address that clients use.
+        port: TCP port that clients use.
+        rack: rack, or None.
+        broker_epoch: epoch of its registration.
+        incarnation_id: random id of its process, 16 bytes.
+        log_directory_ids: ids of its log directories, 16 bytes each.
+        offline_log_directory_ids: those of them that have failed.
+        min_feature_level: lowest feature level that it can run at, inclusive.
+        max_feature_level: highest feature level that it can run at, inclusive.
+        replica_count: replicas that it has.
+        leader_count: partitions that it leads.
+        unclean: True after a stop that was not orderly, until it has left the in-sync replicas where it may lack records.
+        last_heard_age_ms: milliseconds since it was last heard of, or since the controller took over; None: not known.
+        metadata_offset: metadata offset (exclusive) that it last said to have applied; None: not known.
+    """
+
+    broker_id: int
+    state: BrokerState
+    host: str
+    port: int
+    rack: str | None
+    broker_epoch: int
+    incarnation_id: bytes
+    log_directory_ids: tuple[bytes, ...]
+    offline_log_directory_ids: tuple[bytes, ...]
+    min_feature_level: int
+    max_feature_level: int
+    replica_count: int
+    leader_count: int
+    unclean: bool
+    last_heard_age_ms: int | None
+    metadata_offset: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDescription:
     """A broker, as clients see it."""
@@ -452,6 +499,128 @@ class ClusterDescription:
     controller_id: int | None
     brokers: tuple[BrokerDescription, ...]
     metadata_offset: int
+
+
+class ConfigResourceType(Enum):
+    """What configs are set for. A topic's value holds before its broker's, that before the cluster's, then the default."""
+
+    TOPIC = "topic"
+    BROKER = "broker"
+    CLUSTER = "cluster"
+
+
+class ConfigResource(NamedTuple):
+    """A topic, a broker or the cluster. `name` is the topic, the broker's id in decimal, empty for the cluster."""
+
+    type: ConfigResourceType
+    name: str = ""
+
+    @classmethod
+    def topic(cls, topic: str) -> ConfigResource:
+        """A topic."""
+        return cls(ConfigResourceType.TOPIC, topic)
+
+    @classmethod
+    def broker(cls, broker_id: int) -> ConfigResource:
+        """A broker: what its replicas of all topics inherit."""
+        return cls(ConfigResourceType.BROKER, str(broker_id))
+
+    @classmethod
+    def cluster(cls) -> ConfigResource:
+        """The cluster: what all topics inherit."""
+        return cls(ConfigResourceType.CLUSTER)
+
+
+class ConfigSource(Enum):
+    """Where the value of a config comes from."""
+
+    UNKNOWN = "unknown"
+    """Said by a server that is newer than this client."""
+    DEFAULT = "default"
+    TOPIC = "topic"
+    BROKER = "broker"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigValue:
+    """A config of a resource.
+
+    Attributes:
+        value: the value that holds.
+        source: where it comes from.
+        default: value that holds when nothing is set.
+        meaning: what it is for.
+        allowed: what a value must be, in words.
+    """
+
+    value: str
+    source: ConfigSource
+    default: str
+    meaning: str
+    allowed: str
+
+
+class ElectionType(Enum):
+    """Which election is asked for."""
+
+    PREFERRED = "preferred"
+    """The first replica leads again, if it is in sync."""
+    UNCLEAN = "unclean"
+    """Where nobody who has everything committed can lead, a replica leads that may lack some of it, which is then lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectedLeader:
+    """What an election of one partition came to.
+
+    Attributes:
+        topic: topic name.
+        partition: partition, from 0.
+        leader_id: node id of the leader from here on; None on an error, or when nobody leads.
+        leader_epoch: its leader epoch; None on an error.
+        elected: True when the partition got another leader; False also when it needed no election.
+        error: why nobody was elected; None: it was not refused.
+    """
+
+    topic: str
+    partition: int
+    leader_id: int | None = None
+    leader_epoch: int | None = None
+    elected: bool = False
+    error: LograftError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionReassignment:
+    """A reassignment of one partition: what it was asked to become, or what is under way.
+
+    Attributes:
+        topic: topic name.
+        partition: partition, from 0.
+        replicas_before: node ids of the replicas that it had, and has again when the reassignment is cancelled.
+        replicas: node ids of the replicas that it is to have, the preferred leader first; empty on an error.
+        adding: those that are being added, and not in sync yet.
+        removing: those that go when all of `adding` are in sync.
+        isr: node ids of the in-sync replicas.
+        leader_id: node id of the leader; None: none, or an error.
+        error: why it was refused; None: it was not.
+    """
+
+    topic: str
+    partition: int
+    replicas_before: tuple[int, ...] = ()
+    replicas: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+    leader_id: int | None = None
+    error: LograftError | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """True while replicas are being added or removed."""
+        return bool(self.adding or self.removing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,18 +11,19 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 
-from lograft._consumer_book import ConsumerBook, PollWait, check_partitions
-from lograft._consumer_link import ConsumerLink
-from lograft._core.fetcher import Arrival, Cursor
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
-from lograft.consumer import parse_start
-from lograft.errors import ClientClosedError, ForkedClientError, UnreachableError
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
+from lograft._client.usable import unusable_error
+from lograft._consumer.arguments import check_partitions, parse_start
+from lograft._consumer.collector import FetchCollector, PollWait
+from lograft._consumer.fetch_buffer import Arrival, Cursor
+from lograft._consumer.fetcher import Fetcher
+from lograft.errors import UnreachableError
 from lograft.fetched import FetchedBatch
 from lograft.settings import (
     CONNECTION_LIVENESS_MS,
+    CONSUMER_DEFAULTS,
     REQUEST_TIMEOUT_MS,
-    UNREACHABLE_TIMEOUT_MS,
     ConsumerSettings,
     check_range,
     parse_bootstrap,
@@ -31,19 +32,19 @@ from lograft.types import ConsumerHealth, ConsumerRecord, Position, TopicPartiti
 
 
 class Consumer:
-    """Reads records of the partitions that it is given; arguments, results and errors as `lograft.Consumer`."""
+    """Reads records of the partitions that it is given; settings, results and errors as `lograft.Consumer`."""
 
     def __init__(
         self,
         bootstrap: str | Sequence[str],
         *,
         cluster_id: str | None = None,
-        fetch_credit_bytes: int = 8 * 1024 * 1024,
-        max_chunk_bytes: int = 1024 * 1024,
-        on_out_of_range: str = "error",
-        check_crcs: bool = True,
+        fetch_credit_bytes: int = CONSUMER_DEFAULTS.fetch_credit_bytes,
+        max_chunk_bytes: int = CONSUMER_DEFAULTS.max_chunk_bytes,
+        on_out_of_range: str = CONSUMER_DEFAULTS.on_out_of_range,
+        check_crcs: bool = CONSUMER_DEFAULTS.check_crcs,
         client_rack: str | None = None,
-        unreachable_timeout_ms: int = UNREACHABLE_TIMEOUT_MS,
+        unreachable_timeout_ms: int = CONSUMER_DEFAULTS.unreachable_timeout_ms,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
@@ -55,12 +56,15 @@ class Consumer:
             client_rack=client_rack,
             unreachable_timeout_ms=unreachable_timeout_ms,
         )
-        check_range("request_timeout_ms", request_timeout_ms, 1, 3_600_000)
-        self._timeout_ms = request_timeout_ms
-        self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
-        self._book = ConsumerBook(self._settings, self._give_back)
+        self._client = parse_bootstrap(
+            bootstrap,
+            cluster_id,
+            connection_liveness_ms=connection_liveness_ms,
+            request_timeout_ms=request_timeout_ms,
+        )
+        self._collector = FetchCollector(self._settings, self._give_back)
         self._waiter: asyncio.Future[None] | None = None
-        self._link: ConsumerLink | None = None
+        self._fetcher: Fetcher | None = None
         self._is_closed = False
         self._is_forked = False
         on_fork(self)
@@ -74,42 +78,42 @@ class Consumer:
     ) -> None:
         """Read exactly these partitions from now on; see `lograft.Consumer.assign`."""
         wanted = check_partitions(tps)
-        link = self._start()
+        fetcher = self._start()
         given = {tp: offset for tp, offset in (offsets or {}).items() if tp in set(wanted)}
-        positions = await link.resolve(wanted, given, parse_start(start))
-        for tp in self._book.cursors:
-            link.engine.stop(tp)
-        for cursor in self._book.assign(positions):
+        positions = await fetcher.resolve(wanted, given, parse_start(start))
+        for tp in self._collector.cursors:
+            fetcher.engine.stop(tp)
+        for cursor in self._collector.assign(positions):
             self._fetch(cursor)
 
     @property
     def assignment(self) -> list[TopicPartition]:
         """Partitions that are assigned."""
-        return list(self._book.cursors)
+        return list(self._collector.cursors)
 
     def position(self, tp: TopicPartition) -> int:
         """Return the offset of the next record that will be handed out."""
-        return self._book.cursor(tp).position
+        return self._collector.cursor(tp).position
 
     def high_watermark(self, tp: TopicPartition) -> int | None:
         """Return the end of the readable offsets (exclusive) as last seen; None: nothing has come yet."""
-        return self._book.cursor(tp).high_watermark
+        return self._collector.cursor(tp).high_watermark
 
     def health(self) -> ConsumerHealth:
         """Describe how it stands with every assigned partition; see `lograft.Consumer.health`."""
         self._check_usable()
-        if self._link is None:
+        if self._fetcher is None:
             return ConsumerHealth(partitions={}, unreachable_ms=None)
-        return self._link.health(list(self._book.cursors.values()))
+        return self._fetcher.health(list(self._collector.cursors.values()))
 
     async def seek(self, tp: TopicPartition, offset: int) -> None:
         """Go on from an offset."""
         self._start()
-        self._fetch(self._book.seek(tp, offset))
+        self._fetch(self._collector.seek(tp, offset))
 
     async def seek_to_time(self, tp: TopicPartition, timestamp_ms: int) -> None:
         """Go on from the first record with a timestamp or a later one, or from the end when there is none."""
-        self._book.cursor(tp)
+        self._collector.cursor(tp)
         await self.seek(tp, await self._start().find_time_or_end(tp, timestamp_ms))
 
     async def seek_to_beginning(self, *tps: TopicPartition) -> None:
@@ -139,21 +143,21 @@ class Consumer:
         wait: PollWait | None = None
         while True:
             self._check_usable()
-            fetched = self._book.next_batch()
+            fetched = self._collector.next_batch()
             if fetched is not None:
                 return fetched
             if wait is None:
-                wait = PollWait(self._book, timeout_ms, self._settings.unreachable_timeout_ms)
+                wait = PollWait(self._collector, timeout_ms, self._settings.unreachable_timeout_ms)
             if not await self._wait(wait):
                 return None
 
     async def poll(self, max_records: int = 500, timeout_ms: int = 1_000) -> list[ConsumerRecord]:
         """Return the next records and move the positions behind them; see `lograft.Consumer.poll`."""
         check_range("max_records", max_records, 1, 1_000_000_000)
-        wait = PollWait(self._book, timeout_ms, self._settings.unreachable_timeout_ms)
+        wait = PollWait(self._collector, timeout_ms, self._settings.unreachable_timeout_ms)
         while True:
             self._check_usable()
-            records = self._book.next_records(max_records)
+            records = self._collector.next_records(max_records)
             if records or not await self._wait(wait):
                 return records
 
@@ -167,15 +171,15 @@ class Consumer:
         """Let the connections go. Further calls do nothing."""
         self._is_closed = True
         self._wake()
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        fetcher, self._fetcher = self._fetcher, None
+        if fetcher is not None:
+            await fetcher.close()
 
     def after_fork(self) -> None:
         """Called in a forked child: refuse to work from now on."""
         self._is_forked = True
-        keep_for_ever(self._link)
-        self._link = None
+        keep_for_ever(self._fetcher)
+        self._fetcher = None
         self._waiter = None
 
     async def __aenter__(self) -> Consumer:
@@ -188,27 +192,25 @@ class Consumer:
 
     # -- inside
 
-    def _start(self) -> ConsumerLink:
+    def _start(self) -> Fetcher:
         self._check_usable()
-        if self._link is None:
-            self._link = ConsumerLink(self._client, self._settings, self._deliver, self._report, self._timeout_ms)
-        return self._link
+        if self._fetcher is None:
+            self._fetcher = Fetcher(self._client, self._settings, self._deliver, self._report)
+        return self._fetcher
 
     def _check_usable(self) -> None:
-        if self._is_forked:
-            raise ForkedClientError("this consumer was made before a fork; make a new one in the child")
-        if self._is_closed:
-            raise ClientClosedError("the consumer is closed")
+        if self._is_closed or self._is_forked:
+            raise unusable_error("consumer", is_forked=self._is_forked)
 
     def _fetch(self, cursor: Cursor) -> None:
         self._start().engine.start(cursor, cursor.generation, cursor.position)
 
     def _deliver(self, arrival: Arrival) -> None:
-        self._book.put(arrival)
+        self._collector.put(arrival)
         self._wake()
 
     def _report(self, outage: UnreachableError | None) -> None:
-        self._book.outage = outage
+        self._collector.outage = outage
         self._wake()
 
     def _wake(self) -> None:
@@ -220,7 +222,7 @@ class Consumer:
         left_ms = wait.left_ms()
         if left_ms == 0:
             return False
-        if self._book.has_arrivals:
+        if self._collector.has_arrivals:
             return True
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
@@ -234,8 +236,8 @@ class Consumer:
         return True
 
     def _give_back(self, source: object, size_bytes: int) -> None:
-        if self._link is not None:
-            self._link.engine.give_back(source, size_bytes)
+        if self._fetcher is not None:
+            self._fetcher.engine.give_back(source, size_bytes)
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:

@@ -12,46 +12,39 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from lograft._arrow_send import encode_rows
-from lograft._bulk import EncodedPiece, LoosePiece, check_encoded, cut
-from lograft._core.accumulator import AddResult
-from lograft._core.buffers import TopicBuffers
-from lograft._core.record_columns import RECORD_OVERHEAD_BYTES, record_size
-from lograft._forks import on_fork
-from lograft._immortal import keep_for_ever
-from lograft._producer_book import (
-    OnBatch,
-    ProducerBook,
-    check_columns,
-    check_record,
-    is_plain,
-    monotonic_ms,
-    say_lost,
-    wall_clock_ms,
-)
-from lograft._producer_pump import ProducerPump
-from lograft._runtime import on_exit
-from lograft.errors import BufferTimeoutError, ClientClosedError, ForkedClientError, RequestTimeoutError, UsageError
-from lograft.settings import CONNECTION_LIVENESS_MS, ProducerSettings, parse_acks, parse_bootstrap
+from lograft._client.clock import monotonic_ms
+from lograft._client.forks import on_fork
+from lograft._client.immortal import keep_for_ever
+from lograft._client.runtime import on_exit
+from lograft._client.usable import unusable_error
+from lograft._producer.accumulator import AddResult
+from lograft._producer.arguments import check_columns, check_record, is_plain
+from lograft._producer.buffers import TopicBuffers
+from lograft._producer.bulk import EncodedPiece, LoosePiece, check_encoded
+from lograft._producer.deliveries import Deliveries, OnBatch, say_lost
+from lograft._producer.record_columns import RECORD_OVERHEAD_BYTES, record_size
+from lograft._producer.sender import Sender
+from lograft.errors import BufferTimeoutError, RequestTimeoutError, UsageError
+from lograft.settings import CONNECTION_LIVENESS_MS, PRODUCER_DEFAULTS, ProducerSettings, parse_acks, parse_bootstrap
 from lograft.types import Headers
 
 
 class Producer:
-    """Sends records to topics; arguments, laws and errors as `lograft.Producer`. Belongs to one event loop."""
+    """Sends records to topics; settings, laws and errors as `lograft.Producer`. Belongs to one event loop."""
 
     def __init__(
         self,
         bootstrap: str | Sequence[str],
         *,
         cluster_id: str | None = None,
-        acks: str = "all",
-        idempotent: bool = True,
-        linger_ms: int = 5,
-        batch_bytes: int = 262_144,
-        max_in_flight: int = 8,
-        buffer_bytes: int = 64 * 1024 * 1024,
-        codec: str = "none",
-        delivery_timeout_ms: int = 120_000,
+        acks: str = PRODUCER_DEFAULTS.acks.value,
+        idempotent: bool = PRODUCER_DEFAULTS.idempotent,
+        linger_ms: int = PRODUCER_DEFAULTS.linger_ms,
+        batch_bytes: int = PRODUCER_DEFAULTS.batch_bytes,
+        max_in_flight: int = PRODUCER_DEFAULTS.max_in_flight,
+        buffer_bytes: int = PRODUCER_DEFAULTS.buffer_bytes,
+        codec: str = PRODUCER_DEFAULTS.codec,
+        delivery_timeout_ms: int = PRODUCER_DEFAULTS.delivery_timeout_ms,
         on_batch: OnBatch | None = None,
         connection_liveness_ms: int = CONNECTION_LIVENESS_MS,
     ) -> None:
@@ -66,15 +59,15 @@ class Producer:
             delivery_timeout_ms=delivery_timeout_ms,
         )
         self._client = parse_bootstrap(bootstrap, cluster_id, connection_liveness_ms=connection_liveness_ms)
-        self._book = ProducerBook(self._settings, on_batch)
-        self._live = self._book.live
+        self._deliveries = Deliveries(self._settings, on_batch)
+        self._live = self._deliveries.live
         self._waiters: list[asyncio.Future[None]] = []
         # What those of the waiters wait for that wait for a flush, not for room.
         self._flush_marks: list[int] = []
         self._is_closed = False
         self._is_forked = False
         on_fork(self)
-        self._pump: ProducerPump | None = None
+        self._sender: Sender | None = None
         on_exit(self)
 
     def __del__(self) -> None:
@@ -86,7 +79,7 @@ class Producer:
     def leave(self, started_s: float) -> None:
         """Called when the producer, or the process, ends: say what was not delivered."""
         del started_s
-        count = 0 if self._is_closed or self._is_forked else self._book.unresolved_records()
+        count = 0 if self._is_closed or self._is_forked else self._deliveries.unresolved_records()
         self._is_closed = True
         if count:
             say_lost(count, "the event loop ended, and the producer was not closed; use `async with`, or await close()")
@@ -134,14 +127,14 @@ class Producer:
         buffers = self._live.get(topic) or await self._open_topic(topic)
         deadline_ms: int | None = None
         while True:
-            part = self._book.choose(buffers, record[1], partition)
-            result = self._book.add(part, *record)
+            part = self._deliveries.choose(buffers, record[1], partition)
+            result = self._deliveries.add(part, *record)
             if result is AddResult.BUFFER_FULL:
                 deadline_ms = await self._wait_for_room(deadline_ms)
                 continue
             self._wake_if_needed()
             if result is AddResult.TOO_LARGE:
-                raise self._book.too_large(part, record_size(*record))
+                raise self._deliveries.too_large(part, record_size(*record))
             return
 
     async def send_many(
@@ -156,29 +149,13 @@ class Producer:
         """Send many records; see `lograft.Producer.send_many`."""
         check_columns(values, keys, timestamps_ms)
         buffers = await self._open_topic(topic)
-        pieces = cut(
-            values,
-            keys,
-            timestamps_ms,
-            partition=partition,
-            partition_count=len(buffers.parts),
-            batch_bytes=self._book.batch_limit(buffers),
-            codec=self._book.codec,
-            wall_clock_ms=wall_clock_ms,
-        )
+        pieces = self._deliveries.cut_columns(buffers, values, keys, timestamps_ms, partition)
         await self._send_pieces(buffers, pieces)
 
     async def send_arrow(self, topic: str, data: Any, *, partition: int | None = None) -> None:
         """Send the rows of a `pyarrow.RecordBatch` or `Table`; see `lograft.Producer.send_arrow`."""
         buffers = await self._open_topic(topic)
-        pieces = encode_rows(
-            data,
-            partition=partition,
-            partition_count=len(buffers.parts),
-            batch_bytes=self._book.batch_limit(buffers),
-            codec=self._book.codec,
-            wall_ms=wall_clock_ms(),
-        )
+        pieces = self._deliveries.cut_rows(buffers, data, partition)
         await self._send_pieces(buffers, pieces)
 
     async def send_batch(self, topic: str, partition: int, encoded: bytearray, record_count: int) -> None:
@@ -196,14 +173,14 @@ class Producer:
             if result is not AddResult.TOO_LARGE:
                 continue
             if isinstance(piece, EncodedPiece):
-                part = self._book.choose(buffers, None, piece.partition)
-                raise self._book.too_large(part, len(piece.body))
+                part = self._deliveries.choose(buffers, None, piece.partition)
+                raise self._deliveries.too_large(part, len(piece.body))
             for record in piece.records():
                 await self._send_slowly(buffers.topic, *record)
 
     async def _send_piece(self, buffers: TopicBuffers, piece: LoosePiece | EncodedPiece) -> AddResult:
         deadline_ms: int | None = None
-        while (result := self._book.take(buffers, piece)) is AddResult.BUFFER_FULL:
+        while (result := self._deliveries.take(buffers, piece)) is AddResult.BUFFER_FULL:
             deadline_ms = await self._wait_for_room(deadline_ms)
         self._wake_if_needed()
         return result
@@ -212,9 +189,9 @@ class Producer:
         """Wait until everything sent before is acknowledged or has failed; see `lograft.Producer.flush`."""
         self._check_usable()
         deadline_ms = None if timeout_ms is None else monotonic_ms() + timeout_ms
-        mark = self._book.accumulator.flush_mark()
+        mark = self._deliveries.accumulator.flush_mark()
         self._wake_if_needed()
-        while not self._book.accumulator.has_reached(mark):
+        while not self._deliveries.accumulator.has_reached(mark):
             left_s = None if deadline_ms is None else (deadline_ms - monotonic_ms()) / 1000
             if left_s is not None and left_s <= 0:
                 raise RequestTimeoutError(f"not everything was acknowledged within {timeout_ms} ms")
@@ -224,7 +201,7 @@ class Producer:
             finally:
                 self._flush_marks.remove(mark)
             self._check_usable()
-        failure = self._book.take_failures()
+        failure = self._deliveries.take_failures()
         if failure is not None:
             raise failure
 
@@ -241,20 +218,20 @@ class Producer:
             self._is_closed = True
             self._live.clear()
             # What other tasks sent meanwhile fails below, and is reported.
-            self._book.accumulator.seal_all()
-            pump, self._pump = self._pump, None
-            if pump is not None:
-                await pump.close()
+            self._deliveries.accumulator.seal_all()
+            sender, self._sender = self._sender, None
+            if sender is not None:
+                await sender.close()
             self._on_progress()
-        failure = self._book.take_failures()
+        failure = self._deliveries.take_failures()
         if failure is not None:
             raise failure
 
     def after_fork(self) -> None:
         """Called in a forked child: refuse to work from now on."""
         self._is_forked = True
-        keep_for_ever(self._pump)
-        self._pump = None
+        keep_for_ever(self._sender)
+        self._sender = None
         self._live.clear()
         self._waiters.clear()
 
@@ -275,24 +252,22 @@ class Producer:
             return buffers
         if type(topic) is not str or not topic:
             raise UsageError(f"topic is a name, not {topic!r}")
-        if self._pump is None:
-            self._pump = ProducerPump(self._client, self._book, None, self._on_progress)
-        partition_count = await self._pump.open_topic(topic)
+        if self._sender is None:
+            self._sender = Sender(self._client, self._deliveries, None, self._on_progress)
+        partition_count = await self._sender.open_topic(topic)
         self._check_usable()
-        self._book.open_topic(topic, partition_count)
+        self._deliveries.open_topic(topic, partition_count)
         return self._live[topic]
 
     def _check_usable(self) -> None:
-        if self._is_forked:
-            raise ForkedClientError("this producer was made before a fork; make a new one in the child")
-        if self._is_closed:
-            raise ClientClosedError("the producer is closed")
+        if self._is_closed or self._is_forked:
+            raise unusable_error("producer", is_forked=self._is_forked)
 
     def _wake_if_needed(self) -> None:
-        pump = self._pump
-        if pump is not None and pump.needs_wake():
-            pump.is_wake_due = True
-            asyncio.get_running_loop().call_soon(pump.wake)
+        sender = self._sender
+        if sender is not None and sender.needs_wake():
+            sender.is_wake_due = True
+            asyncio.get_running_loop().call_soon(sender.wake)
 
     async def _wait_for_room(self, deadline_ms: int | None) -> int:
         at_ms = monotonic_ms()
@@ -302,7 +277,7 @@ class Producer:
             raise BufferTimeoutError(
                 f"buffer_bytes ({self._settings.buffer_bytes}) stayed full for {self._settings.delivery_timeout_ms} ms"
             )
-        self._book.accumulator.relieve()
+        self._deliveries.accumulator.relieve()
         self._wake_if_needed()
         await self._wait((deadline_ms - at_ms) / 1000)
         self._check_usable()
@@ -322,7 +297,7 @@ class Producer:
                 self._waiters.remove(waiter)
 
     def _on_progress(self) -> None:
-        if not self._is_closed and not self._book.accumulator.should_wake(len(self._waiters), self._flush_marks):
+        if not self._is_closed and not self._deliveries.accumulator.should_wake(len(self._waiters), self._flush_marks):
             return
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lograft._metadata_export import MetadataChange, diff_exports, read_export
+from lograft._admin.metadata_export import MetadataChange, diff_exports, read_export
 from lograft.admin import Admin
 from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap, ClusterId, Json, TimeoutMs
 from lograft.cli.output import print_json, print_table

@@ -19,11 +19,11 @@ from __future__ import annotations
 import importlib
 import struct
 from array import array
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from lograft.wire.checker import check_timestamps
 from lograft.wire.checksum import BytesLike
-from lograft.wire.columns import BytesColumn, HeaderColumns
+from lograft.wire.columns import BytesColumn, HeaderColumns, Payload
 from lograft.wire.compression import Codec
 from lograft.wire.encoder import (
     KEY_FIELDS,
@@ -38,10 +38,8 @@ from lograft.wire.encoder import (
     new_header,
 )
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
+from lograft.wire.header import BatchHeader
 from lograft.wire.limits import MAX_INFLATED_BYTES
-
-if TYPE_CHECKING:
-    from lograft.wire.reader import RecordBatch
 
 # pyarrow ships no types: this is the one module of the package that uses Any.
 ArrowRecordBatch: TypeAlias = Any
@@ -59,7 +57,7 @@ _COLUMN_NAMES: Final = (_KEY, _VALUE, _OFFSET, _TIMESTAMP_MS, _TIMESTAMP, _HEADE
 
 
 def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
-    """Give the schema of `to_arrow`.
+    """Give the schema of `RecordBatch.to_arrow`.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -76,11 +74,12 @@ def arrow_schema(*, include_headers: bool = False) -> ArrowSchema:
     return pa.schema(fields)
 
 
-def to_arrow(batch: RecordBatch, *, include_headers: bool = False) -> ArrowRecordBatch:
-    """Give the columns of a batch as a `pyarrow.RecordBatch`, nearly without a copy.
+def columns_to_arrow(header: BatchHeader, payload: Payload, *, include_headers: bool) -> ArrowRecordBatch:
+    """Give the columns of a batch as a `pyarrow.RecordBatch`, nearly without a copy; `RecordBatch.to_arrow` is the way here.
 
     Args:
-        batch: its buffer stays alive as long as the result.
+        header: header of the batch.
+        payload: its columns; their buffer stays alive as long as the result.
         include_headers: add the column `headers`, so that the schema does not depend on the batch.
 
     Raises:
@@ -89,8 +88,6 @@ def to_arrow(batch: RecordBatch, *, include_headers: bool = False) -> ArrowRecor
     """
     pa = _import_arrow("pyarrow")
     pc = _import_arrow("pyarrow.compute")
-    payload = batch.payload
-    header = batch.header
     count = payload.record_count
     deltas_ms = payload.timestamp_deltas_ms
     check_timestamps(header, deltas_ms)

@@ -182,9 +182,9 @@ class RecordBatch:
         Raises:
             ImportError: pyarrow is not installed.
         """
-        from lograft.wire.arrow import to_arrow
+        from lograft.wire.arrow import columns_to_arrow
 
-        return to_arrow(self, include_headers=include_headers)
+        return columns_to_arrow(self.header, self.payload, include_headers=include_headers)
 
 
 def read_batches(region: BytesLike, *, verify_crc: bool = True) -> Iterator[RecordBatch]:

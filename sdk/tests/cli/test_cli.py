@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from lograft import Admin, Producer
 from lograft.cli import main
-from tests.clients.reading import read_all
-from tests.clients.test_producer_errors import unused_address
+from tests.client.processes import unused_address
+from tests.client.reading import read_all
 
 MakeTopic = Callable[..., str]
 Run = Callable[..., tuple[int, str, str]]

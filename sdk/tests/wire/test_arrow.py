@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lograft.wire.arrow import arrow_schema, encode_arrow, to_arrow
+from lograft.wire.arrow import arrow_schema, encode_arrow
 from lograft.wire.batch import Codec, RecordBatch, check_batch, encode_batch
 from lograft.wire.errors import BatchTooLargeError, InvalidBatchError
 from lograft.wire.limits import MAX_BATCH_BYTES, MAX_TIMESTAMP_MS
@@ -48,8 +48,8 @@ def test_arrow_and_lists_encode_to_the_same_bytes(given_rows: Rows, before: int,
 
 def test_to_arrow_without_headers_has_one_schema() -> None:
     """Whether a batch has keys, headers or neither, its columns and types are the same."""
-    with_all = to_arrow(RecordBatch(encode_batch([b"a"], keys=[b"k"], headers=[[("h", b"v")]], timestamps_ms=3)))
-    with_none = to_arrow(RecordBatch(encode_batch([None], base_offset=7)))
+    with_all = RecordBatch(encode_batch([b"a"], keys=[b"k"], headers=[[("h", b"v")]], timestamps_ms=3)).to_arrow()
+    with_none = RecordBatch(encode_batch([None], base_offset=7)).to_arrow()
     assert with_all.schema == with_none.schema == arrow_schema()
     assert with_none.to_pylist() == [{"key": None, "value": None, "offset": 7, "timestamp_ms": 0}]
     assert pa.Table.from_batches([with_all, with_none]).num_rows == 2

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from lograft._consumer_book import ConsumerBook
-from lograft._core.fetcher import Chunk
+from lograft._consumer.collector import FetchCollector
+from lograft._consumer.fetch_buffer import Chunk
 from lograft.settings import ConsumerSettings
 from lograft.types import TopicPartition
 from lograft.wire.arrow import arrow_schema
@@ -100,9 +100,9 @@ def compacted_log() -> bytes:
     return b"".join(parts)
 
 
-def consumer_at(position: int, body: bytes, *, next_offset: int) -> ConsumerBook:
-    book = ConsumerBook(ConsumerSettings(), lambda source, count: None)
-    (cursor,) = book.assign({TP: position})
+def consumer_at(position: int, body: bytes, *, next_offset: int) -> FetchCollector:
+    collector = FetchCollector(ConsumerSettings(), lambda source, count: None)
+    (cursor,) = collector.assign({TP: position})
     chunk = Chunk(
         cursor=cursor,
         generation=cursor.generation,
@@ -111,8 +111,8 @@ def consumer_at(position: int, body: bytes, *, next_offset: int) -> ConsumerBook
         high_watermark=next_offset,
         source=object(),
     )
-    book.put(chunk)
-    return book
+    collector.put(chunk)
+    return collector
 
 
 def test_batches_of_a_compacted_log_join() -> None:
@@ -127,19 +127,19 @@ def test_batches_of_a_compacted_log_join() -> None:
 @pytest.mark.parametrize("position", [0, 1, 2, 5, 10, 11, 13, 14, 20, 33])
 def test_a_consumer_passes_over_fillers(position: int) -> None:
     """It hands out the records from its position on, wherever that is, and ends after the last filler."""
-    book = consumer_at(position, compacted_log(), next_offset=40)
+    collector = consumer_at(position, compacted_log(), next_offset=40)
     expected = [(0, b"0"), (1, b"1"), (10, b"10"), (13, b"13")]
-    records = book.next_records(100)
+    records = collector.next_records(100)
     assert [(record.offset, record.value) for record in records] == [each for each in expected if each[0] >= position]
-    assert book.next_batch() is None
-    assert book.cursor(TP).position == 40
-    assert not book.has_arrivals
+    assert collector.next_batch() is None
+    assert collector.cursor(TP).position == 40
+    assert not collector.has_arrivals
 
 
 def test_a_consumer_gets_batch_by_batch_what_is_left() -> None:
     """Batches without records are never handed out."""
-    book = consumer_at(1, compacted_log(), next_offset=40)
+    collector = consumer_at(1, compacted_log(), next_offset=40)
     found = []
-    while (fetched := book.next_batch()) is not None:
+    while (fetched := collector.next_batch()) is not None:
         found.append((fetched.base_offset, fetched.next_offset, list(fetched.offsets()), fetched.values()))
     assert found == [(1, 2, [1], [b"1"]), (10, 20, [10, 13], [b"10", b"13"])]

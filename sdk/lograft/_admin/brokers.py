@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls about brokers, for the admin clients.
+
+Owns pages and the translation. Must not hold state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from lograft._client.cluster import Cluster
+from lograft._client.metadata import BrokerNode
+from lograft.errors import UsageError
+from lograft.types import BrokerDescription, BrokerState, BrokerStatus, ClusterDescription
+from lograft.v1 import admin_pb2
+from lograft.v1.admin_pb2_grpc import AdminServiceStub
+
+PAGE_BROKERS: Final = 1_000
+"""Brokers of one page, and of one request that names them."""
+
+_STATES: Final = {
+    admin_pb2.BROKER_STATE_REGISTERED: BrokerState.REGISTERED,
+    admin_pb2.BROKER_STATE_ACTIVE: BrokerState.ACTIVE,
+    admin_pb2.BROKER_STATE_SHUTTING_DOWN: BrokerState.SHUTTING_DOWN,
+    admin_pb2.BROKER_STATE_FENCED: BrokerState.FENCED,
+}
+
+
+async def describe_brokers(
+    cluster: Cluster, broker_ids: Sequence[int] | None, *, timeout_ms: int
+) -> list[BrokerStatus]:
+    """Describe brokers, ascending by id; None: all. Those that are not registered are left out.
+
+    Raises:
+        UsageError: something is no node id, or too many are named.
+        LograftError: no answer came.
+    """
+    wanted = None if broker_ids is None else [checked_broker_id(each) for each in broker_ids]
+    if wanted is not None and len(wanted) > PAGE_BROKERS:
+        raise UsageError(f"name at most {PAGE_BROKERS} brokers, or None for all, not {len(wanted)}")
+    if wanted == []:
+        return []
+    found: list[BrokerStatus] = []
+    token = ""
+    while True:
+        request = admin_pb2.DescribeBrokersRequest(
+            cluster_id=cluster.cluster_id, broker_ids=wanted, page_size=PAGE_BROKERS, page_token=token
+        )
+        response = await cluster.ask(
+            lambda channel: AdminServiceStub(channel).DescribeBrokers, request, timeout_ms=timeout_ms
+        )
+        found += map(_status, response.brokers)
+        token = response.next_page_token
+        if not token:
+            return found
+
+
+async def describe_cluster(cluster: Cluster, *, timeout_ms: int) -> ClusterDescription:
+    """Describe the brokers."""
+    await cluster.fetch_brokers(timeout_ms=timeout_ms)
+    view = cluster.view
+    return ClusterDescription(
+        cluster_id=view.cluster_id or "",
+        controller_id=view.controller_id,
+        brokers=tuple(map(_description, view.brokers())),
+        metadata_offset=view.metadata_offset,
+    )
+
+
+async def remove_broker(cluster: Cluster, broker_id: int, *, validate_only: bool, timeout_ms: int) -> None:
+    """End the registration of a broker.
+
+    Raises:
+        UsageError: it is no node id.
+        RefusedError: there is none, it lives, or it hosts something.
+        OutcomeUnknownError: the answer was lost.
+    """
+    request = admin_pb2.RemoveBrokerRequest(
+        cluster_id=cluster.cluster_id, broker_id=checked_broker_id(broker_id), validate_only=validate_only
+    )
+    await cluster.ask(
+        lambda channel: AdminServiceStub(channel).RemoveBroker, request, timeout_ms=timeout_ms, may_repeat=validate_only
+    )
+
+
+def checked_broker_id(broker_id: object) -> int:
+    """Return a node id that can be sent.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(broker_id, bool) or not isinstance(broker_id, int) or not 0 <= broker_id < 2**31:
+        raise UsageError(f"a broker id is a whole number from 0 to {2**31 - 1}, not {broker_id!r}")
+    return broker_id
+
+
+def _status(message: admin_pb2.BrokerStatus) -> BrokerStatus:
+    return BrokerStatus(
+        broker_id=message.broker_id,
+        state=_STATES.get(message.state, BrokerState.UNKNOWN),
+        host=message.host,
+        port=message.port,
+        rack=message.rack or None,
+        broker_epoch=message.broker_epoch,
+        incarnation_id=message.incarnation_id,
+        log_directory_ids=tuple(message.log_directory_ids),
+        offline_log_directory_ids=tuple(message.offline_log_directory_ids),
+        min_feature_level=message.min_feature_level,
+        max_feature_level=message.max_feature_level,
+        replica_count=message.replica_count,
+        leader_count=message.leader_count,
+        unclean=message.unclean,
+        last_heard_age_ms=message.last_heard_age_ms if message.HasField("last_heard_age_ms") else None,
+        metadata_offset=message.metadata_offset if message.HasField("metadata_offset") else None,
+    )
+
+
+def _description(broker: BrokerNode) -> BrokerDescription:
+    return BrokerDescription(
+        broker_id=broker.broker_id, host=broker.host, port=broker.port, rack=broker.rack, fenced=broker.fenced
+    )

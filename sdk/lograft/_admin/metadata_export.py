@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports of the metadata: fetching one, checking one, and what differs between two.
+
+Owns the digest and the comparison. An export is a list of lines of JSON; docs/tools.md says what they hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from lograft._client.cluster import Attempt, Cluster
+from lograft._client.transport import finish, open_call
+from lograft.errors import CorruptDataError, ProtocolError
+from lograft.v1 import admin_pb2
+from lograft.v1.admin_pb2_grpc import AdminServiceStub
+
+MAX_EXPORT_CHARACTERS: Final = 2**30
+"""Most characters of an export that is taken into memory."""
+
+_KEYS: Final = {
+    "voter": ("node_id",),
+    "feature": ("name",),
+    "broker": ("broker_id",),
+    "leaving_broker": ("broker_id",),
+    "topic": ("topic",),
+    "partition": ("topic", "partition"),
+    "config": ("resource", "name", "config"),
+    "producer_ids": (),
+}
+"""What identifies an entry of each type."""
+
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataChange:
+    """A difference between two exports.
+
+    Attributes:
+        kind: type of the entry: topic, partition, config, broker, voter...
+        name: what identifies it, as text: `orders:3`, `topic orders retention.ms`.
+        before: the fields that differ, as they were; None: the entry was not there.
+        after: the same fields as they are; None: the entry is not there.
+    """
+
+    kind: str
+    name: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+async def export_metadata(cluster: Cluster, *, timeout_ms: int) -> list[str]:
+    """Fetch an export.
+
+    Raises:
+        CorruptDataError: it is not whole.
+        LograftError: no answer came.
+    """
+    request = admin_pb2.ExportMetadataRequest(cluster_id=cluster.cluster_id)
+
+    async def work(attempt: Attempt) -> list[str]:
+        lines: list[str] = []
+        size = 0
+        stub = AdminServiceStub(attempt.channel)
+        opened = await open_call(lambda: stub.ExportMetadata(request, timeout=attempt.timeout_s))
+        try:
+            async for piece in opened.call:
+                lines += piece.lines
+                size += sum(map(len, piece.lines))
+                if size > MAX_EXPORT_CHARACTERS:
+                    raise ProtocolError(f"the export has more than {MAX_EXPORT_CHARACTERS} characters")
+        finally:
+            await finish(opened)
+        return lines
+
+    lines = await cluster.call(work, timeout_ms=timeout_ms)
+    read_export(lines)
+    return lines
+
+
+def read_export(lines: Sequence[str]) -> list[Entry]:
+    """Check an export and return its entries, the first one with its offset, the last one left out.
+
+    Raises:
+        CorruptDataError: a line is missing, added or changed, or it is no export.
+    """
+    try:
+        entries = [cast("Entry", json.loads(line)) for line in lines]
+        kinds = [entry["type"] for entry in entries]
+    except (ValueError, LookupError, TypeError) as error:
+        raise CorruptDataError(f"this is no export of metadata: {error!r}") from None
+    if not entries or kinds[0] != "export" or kinds[-1] != "end":
+        raise CorruptDataError("this is no export of metadata, or it is cut: its first and last line are not there")
+    digest = hashlib.sha256()
+    for line in lines[:-1]:
+        digest.update(line.encode() + b"\n")
+    end = entries.pop()
+    if end.get("line_count") != len(entries) or end.get("sha256") != digest.hexdigest():
+        raise CorruptDataError("the digest of the export does not match its lines: it was changed or cut")
+    if entries[0].get("format") != 1:
+        raise CorruptDataError(f"the export has format {entries[0].get('format')}; install a version that knows it")
+    return entries
+
+
+def diff_exports(before: Sequence[Entry], after: Sequence[Entry]) -> list[MetadataChange]:
+    """Return what differs between two exports that were read.
+
+    Partitions and configs of a topic that came or went are not named one by one. By kind and name, ascending.
+    """
+    old, new = _by_key(before), _by_key(after)
+    gone = {key[1] for key in old.keys() ^ new.keys() if key[0] == "topic"}
+    changes: list[MetadataChange] = []
+    for key in sorted(old.keys() | new.keys(), key=lambda key: (key[0], *map(_sortable, key[1:]))):
+        kind = str(key[0])
+        of_topic = key[1] if kind == "partition" else key[2] if key[:2] == ("config", "topic") else None
+        if of_topic in gone:
+            continue
+        was, now = old.get(key), new.get(key)
+        if was == now:
+            continue
+        differing = _differing(was or {}, now or {})
+        changes.append(
+            MetadataChange(
+                kind=kind,
+                name=(":" if kind == "partition" else " ").join(str(part) for part in key[1:] if part != ""),
+                before=None if was is None else {name: was.get(name) for name in differing},
+                after=None if now is None else {name: now.get(name) for name in differing},
+            )
+        )
+    return changes
+
+
+def _differing(was: Entry, now: Entry) -> list[str]:
+    return [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
+
+
+def _by_key(entries: Sequence[Entry]) -> dict[tuple[Any, ...], Entry]:
+    found: dict[tuple[Any, ...], Entry] = {}
+    for entry in entries[1:]:
+        kind = entry["type"]
+        keys = _KEYS.get(kind, tuple(sorted(name for name in entry if name != "type")))
+        rest = {name: value for name, value in entry.items() if name not in ("type", *keys)}
+        found[(kind, *(entry[name] for name in keys))] = rest
+    return found
+
+
+def _sortable(part: object) -> tuple[int, str]:
+    return (part, "") if isinstance(part, int) else (0, str(part))

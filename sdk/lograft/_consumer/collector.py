@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes batches and records for the application of what was fetched, as Kafka's FetchCollector does.
+
+Owns the assigned partitions, positions, the step from chunks to batches and records, and checks of checksums. Knows no lock and no
+loop: the blocking consumer uses it under its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from typing import Final
+
+from lograft._client.clock import monotonic_ms
+from lograft._consumer.arguments import check_offset
+from lograft._consumer.fetch_buffer import Arrival, Chunk, Cursor, FetchBuffer
+from lograft.errors import CorruptDataError, LograftError, NotAssignedError, UnreachableError
+from lograft.fetched import FetchedBatch, leading_records
+from lograft.settings import ConsumerSettings
+from lograft.types import ConsumerRecord, TopicPartition
+from lograft.wire.batch import RecordBatch
+from lograft.wire.errors import BatchError
+
+RETURN_STEPS: Final = 16
+"""Used bytes are given back when they make this fraction of the credit."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A chunk that is being taken apart."""
+
+    chunk: Chunk
+    position: int
+
+
+@dataclass(slots=True)
+class _Partial:
+    """A batch of which `poll` has handed out the first `taken` records."""
+
+    cursor: Cursor
+    generation: int
+    records: list[ConsumerRecord]
+    fetched: FetchedBatch
+    taken: int
+
+
+class FetchCollector:
+    """See the module docstring.
+
+    Attributes:
+        cursors: assigned partitions.
+        outage: set while nothing comes from any of them, and nothing has for `unreachable_timeout_ms`; its writer is the consumer,
+            as the fetch engine reports.
+    """
+
+    def __init__(self, settings: ConsumerSettings, give_back: Callable[[object, int], None]) -> None:
+        """Start with nothing assigned.
+
+        Args:
+            settings: the consumer's settings.
+            give_back: told of the bytes that were used up, with the source that they came from.
+        """
+        self.cursors: dict[TopicPartition, Cursor] = {}
+        self.outage: UnreachableError | None = None
+        self._settings = settings
+        self._give_back = give_back
+        self._buffer = FetchBuffer()
+        self._open: _Open | None = None
+        self._partial: _Partial | None = None
+        self._used: dict[object, int] = {}
+        self._return_bytes = max(1, settings.fetch_credit_bytes // RETURN_STEPS)
+        self._failed: dict[TopicPartition, LograftError] = {}
+
+    # -- assignment
+
+    def assign(self, positions: Mapping[TopicPartition, int]) -> list[Cursor]:
+        """Take exactly these partitions; those that were assigned before start anew. Returns their cursors."""
+        for cursor in self.cursors.values():
+            cursor.retire()
+        self.cursors = {tp: Cursor(tp, position) for tp, position in positions.items()}
+        self._failed.clear()
+        self._drop_open()
+        return list(self.cursors.values())
+
+    def cursor(self, tp: TopicPartition) -> Cursor:
+        """Return the cursor of an assigned partition.
+
+        Raises:
+            NotAssignedError: it is not assigned.
+        """
+        cursor = self.cursors.get(tp)
+        if cursor is None:
+            raise NotAssignedError(f"{TopicPartition(*tp)} is not assigned to this consumer; call assign() first")
+        return cursor
+
+    def seek(self, tp: TopicPartition, offset: int) -> Cursor:
+        """Move the position; what was fetched ahead is dropped."""
+        cursor = self.cursor(tp)
+        check_offset(offset, "an offset")
+        cursor.seek(offset)
+        self._failed.pop(tp, None)
+        self._drop_open()
+        return cursor
+
+    # -- arrivals
+
+    def put(self, arrival: Arrival) -> None:
+        """Take what has come."""
+        self._buffer.put(arrival)
+
+    @property
+    def has_arrivals(self) -> bool:
+        """True when it is worth to ask for a batch."""
+        return bool(self._buffer) or self._open is not None or self._partial is not None or bool(self._failed)
+
+    def next_batch(self) -> FetchedBatch | None:
+        """Return the next batch and move the position behind it; None: nothing is there.
+
+        Raises:
+            LograftError: a partition has failed; it is raised again until the position of that partition is moved.
+        """
+        partial = self._take_partial()
+        if partial is not None:
+            partial.cursor.advance(partial.fetched.next_offset)
+            source = partial.fetched
+            return FetchedBatch(
+                source.topic,
+                source.partition,
+                source.batch,
+                skip=source.skip + partial.taken,
+                high_watermark=source.high_watermark,
+            )
+        found = self._next()
+        if found is None:
+            return None
+        cursor, fetched = found
+        cursor.advance(fetched.next_offset)
+        return fetched
+
+    def next_records(self, max_records: int) -> list[ConsumerRecord]:
+        """Return records of one or more batches, at most `max_records`, and move the positions behind them.
+
+        Raises:
+            LograftError: as `next_batch`, when there is no record before the failure.
+        """
+        taken: list[ConsumerRecord] = []
+        while len(taken) < max_records:
+            partial = self._take_partial()
+            if partial is None:
+                try:
+                    found = self._next()
+                except LograftError:
+                    if taken:
+                        break
+                    raise
+                if found is None:
+                    break
+                cursor, fetched = found
+                partial = _Partial(cursor, cursor.generation, fetched.records(), fetched, 0)
+            self._take_from(partial, max_records - len(taken), taken)
+        return taken
+
+    def _take_from(self, partial: _Partial, wanted: int, taken: list[ConsumerRecord]) -> None:
+        end = partial.taken + wanted
+        some = (
+            partial.records
+            if partial.taken == 0 and end >= len(partial.records)
+            else partial.records[partial.taken : end]
+        )
+        taken += some
+        partial.taken += len(some)
+        if partial.taken < len(partial.records):
+            partial.cursor.advance(partial.records[partial.taken].offset)
+            self._partial = partial
+        else:
+            partial.cursor.advance(partial.fetched.next_offset)
+
+    def _take_partial(self) -> _Partial | None:
+        partial, self._partial = self._partial, None
+        if partial is not None and partial.generation == partial.cursor.generation:
+            return partial
+        return None
+
+    def _next(self) -> tuple[Cursor, FetchedBatch] | None:
+        """Find the next batch with a record for the application."""
+        self._raise_failure()
+        while True:
+            opened = self._open
+            if opened is None or opened.chunk.generation != opened.chunk.cursor.generation:
+                self._drop_open()
+                opened = self._open_next()
+                if opened is None:
+                    self._raise_failure()
+                    return None
+            fetched = self._take_batch(opened)
+            if fetched is not None:
+                return opened.chunk.cursor, fetched
+
+    def _open_next(self) -> _Open | None:
+        dropped: list[Chunk] = []
+        chunk = self._buffer.take(dropped)
+        for old in dropped:
+            self._use(old)
+        if chunk is None:
+            self._failed = {tp: cursor.error for tp, cursor in self.cursors.items() if cursor.error is not None}
+            if not self._buffer:
+                self._return_used()
+            return None
+        self._open = _Open(chunk, 0)
+        return self._open
+
+    def _take_batch(self, opened: _Open) -> FetchedBatch | None:
+        """Take the next batch of a chunk; None: it holds no record for the application, or the chunk is at its end."""
+        chunk = opened.chunk
+        cursor = chunk.cursor
+        if opened.position >= len(chunk.body):
+            cursor.advance(chunk.next_offset)
+            self._drop_open()
+            return None
+        try:
+            batch = RecordBatch(chunk.body, opened.position, verify_crc=self._settings.check_crcs)
+        except BatchError as error:
+            self._drop_open()
+            cursor.retire()
+            cursor.error = CorruptDataError(
+                f"a batch of {cursor.tp} at or after offset {cursor.position} is damaged: {error}", code=error.code
+            )
+            self._failed[cursor.tp] = cursor.error
+            raise cursor.error from error
+        header = batch.header
+        opened.position += header.size_bytes
+        is_last = opened.position >= len(chunk.body)
+        if is_last:
+            self._drop_open()
+        if header.is_control or batch.next_offset <= cursor.position:
+            cursor.advance(chunk.next_offset if is_last else batch.next_offset)
+            return None
+        skip = leading_records(batch, cursor.position)
+        if skip >= batch.record_count:
+            cursor.advance(batch.next_offset)
+            return None
+        tp = cursor.tp
+        return FetchedBatch(tp.topic, tp.partition, batch, skip=skip, high_watermark=chunk.high_watermark)
+
+    def _raise_failure(self) -> None:
+        for tp, error in self._failed.items():
+            if tp in self.cursors:
+                raise error
+
+    # -- credit
+
+    def _drop_open(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            self._use(opened.chunk)
+
+    def _use(self, chunk: Chunk) -> None:
+        size_bytes = len(chunk.body)
+        if size_bytes == 0:
+            return
+        used = self._used.get(chunk.source, 0) + size_bytes
+        if used >= self._return_bytes:
+            self._used.pop(chunk.source, None)
+            self._give_back(chunk.source, used)
+        else:
+            self._used[chunk.source] = used
+
+    def _return_used(self) -> None:
+        """Nothing is waiting: give back even small amounts, so that no stream starves for them."""
+        for source, used in self._used.items():
+            self._give_back(source, used)
+        self._used.clear()
+
+
+class PollWait:
+    """The wait of one poll: how long still, and what its end means.
+
+    A poll ends with an error as soon as an outage is reported. One that begins while it lasts gives the brokers the time that it
+    has, at most `unreachable_timeout_ms`, so that a program which polls on after the error neither spins nor hangs.
+    """
+
+    __slots__ = ("_again_ms", "_collector", "_deadline_ms", "_is_old_outage")
+
+    def __init__(self, collector: FetchCollector, timeout_ms: int, unreachable_timeout_ms: int) -> None:
+        at_ms = monotonic_ms()
+        self._collector = collector
+        self._deadline_ms = at_ms + timeout_ms
+        self._again_ms = at_ms + unreachable_timeout_ms
+        self._is_old_outage = collector.outage is not None
+
+    def left_ms(self) -> int:
+        """Return the milliseconds to wait for an arrival; 0: the poll ends with nothing.
+
+        Raises:
+            UnreachableError: there is an outage, and the time that it has is over.
+        """
+        at_ms = monotonic_ms()
+        end_ms = self._deadline_ms
+        outage = self._collector.outage
+        if outage is not None and self._is_old_outage:
+            end_ms = min(end_ms, self._again_ms)
+        elif outage is not None:
+            end_ms = at_ms
+        self._is_old_outage = self._is_old_outage and outage is not None
+        if at_ms < end_ms:
+            return end_ms - at_ms
+        if outage is not None:
+            raise copy(outage)
+        return 0

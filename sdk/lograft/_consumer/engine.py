@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps every assigned partition flowing, from its leader or from a follower in the consumer's rack.
+
+Owns the streams to brokers, retries, and what an ended route means: a new leader, a reset, or a failure that the
+application must see. What a follower refuses means nothing but that the leader is to be asked, for a while. Must not
+decode or keep what arrives: it goes to the sink. Runs on one event loop.
+
+Retriable troubles never end a partition: it is tried again, with pauses of at most a second, until the consumer lets
+it go. Once nothing has come from any partition for `unreachable_timeout_ms` that is reported as an outage, with a fresh account
+every second, until something comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Cluster
+from lograft._client.codec import decode_error
+from lograft._consumer.fetch_buffer import Arrival, Chunk, Cursor, Failure, Reset
+from lograft._consumer.nearest import ReadPlace, read_place
+from lograft._consumer.offsets import find_offsets
+from lograft._consumer.stream import FetchStream, PartitionFetcher
+from lograft._consumer.troubles import Troubles
+from lograft.errors import (
+    ClientClosedError,
+    FatalError,
+    LeaderNotAvailableError,
+    LograftError,
+    OffsetOutOfRangeError,
+    PartitionTrouble,
+    UnknownTopicError,
+    UnreachableError,
+)
+from lograft.settings import (
+    FOLLOWER_RETRY_MS,
+    MAX_REPORTED_TROUBLES,
+    REQUEST_TIMEOUT_MS,
+    STALL_REFRESH_MS,
+    TROUBLE_LOG_MS,
+    UNKNOWN_TOPIC_WAIT_MS,
+    ConsumerSettings,
+)
+from lograft.types import OffsetQuery, Position, TopicPartition
+from lograft.v1 import errors_pb2, log_pb2
+from lograft.wire.codes import ErrorCode
+from lograft.wire.frames import FetchFrame
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+"""Seconds between two looks for silent streams."""
+
+_UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC, ErrorCode.UNKNOWN_PARTITION})
+
+
+class FetchEngine:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        deliver: Callable[[Arrival], None],
+        report: Callable[[UnreachableError | None], None],
+    ) -> None:
+        """Start without connecting.
+
+        Args:
+            cluster: the connection to the cluster.
+            settings: the consumer's settings.
+            deliver: gets everything that arrives, in order.
+            report: told of an outage, of every new account of it, and (None) of its end.
+        """
+        self._cluster = cluster
+        self._settings = settings
+        self._deliver = deliver
+        self._report = report
+        self._troubles = Troubles()
+        self._outage_check: asyncio.TimerHandle | None = None
+        self._is_outage = False
+        self._trouble_logged_ms: int | None = None
+        self._loop = asyncio.get_running_loop()
+        self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
+        self._streams: dict[int, FetchStream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tick: asyncio.TimerHandle | None = None
+        self._asked_ms = 0
+        self._is_closed = False
+        cluster.add_listener(self._on_metadata)
+
+    def start(self, cursor: Cursor, generation: int, offset: int) -> None:
+        """Fetch a partition from an offset on; what is under way for it is dropped."""
+        trouble = self._troubles.of(cursor.tp)
+        self.stop(cursor.tp)
+        if self._is_closed:
+            return
+        if trouble is not None:
+            # A seek reaches nobody either: the time goes on.
+            self._troubles.begin(cursor.tp, trouble.since_ms, trouble.error)
+        fetcher = PartitionFetcher(cursor, generation, offset, self._cluster.backoff())
+        self._fetchers[cursor.tp] = fetcher
+        if self._tick is None:
+            self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        self._route(fetcher)
+
+    def stop(self, tp: TopicPartition) -> None:
+        """Let a partition go."""
+        fetcher = self._fetchers.pop(tp, None)
+        if fetcher is None:
+            return
+        self._troubles.forget(tp)
+        self._check_outage()
+        if fetcher.retry is not None:
+            fetcher.retry.cancel()
+        if fetcher.stream is not None:
+            fetcher.stream.unbind(fetcher)
+
+    def give_back(self, source: object, size_bytes: int) -> None:
+        """Bytes that came from a stream are used up."""
+        if isinstance(source, FetchStream) and not source.is_closed:
+            source.give_back(size_bytes)
+
+    async def close(self) -> None:
+        """Let everything go."""
+        self._is_closed = True
+        if self._tick is not None:
+            self._tick.cancel()
+        if self._outage_check is not None:
+            self._outage_check.cancel()
+        for tp in list(self._fetchers):
+            self.stop(tp)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(
+            *(stream.close() for stream in self._streams.values()), *self._tasks, return_exceptions=True
+        )
+
+    # -- finding leaders and followers
+
+    def _place(self, fetcher: PartitionFetcher) -> ReadPlace | None:
+        tp = fetcher.cursor.tp
+        rack = self._settings.client_rack if monotonic_ms() >= fetcher.follower_after_ms else None
+        return read_place(self._cluster.view, tp.topic, tp.partition, rack=rack)
+
+    def _leave_follower(self, fetcher: PartitionFetcher) -> None:
+        """Read from the leader for a while."""
+        fetcher.follower_after_ms = monotonic_ms() + FOLLOWER_RETRY_MS
+        if fetcher.stream is not None:
+            fetcher.stream.unbind(fetcher)
+        self._route(fetcher)
+
+    def _route(self, fetcher: PartitionFetcher) -> None:
+        fetcher.retry = None
+        if self._is_closed or fetcher.stream is not None or not self._is_current(fetcher):
+            return
+        if self._cluster.is_leaving:
+            self._note_trouble(fetcher, ClientClosedError("the event loop of this client is ending"))
+            return
+        tp = fetcher.cursor.tp
+        self._note_trouble(fetcher)
+        place = self._place(fetcher)
+        if place is None:
+            if self._cluster.is_missing(tp.topic, tp.partition) and self._is_gone(fetcher):
+                self._fail(fetcher, UnknownTopicError(f"{tp} does not exist (any more)"))
+                return
+            self._note_trouble(fetcher, LeaderNotAvailableError(f"{tp} has no leader, as far as is known"))
+            self._cluster.request_refresh()
+            self._retry_later(fetcher, None)
+            return
+        stream = self._streams.get(place.broker_id)
+        if stream is not None and stream.address != place.address:
+            self._move(stream)
+            stream = None
+        if stream is None or stream.is_closed:
+            stream = FetchStream(self, self._cluster, self._settings, broker_id=place.broker_id, address=place.address)
+            self._streams[place.broker_id] = stream
+        fetcher.place = place
+        stream.bind(fetcher)
+
+    def _is_current(self, fetcher: PartitionFetcher) -> bool:
+        return self._fetchers.get(fetcher.cursor.tp) is fetcher
+
+    def _retry_later(self, fetcher: PartitionFetcher, error: LograftError | None) -> None:
+        if fetcher.retry is not None or self._is_closed:
+            return
+        at_least_ms = (error.retry_after_ms or 0) if error is not None else 0
+        delay_ms = fetcher.backoff.next_delay_ms(at_least_ms=at_least_ms)
+        fetcher.retry = self._loop.call_later(delay_ms / 1000, self._route, fetcher)
+
+    def _move(self, stream: FetchStream) -> None:
+        """The broker has another address now: hand its partitions on and close the old stream."""
+        del self._streams[stream.broker_id]
+        for fetcher in list(self._fetchers.values()):
+            if fetcher.stream is stream:
+                stream.unbind(fetcher)
+                self._retry_later(fetcher, None)
+        self._spawn(stream.close())
+
+    def _spawn(self, work: object) -> None:
+        assert asyncio.iscoroutine(work)
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_metadata(self) -> None:
+        """Leaders and followers in sync may be others: nobody need wait longer for one, or ask one that is none any more."""
+        for fetcher in list(self._fetchers.values()):
+            place = self._place(fetcher)
+            stream = fetcher.stream
+            if place is None:
+                continue
+            if stream is not None:
+                if stream.broker_id != place.broker_id:
+                    # It may be frozen, or not be reached: it would never say so.
+                    stream.unbind(fetcher)
+                    self._route(fetcher)
+            elif fetcher.retry is not None and place != fetcher.avoided:
+                fetcher.retry.cancel()
+                self._route(fetcher)
+
+    # -- what streams tell
+
+    def on_bound(self, fetcher: PartitionFetcher, opened: log_pb2.FetchRouteOpened) -> None:
+        """See `StreamOwner`."""
+        tp = fetcher.cursor.tp
+        leader = self._cluster.leader(tp.topic, tp.partition)
+        is_other = fetcher.topic_id is not None and fetcher.topic_id != opened.topic_id
+        is_behind = leader is not None and opened.leader_epoch < leader.leader_epoch
+        if fetcher.is_at_follower and (is_other or is_behind):
+            self._leave_follower(fetcher)
+            return
+        if is_other:
+            self._fail(
+                fetcher,
+                UnknownTopicError(f"topic {tp.topic!r} was deleted and made anew; its old offsets mean nothing: seek"),
+            )
+            return
+        if is_behind and fetcher.stream is not None:
+            # A deposed leader that does not know it yet.
+            fetcher.stream.unbind(fetcher)
+            self._retry_later(fetcher, None)
+            return
+        fetcher.topic_id = opened.topic_id
+        fetcher.unknown_since_ms = None
+        fetcher.avoided = None
+        fetcher.backoff.reset()
+
+    def on_chunk(self, fetcher: PartitionFetcher, stream: FetchStream, frame: FetchFrame) -> None:
+        """See `StreamOwner`."""
+        fetcher.fetch_offset = frame.next_offset
+        self._note_progress(fetcher)
+        self._deliver(
+            Chunk(
+                cursor=fetcher.cursor,
+                generation=fetcher.generation,
+                body=frame.body,
+                next_offset=frame.next_offset,
+                high_watermark=frame.high_watermark,
+                source=stream,
+            )
+        )
+
+    def on_mark(self, fetcher: PartitionFetcher, stream: FetchStream, mark: log_pb2.FetchMark) -> None:
+        """See `StreamOwner`."""
+        fetcher.fetch_offset = max(fetcher.fetch_offset, mark.next_offset)
+        self._note_progress(fetcher)
+        self._deliver(
+            Chunk(
+                cursor=fetcher.cursor,
+                generation=fetcher.generation,
+                body=b"",
+                next_offset=mark.next_offset,
+                high_watermark=mark.high_watermark,
+                source=stream,
+            )
+        )
+
+    def on_route_end(self, fetcher: PartitionFetcher, error: errors_pb2.PartitionError) -> None:
+        """See `StreamOwner`."""
+        tp = fetcher.cursor.tp
+        cause = decode_error(error)
+        logger.info("%s: route ended: %s", tp, cause)
+        self._note_trouble(fetcher, cause)
+        if fetcher.is_at_follower:
+            if error.HasField("leader"):
+                self._cluster.take_hint(tp.topic, tp.partition, error.leader)
+            if cause.code.refresh_metadata:
+                self._cluster.request_refresh()
+            self._leave_follower(fetcher)
+            return
+        if isinstance(cause, OffsetOutOfRangeError):
+            self._out_of_range(fetcher, cause)
+            return
+        is_gone = cause.code in _UNKNOWN and self._is_gone(fetcher)
+        if is_gone or cause.code.fatal:
+            self._fail(fetcher, cause)
+            return
+        fetcher.avoided = self._place(fetcher)
+        if error.HasField("leader") and self._cluster.take_hint(tp.topic, tp.partition, error.leader):
+            self._route(fetcher)
+            return
+        if cause.code.refresh_metadata:
+            self._cluster.request_refresh()
+        self._retry_later(fetcher, cause)
+
+    def on_stream_end(self, stream: FetchStream, fetchers: Sequence[PartitionFetcher], error: LograftError) -> None:
+        """See `StreamOwner`."""
+        if self._streams.get(stream.broker_id) is stream:
+            del self._streams[stream.broker_id]
+        if fetchers:
+            logger.info("fetch stream from %s ended: %s", stream.address, error)
+            self._cluster.request_refresh()
+        for fetcher in fetchers:
+            self._note_trouble(fetcher, error)
+            if fetcher.is_at_follower:
+                self._leave_follower(fetcher)
+            elif isinstance(error, FatalError):
+                self._fail(fetcher, error)
+            else:
+                fetcher.avoided = fetcher.place
+                self._retry_later(fetcher, error)
+
+    def _is_gone(self, fetcher: PartitionFetcher) -> bool:
+        """True once brokers have not known the partition for a while: it may be new, or one of them behind."""
+        at_ms = monotonic_ms()
+        if fetcher.unknown_since_ms is None:
+            fetcher.unknown_since_ms = at_ms
+        return at_ms - fetcher.unknown_since_ms >= UNKNOWN_TOPIC_WAIT_MS
+
+    def _fail(self, fetcher: PartitionFetcher, error: LograftError) -> None:
+        if self._is_current(fetcher):
+            self.stop(fetcher.cursor.tp)
+        self._deliver(Failure(cursor=fetcher.cursor, generation=fetcher.generation, error=error))
+
+    def _out_of_range(self, fetcher: PartitionFetcher, error: OffsetOutOfRangeError) -> None:
+        policy = self._settings.on_out_of_range
+        if policy == "error":
+            self._fail(fetcher, error)
+            return
+        known = error.log_start_offset if policy == "earliest" else error.high_watermark
+        if known is not None:
+            self._reset(fetcher, known)
+        else:
+            self._spawn(self._look_up_reset(fetcher, Position(policy)))
+
+    async def _look_up_reset(self, fetcher: PartitionFetcher, position: Position) -> None:
+        tp = fetcher.cursor.tp
+        query = OffsetQuery(topic=tp.topic, partition=tp.partition, position=position)
+        try:
+            (offset,) = await find_offsets(self._cluster, [query], timeout_ms=REQUEST_TIMEOUT_MS)
+        except LograftError as error:
+            self._fail(fetcher, error)
+            return
+        self._reset(fetcher, offset or 0)
+
+    def _reset(self, fetcher: PartitionFetcher, offset: int) -> None:
+        if not self._is_current(fetcher):
+            return
+        logger.warning(
+            "%s: offset %d is out of range, going on from %d", fetcher.cursor.tp, fetcher.fetch_offset, offset
+        )
+        fetcher.fetch_offset = offset
+        self._deliver(Reset(cursor=fetcher.cursor, generation=fetcher.generation, offset=offset))
+        self._route(fetcher)
+
+    def _on_tick(self) -> None:
+        self._tick = None
+        if self._is_closed or not self._fetchers:
+            return
+        self._tick = self._loop.call_later(TICK_S, self._on_tick)
+        at_ms = monotonic_ms()
+        for stream in list(self._streams.values()):
+            if stream.is_stalled(at_ms) and at_ms - self._asked_ms >= STALL_REFRESH_MS:
+                # It may be frozen or cut off, and with it the watch.
+                self._asked_ms = at_ms
+                self._cluster.request_refresh(avoid=stream.address)
+            if stream.is_stalled(at_ms):
+                for fetcher in stream.fetchers():
+                    self._note_trouble(fetcher, since_ms=stream.heard_ms)
+            stream.check_silence(at_ms)
+        if self._settings.client_rack is not None:
+            self._on_metadata()  # time alone may let a follower be asked again
+        if self._is_outage:
+            self._report_outage(at_ms)
+        self._log_troubles(at_ms)
+
+    # -- troubles
+
+    def place_of(self, tp: TopicPartition) -> tuple[int | None, str | None]:
+        """Return the leader's node id and the address that a partition is fetched from, or was last."""
+        leader = self._cluster.leader(tp.topic, tp.partition)
+        fetcher = self._fetchers.get(tp)
+        place = None if fetcher is None else fetcher.place
+        address = place.address if place is not None else None if leader is None else leader.address
+        return None if leader is None else leader.broker_id, address
+
+    def trouble_of(self, tp: TopicPartition) -> PartitionTrouble | None:
+        """Describe why nothing of a partition comes; None: it flows, or is not fetched."""
+        trouble = self._troubles.of(tp)
+        if trouble is None:
+            return None
+        leader_id, address = self.place_of(tp)
+        duration_ms = monotonic_ms() - trouble.since_ms
+        fetcher = self._fetchers.get(tp)
+        is_follower = fetcher is not None and fetcher.stream is not None and fetcher.is_at_follower
+        if leader_id is None:
+            waits_for = "a leader"
+        elif is_follower:
+            waits_for = f"a follower at {address}"
+        else:
+            waits_for = f"its leader, broker {leader_id} at {address}"
+        return PartitionTrouble(
+            topic=tp.topic,
+            partition=tp.partition,
+            leader_id=leader_id,
+            address=address,
+            since_ms=time.time_ns() // 1_000_000 - duration_ms,
+            duration_ms=duration_ms,
+            waits_for=waits_for,
+            error=trouble.error,
+        )
+
+    @property
+    def unreachable_ms(self) -> int | None:
+        """Milliseconds since which nothing comes from any partition; None: something does, or there is none."""
+        since_ms = self._troubles.all_since_ms
+        return None if since_ms is None else monotonic_ms() - since_ms
+
+    def _note_trouble(
+        self, fetcher: PartitionFetcher, error: LograftError | None = None, *, since_ms: int | None = None
+    ) -> None:
+        if self._is_current(fetcher):
+            self._troubles.begin(fetcher.cursor.tp, monotonic_ms() if since_ms is None else since_ms, error)
+            self._check_outage()
+
+    def _note_progress(self, fetcher: PartitionFetcher) -> None:
+        if self._troubles.end(fetcher.cursor.tp):
+            self._check_outage()
+
+    def _check_outage(self) -> None:
+        """Report the end of an outage, or see to it that a beginning one is looked at when it is due."""
+        unreachable_ms = self.unreachable_ms
+        if unreachable_ms is None:
+            if self._is_outage:
+                self._is_outage = False
+                logger.info("records can be fetched again")
+                self._report(None)
+        elif not self._is_outage and self._outage_check is None and not self._is_closed:
+            left_ms = max(0, self._settings.unreachable_timeout_ms - unreachable_ms)
+            self._outage_check = self._loop.call_later(left_ms / 1000, self._on_outage_due)
+
+    def _on_outage_due(self) -> None:
+        self._outage_check = None
+        unreachable_ms = self.unreachable_ms
+        if unreachable_ms is not None and unreachable_ms >= self._settings.unreachable_timeout_ms:
+            self._is_outage = True
+            self._report_outage(monotonic_ms())
+        else:
+            # It was another outage, which is over; the next one, if there is one, is due later.
+            self._check_outage()
+
+    def _report_outage(self, at_ms: int) -> None:
+        since_ms = self._troubles.all_since_ms
+        assert since_ms is not None, "no outage"
+        found = map(self.trouble_of, self._troubles.partitions()[:MAX_REPORTED_TROUBLES])
+        troubles = [trouble for trouble in found if trouble is not None]
+        self._report(UnreachableError(troubles, partition_count=len(self._troubles), duration_ms=at_ms - since_ms))
+
+    def _log_troubles(self, at_ms: int) -> None:
+        since_ms = self._troubles.oldest_since_ms
+        if since_ms is None or at_ms - since_ms < self._settings.unreachable_timeout_ms:
+            return
+        if self._trouble_logged_ms is None or at_ms - self._trouble_logged_ms >= TROUBLE_LOG_MS:
+            self._trouble_logged_ms = at_ms
+            trouble = self.trouble_of(self._troubles.partitions()[0])
+            count = len(self._troubles)
+            logger.warning(
+                "%d of %d partitions give nothing: for %d ms %s", count, len(self._fetchers), at_ms - since_ms, trouble
+            )

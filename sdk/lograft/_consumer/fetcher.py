@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A consumer's fetcher: the fetch engine and look-ups of offsets, on the event loop.
+
+Owns what the blocking and the asyncio consumer do on the loop. Must not touch what the consumer collects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from lograft._client.clock import monotonic_ms
+from lograft._client.cluster import Cluster
+from lograft._consumer.arguments import check_offset
+from lograft._consumer.engine import FetchEngine
+from lograft._consumer.fetch_buffer import Arrival, Cursor
+from lograft._consumer.offsets import find_offsets
+from lograft.errors import UnknownPartitionError, UnreachableError
+from lograft.settings import ClientSettings, ConsumerSettings
+from lograft.types import ConsumerHealth, OffsetQuery, PartitionHealth, Position, TopicPartition
+
+
+class Fetcher:
+    """See the module docstring. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        settings: ConsumerSettings,
+        deliver: Callable[[Arrival], None],
+        report: Callable[[UnreachableError | None], None],
+    ) -> None:
+        self.cluster = Cluster(client)
+        self.engine = FetchEngine(self.cluster, settings, deliver, report)
+        self._timeout_ms = client.request_timeout_ms
+
+    async def check(self, tps: Sequence[TopicPartition]) -> None:
+        """Make sure that partitions exist.
+
+        Raises:
+            UnknownTopicError: they do not.
+        """
+        deadline_ms = monotonic_ms() + self._timeout_ms
+        for topic in dict.fromkeys(tp.topic for tp in tps):
+            state = await self.cluster.topic(topic, timeout_ms=max(1, deadline_ms - monotonic_ms()))
+            for tp in tps:
+                if tp.topic == topic and tp.partition >= len(state.partitions):
+                    raise UnknownPartitionError(
+                        f"topic {topic!r} has partitions 0 to {len(state.partitions) - 1}, not {tp.partition}"
+                    )
+
+    async def resolve(
+        self, tps: Sequence[TopicPartition], offsets: Mapping[TopicPartition, int], start: Position
+    ) -> dict[TopicPartition, int]:
+        """Find where to begin: at the given offset, else at `start`."""
+        await self.check(tps)
+        for tp, offset in offsets.items():
+            check_offset(offset, f"the offset of {tp}")
+        missing = [tp for tp in tps if tp not in offsets]
+        found = await self.find_position(missing, start)
+        return {tp: found[tp] if tp in found else offsets[tp] for tp in tps}
+
+    async def find_position(self, tps: Sequence[TopicPartition], position: Position) -> dict[TopicPartition, int]:
+        """Look up a well-known place of each partition."""
+        queries = [OffsetQuery(topic=tp.topic, partition=tp.partition, position=position) for tp in tps]
+        if not queries:
+            return {}
+        found = await find_offsets(self.cluster, queries, timeout_ms=self._timeout_ms)
+        return {tp: offset or 0 for tp, offset in zip(tps, found, strict=True)}
+
+    async def find_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """Look up the first offset with a time or a later one; None: there is none."""
+        queries = [
+            OffsetQuery(topic=tp.topic, partition=tp.partition, timestamp_ms=time_ms)
+            for tp, time_ms in times_ms.items()
+        ]
+        if not queries:
+            return {}
+        found = await find_offsets(self.cluster, queries, timeout_ms=self._timeout_ms)
+        return dict(zip(times_ms, found, strict=True))
+
+    async def find_time_or_end(self, tp: TopicPartition, time_ms: int) -> int:
+        """Look up the first offset with a time or a later one, else the end."""
+        found = (await self.find_times({tp: time_ms}))[tp]
+        if found is not None:
+            return found
+        return (await self.find_position([tp], Position.LATEST))[tp]
+
+    def health(self, cursors: Sequence[Cursor]) -> ConsumerHealth:
+        """Describe how it stands with the partitions of a consumer."""
+        partitions: dict[TopicPartition, PartitionHealth] = {}
+        for cursor in cursors:
+            leader_id, address = self.engine.place_of(cursor.tp)
+            partitions[cursor.tp] = PartitionHealth(
+                position=cursor.position,
+                high_watermark=cursor.high_watermark,
+                leader_id=leader_id,
+                address=address,
+                trouble=self.engine.trouble_of(cursor.tp),
+                error=cursor.error,
+            )
+        return ConsumerHealth(partitions=partitions, unreachable_ms=self.engine.unreachable_ms)
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        await self.engine.close()
+        await self.cluster.close()

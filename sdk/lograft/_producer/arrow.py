@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns Arrow tables into encoded batches for the partitions of a topic.
+
+Owns the choice of partitions for rows with keys, and the cutting to batch size. Must not wait or send. pyarrow is
+needed only here and is imported by the caller's own objects: nothing is imported at module level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Final
+
+from lograft._producer.bulk import EncodedPiece
+from lograft._producer.partitioner import group_by_partition, partition_by_keys
+from lograft.errors import UsageError
+from lograft.wire.arrow import encode_arrow
+from lograft.wire.batch import Codec, EncodedBatch
+from lograft.wire.errors import BatchError, BatchTooLargeError
+from lograft.wire.limits import MAX_RECORDS_PER_BATCH
+
+STEP_ROWS: Final = 65_536
+"""Rows whose partitions are computed at a time: enough for full batches, few enough to bound memory."""
+
+Rows = Any
+"""A `pyarrow.RecordBatch`; pyarrow ships no types."""
+
+
+def encode_rows(
+    data: Rows,
+    *,
+    partition: int | None,
+    partition_count: int,
+    batch_bytes: int,
+    codec: Codec,
+    wall_ms: int,
+) -> Iterator[EncodedPiece]:
+    """Encode a `pyarrow.RecordBatch` or `Table` into batches, in row order for each partition.
+
+    Args:
+        data: columns `value`, and `key`, `timestamp` or `timestamp_ms`, `headers` if wanted.
+        partition: partition for all rows; None: by key, rows without key to the sticky partition.
+        partition_count: partitions of the topic.
+        batch_bytes: size that a batch should not pass, inclusive.
+        codec: how batches are compressed.
+        wall_ms: timestamp of the rows when there is no such column.
+
+    Raises:
+        UsageError: a column is missing, unknown or of another type, or a row is over the limit of the format.
+    """
+    for attribute in ("schema", "num_rows"):
+        if not hasattr(data, attribute):
+            raise UsageError(f"send_arrow takes a pyarrow.RecordBatch or Table, not {type(data).__name__}")
+    batches = data.to_batches() if hasattr(data, "to_batches") else [data]
+    for batch in batches:
+        for start in range(0, batch.num_rows, STEP_ROWS):
+            rows = batch.slice(start, STEP_ROWS)
+            for number, group in _group(rows, partition, partition_count):
+                yield from _encode(group, number, batch_bytes, codec, wall_ms)
+
+
+def _group(rows: Rows, partition: int | None, partition_count: int) -> Iterator[tuple[int | None, Rows]]:
+    names: list[str] = rows.schema.names
+    if partition is not None or "key" not in names:
+        yield partition, rows
+        return
+    keys = [key.encode() if isinstance(key, str) else key for key in rows.column("key").to_pylist()]
+    # -1 stands for the sticky partition within this function.
+    groups = group_by_partition(partition_by_keys(keys, partition_count, keyless=-1))
+    for number, indexes in groups.items():
+        group = rows if len(groups) == 1 else rows.take(_index_array(indexes))
+        yield (None if number < 0 else number), group
+
+
+def _index_array(indexes: list[int]) -> Rows:
+    # pyarrow ships no types, so it is imported as an object of any kind.
+    pa: Any = import_module("pyarrow")
+    return pa.array(indexes, pa.int32())
+
+
+def _encode(rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int) -> Iterator[EncodedPiece]:
+    row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
+    # Compressed batches may be larger before they are compressed, but nobody knows by how much.
+    step = min(max(1, batch_bytes * 15 // 16 // row_bytes), MAX_RECORDS_PER_BATCH)
+    for start in range(0, rows.num_rows, step):
+        yield from _encode_slice(rows.slice(start, step), partition, batch_bytes, codec, wall_ms)
+
+
+def _encode_slice(
+    rows: Rows, partition: int | None, batch_bytes: int, codec: Codec, wall_ms: int
+) -> Iterator[EncodedPiece]:
+    count: int = rows.num_rows
+    has_times = not {"timestamp", "timestamp_ms"}.isdisjoint(rows.schema.names)
+    try:
+        body = encode_arrow(rows, timestamp_ms=None if has_times else wall_ms, codec=codec)
+    except BatchTooLargeError as error:
+        if count == 1:
+            raise UsageError(f"a row cannot be sent: {error}", code=error.code) from error
+        body = None
+    except BatchError as error:
+        raise UsageError(f"the rows cannot be sent: {error}", code=error.code) from error
+    if body is not None and (len(body) <= batch_bytes or count == 1):
+        yield EncodedPiece(partition=partition, body=EncodedBatch.wrap(body), record_count=count)
+        return
+    middle = count // 2
+    yield from _encode_slice(rows.slice(0, middle), partition, batch_bytes, codec, wall_ms)
+    yield from _encode_slice(rows.slice(middle), partition, batch_bytes, codec, wall_ms)

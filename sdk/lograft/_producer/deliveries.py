@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of one producer from `send` to their delivery report: topics in use, accumulator, failures until the next flush.
+
+Owns encoding, the clocks that the accumulator is given, and the list of failures. Knows no lock and no loop: the blocking producer
+uses it under its lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+from lograft._client.clock import monotonic_ms, wall_clock_ms
+from lograft._producer.accumulator import Accumulator, AddResult
+from lograft._producer.arrow import Rows, encode_rows
+from lograft._producer.batches import SealedBatch
+from lograft._producer.buffers import PartitionBuffer, TopicBuffers
+from lograft._producer.bulk import EncodedPiece, LoosePiece, cut
+from lograft.errors import BatchFailure, DeliveryError, RecordTooLargeError, UnknownPartitionError, UsageError
+from lograft.settings import MAX_REPORTED_FAILURES, ProducerSettings
+from lograft.types import BatchReceipt, Headers
+from lograft.wire.batch import Codec, EncodedBatch, compose_batch
+from lograft.wire.limits import MAX_BATCH_BYTES
+
+logger = logging.getLogger(__name__)
+
+OnBatch = Callable[[BatchReceipt], None]
+
+_CODECS: Final = {"none": Codec.NONE, "zstd": Codec.ZSTD}
+
+
+class Deliveries:
+    """See the module docstring.
+
+    Attributes:
+        live: topics that records may be sent to; the fast path of send() looks here, and nowhere else, before it
+            appends. Emptied by the producer when it is closed.
+        topics: every topic that was used.
+        accumulator: the open and sealed batches.
+    """
+
+    def __init__(self, settings: ProducerSettings, on_batch: OnBatch | None) -> None:
+        codec = _CODECS[settings.codec]
+
+        def encode(
+            values: Sequence[bytes | None],
+            keys: Sequence[bytes | None] | None,
+            timestamps_ms: int | Sequence[int],
+            headers: Sequence[Headers] | None,
+        ) -> EncodedBatch:
+            return compose_batch(values, keys=keys, timestamps_ms=timestamps_ms, headers=headers, codec=codec)
+
+        self.settings = settings
+        self._codec = codec
+        self.live: dict[str, TopicBuffers] = {}
+        self.topics: dict[str, TopicBuffers] = {}
+        self.accumulator = Accumulator(
+            batch_bytes=settings.batch_bytes,
+            buffer_bytes=settings.buffer_bytes,
+            linger_ms=settings.linger_ms,
+            max_in_flight=settings.max_in_flight,
+            delivery_timeout_ms=settings.delivery_timeout_ms,
+            max_record_bytes=MAX_BATCH_BYTES,
+            encode=encode,
+        )
+        self._on_batch = on_batch
+        self._failures: list[BatchFailure] = []
+        self._failed_records = 0
+        self._random = random.Random()
+
+    # -- topics
+
+    def open_topic(self, topic: str, partition_count: int) -> None:
+        """Start to use a topic."""
+        buffers = self.topics.get(topic)
+        if buffers is None:
+            buffers = self.accumulator.add_topic(topic, partition_count, first_sticky=self._random.randrange(1 << 20))
+            self.topics[topic] = buffers
+        self.live[topic] = buffers
+
+    def grow_topic(self, topic: str, partition_count: int) -> None:
+        """Take note of partitions that are new."""
+        self.accumulator.grow_topic(self.topics[topic], partition_count)
+
+    def choose(self, buffers: TopicBuffers, key: bytes | None, partition: int | None) -> PartitionBuffer:
+        """Return the buffer for a record: the partition named, else by key, else the sticky one.
+
+        Raises:
+            UnknownPartitionError: the topic has no such partition.
+        """
+        parts = buffers.parts
+        if partition is None:
+            buffers.suit_keys()
+            return parts[buffers.sticky] if key is None else buffers.by_key.get(key) or buffers.of_key(key)
+        if type(partition) is not int:
+            raise UsageError(f"partition is a whole number, not {partition!r}")
+        if not 0 <= partition < len(parts):
+            raise UnknownPartitionError(
+                f"topic {buffers.topic!r} has partitions 0 to {len(parts) - 1}, not {partition}"
+            )
+        return parts[partition]
+
+    # -- records
+
+    def add(
+        self,
+        part: PartitionBuffer,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp_ms: int | None,
+        headers: Headers | None,
+    ) -> AddResult:
+        """Add a checked record with the clocks of now."""
+        return self.accumulator.add(
+            part, value, key, timestamp_ms, headers, now_ms=monotonic_ms(), wall_ms=wall_clock_ms()
+        )
+
+    def take(self, buffers: TopicBuffers, piece: LoosePiece | EncodedPiece) -> AddResult:
+        """Add a piece of many records with the clocks of now; those of a loose one are checked."""
+        part = self.choose(buffers, None, piece.partition)
+        if isinstance(piece, LoosePiece):
+            return self.accumulator.extend(
+                part, piece.values, piece.keys, piece.timestamps_ms, now_ms=monotonic_ms(), wall_ms=wall_clock_ms()
+            )
+        result = self.accumulator.add_encoded(
+            part, piece.body, piece.record_count, may_split=piece.may_split, now_ms=monotonic_ms()
+        )
+        if result is AddResult.ADDED and piece.partition is None:
+            self.accumulator.turn_sticky(buffers)
+        return result
+
+    def cut_columns(
+        self,
+        buffers: TopicBuffers,
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        timestamps_ms: Sequence[int] | None,
+        partition: int | None,
+    ) -> Iterator[LoosePiece | EncodedPiece]:
+        """Cut columns that were checked into pieces; see `bulk.cut`."""
+        return cut(
+            values,
+            keys,
+            timestamps_ms,
+            partition=partition,
+            partition_count=len(buffers.parts),
+            batch_bytes=self._batch_limit(buffers),
+            codec=self._codec,
+            wall_clock_ms=wall_clock_ms,
+        )
+
+    def cut_rows(self, buffers: TopicBuffers, data: Rows, partition: int | None) -> Iterator[EncodedPiece]:
+        """Encode Arrow rows; see `arrow.encode_rows`."""
+        return encode_rows(
+            data,
+            partition=partition,
+            partition_count=len(buffers.parts),
+            batch_bytes=self._batch_limit(buffers),
+            codec=self._codec,
+            wall_ms=wall_clock_ms(),
+        )
+
+    def _batch_limit(self, buffers: TopicBuffers) -> int:
+        """Size in bytes that batches of a topic should not pass, as far as it is known."""
+        return min(self.settings.buffer_bytes, *(part.size_limit for part in buffers.parts))
+
+    def too_large(self, part: PartitionBuffer, size_bytes: int) -> RecordTooLargeError:
+        """Make the error for a record (or an encoded batch) that can never be sent."""
+        limit = min(part.max_record_bytes, self.settings.buffer_bytes)
+        return RecordTooLargeError(
+            f"a record or batch of about {size_bytes} bytes for topic {part.topic!r} is over the limit of {limit} bytes "
+            "with its overhead: send smaller records, or raise max.message.bytes of the topic (at most 8 MiB) or "
+            "the producer's buffer_bytes"
+        )
+
+    # -- fates
+
+    def note_result(self, receipt: BatchReceipt) -> None:
+        """Remember a failure for the next flush."""
+        if receipt.error is None:
+            return
+        self._failed_records += receipt.record_count
+        if len(self._failures) < MAX_REPORTED_FAILURES:
+            self._failures.append(
+                BatchFailure(
+                    topic=receipt.topic,
+                    partition=receipt.partition,
+                    record_count=receipt.record_count,
+                    error=receipt.error,
+                )
+            )
+
+    def call_back(self, receipt: BatchReceipt) -> None:
+        """Tell the user's callback; what it raises is logged and goes no further."""
+        if self._on_batch is None:
+            return
+        try:
+            self._on_batch(receipt)
+        except Exception:
+            logger.exception("on_batch failed for %s-%d", receipt.topic, receipt.partition)
+
+    def release(self, batch: SealedBatch) -> None:
+        """Free the memory of a batch that has met its fate."""
+        part = self.topics[batch.topic].parts[batch.partition]
+        self.accumulator.release(batch, part, now_ms=monotonic_ms())
+
+    def limit(self, topic: str, partition: int, max_batch_bytes: int) -> None:
+        """Take note of the largest batch that a topic takes."""
+        self.accumulator.limit_batches(self.topics[topic].parts[partition], max_batch_bytes)
+
+    def unresolved_records(self) -> int:
+        """Records that were taken and have met no fate yet."""
+        return self.accumulator.unresolved_records()
+
+    def take_failures(self) -> DeliveryError | None:
+        """Return the failures since the last call as one error, and forget them."""
+        if not self._failures:
+            return None
+        error = DeliveryError(self._failures, failed_record_count=self._failed_records)
+        self._failures = []
+        self._failed_records = 0
+        return error
+
+
+def say_lost(count: int, reason: str) -> None:
+    """Say on standard error, and as a warning, that records of a producer that was never closed are lost."""
+    text = f"lograft: {count} record{'s were' if count != 1 else ' was'} not delivered: {reason}"
+    warnings.warn(text, ResourceWarning, stacklevel=2)
+    # Warnings of this kind are hidden unless Python is told to show them; the loss must be seen.
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")

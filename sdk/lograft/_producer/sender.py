@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A producer's sender, as Kafka calls it: carries sealed batches from the accumulator to the engine, and their fates back.
+
+Owns the linger timer and the engine's life, on one event loop. The lock is the blocking producer's, or none.
+
+The loop never waits for the lock on its regular way: a caller's thread may hold it while another thread runs, and then
+every wait would cost a switch of threads. What is sealed is taken without it (a deque's ends are atomic); what needs it
+(fates, linger) is tried, and tried again a moment later when a caller is in the middle of a send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Final
+
+from lograft._client.clock import monotonic_ms, wall_clock_ms
+from lograft._client.cluster import Cluster
+from lograft._producer.batches import SealedBatch
+from lograft._producer.deliveries import Deliveries
+from lograft._producer.engine import ProduceEngine
+from lograft.settings import REQUEST_TIMEOUT_MS, ClientSettings
+from lograft.types import BatchReceipt
+
+LOCK_RETRY_S: Final = 0.0005
+"""Seconds until the lock is tried again."""
+
+
+class Sender:
+    """See the module docstring. Belongs to one event loop.
+
+    Attributes:
+        cluster: the connection to the cluster.
+        is_wake_due: True while a wake is on its way. Callers set it with the lock held, the loop clears it without:
+            whatever was sealed before is then seen by the wake.
+    """
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        deliveries: Deliveries,
+        lock: threading.Lock | None,
+        on_progress: Callable[[], None],
+    ) -> None:
+        """Start without connecting.
+
+        Args:
+            client: where the cluster is.
+            deliveries: where batches come from, and their fates go.
+            lock: guards the deliveries; None: everything runs on this loop.
+            on_progress: called with the lock held after batches were resolved.
+        """
+        self.is_wake_due = False
+        self.cluster = Cluster(client)
+        self._deliveries = deliveries
+        self._lock = lock
+        self._on_progress = on_progress
+        self._loop = asyncio.get_running_loop()
+        self._engine = ProduceEngine(self.cluster, deliveries.settings, self)
+        # Monotonic milliseconds of the next look at what lingers; None: nothing is planned.
+        self._look_ms: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._resolved: deque[SealedBatch | BatchReceipt] = deque()
+        self._is_settle_due = False
+        self.cluster.add_listener(self._on_metadata)
+
+    async def open_topic(self, topic: str) -> int:
+        """Find a topic and return its partition count."""
+        timeout_ms = min(REQUEST_TIMEOUT_MS, self._deliveries.settings.delivery_timeout_ms)
+        state = await self.cluster.topic(topic, timeout_ms=timeout_ms)
+        return len(state.partitions)
+
+    def needs_wake(self) -> bool:
+        """True when the loop must be told of something new; to be asked with the lock held.
+
+        A batch whose pipeline is full is nothing new: it is taken when the pipeline moves, and a wake for each of them would
+        cost a busy caller the interpreter lock each time.
+        """
+        if self.is_wake_due:
+            return False
+        if self._deliveries.accumulator.is_send_due:
+            return True
+        deadline_ms = self._deliveries.accumulator.deadline_ms()
+        return deadline_ms is not None and (self._look_ms is None or deadline_ms < self._look_ms)
+
+    def wake(self) -> None:
+        """Send what is sealed, and plan to look after what lingers."""
+        self.is_wake_due = False
+        self._submit()
+        self._look()
+
+    def _submit(self) -> None:
+        self._deliveries.accumulator.is_send_due = False
+        sealed = self._deliveries.accumulator.sealed
+        while sealed:
+            self._engine.submit(sealed.popleft())
+
+    def _look(self) -> None:
+        """Seal what has lingered, if the lock is free, and plan the next look."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lock is not None and not self._lock.acquire(blocking=False):
+            self._timer = self._loop.call_later(LOCK_RETRY_S, self._look)
+            return
+        try:
+            accumulator = self._deliveries.accumulator
+            at_ms = monotonic_ms()
+            accumulator.expire(now_ms=at_ms, wall_ms=wall_clock_ms())
+            self._look_ms = accumulator.deadline_ms()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+        if self._look_ms is not None:
+            self._timer = self._loop.call_later(max(0, self._look_ms - at_ms) / 1000, self._look)
+        self._submit()
+
+    async def close(self) -> None:
+        """Fail what is unresolved and let the connections go."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._submit()
+        await self._engine.close()
+        with self._lock if self._lock is not None else nullcontext():
+            self._settle_all()
+        await self.cluster.close()
+
+    # -- what the engine tells
+
+    def on_result(self, receipt: BatchReceipt) -> None:
+        """See `ResultSink`."""
+        if receipt.error is not None:
+            self._resolved.append(receipt)
+        self._deliveries.call_back(receipt)
+
+    def on_resolved(self, batch: SealedBatch) -> None:
+        """See `ResultSink`."""
+        self._resolved.append(batch)
+        if not self._is_settle_due:
+            self._is_settle_due = True
+            self._loop.call_soon(self._settle)
+
+    def on_limit(self, topic: str, partition: int, max_batch_bytes: int) -> None:
+        """See `ResultSink`."""
+        with self._lock if self._lock is not None else nullcontext():
+            self._deliveries.limit(topic, partition, max_batch_bytes)
+
+    def _settle(self) -> None:
+        """Report the fates, if the lock is free; what waited for them to leave the pipeline goes either way."""
+        if self._lock is not None and not self._lock.acquire(blocking=False):
+            self._submit()
+            self._loop.call_later(LOCK_RETRY_S, self._settle)
+            return
+        try:
+            self._is_settle_due = False
+            self._settle_all()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+        self._submit()
+
+    def _settle_all(self) -> None:
+        while self._resolved:
+            fate = self._resolved.popleft()
+            if isinstance(fate, SealedBatch):
+                self._deliveries.release(fate)
+            else:
+                self._deliveries.note_result(fate)
+        self._on_progress()
+
+    def _on_metadata(self) -> None:
+        for topic in list(self._deliveries.topics):
+            state = self.cluster.view.topic(topic)
+            if state is not None and len(state.partitions) > len(self._deliveries.topics[topic].parts):
+                with self._lock if self._lock is not None else nullcontext():
+                    self._deliveries.grow_topic(topic, len(state.partitions))

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Children forked while clients of their parent work: they end as they wish; its clients refuse to work there, their own work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CHILDREN = 60
+"""Children of a program; of as many some ended by SIGSEGV each time."""
+
+PROGRAM = """
+import asyncio, os, sys
+from multiprocessing import get_context
+from lograft import Admin, Consumer, Producer, aio
+from lograft.errors import ForkedClientError
+
+bootstrap, way, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+TOPIC = f"fork-{way}"
+
+
+def use(producer, consumer, admin):
+    refused = 0
+    for call in (lambda: producer.send(TOPIC, b"child"), consumer.poll, admin.list_topics):
+        try:
+            call()
+        except ForkedClientError:
+            refused += 1
+    return refused == 3 and own() and asyncio.run(own_in_a_loop())
+
+
+def own():
+    with Producer(bootstrap) as producer, Consumer(bootstrap) as consumer, Admin(bootstrap) as admin:
+        producer.send(TOPIC, b"child")
+        producer.flush()
+        consumer.assign([(TOPIC, 0)])
+        return len(consumer.poll()) > 0 and TOPIC in [each.topic for each in admin.list_topics()]
+
+
+async def own_in_a_loop():
+    async with aio.Producer(bootstrap) as producer, aio.Consumer(bootstrap) as consumer, aio.Admin(bootstrap) as admin:
+        await producer.send(TOPIC, b"child")
+        await producer.flush()
+        await consumer.assign([(TOPIC, 0)])
+        return len(await consumer.poll()) > 0 and TOPIC in [each.topic for each in await admin.list_topics()]
+
+
+def child(*clients):
+    sys.exit(0 if use(*clients) else 3)
+
+
+def forked(clients):
+    pid = os.fork()
+    if pid == 0:
+        is_right = use(*clients)
+        if way == "os._exit":
+            os._exit(0 if is_right else 3)
+        # As a normal exit, with the interpreter taken down.
+        sys.exit(0 if is_right else 3)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def started(clients):
+    process = get_context("fork").Process(target=child, args=clients)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+if __name__ == "__main__":
+    with Admin(bootstrap) as admin, Producer(bootstrap) as producer, Consumer(bootstrap) as consumer:
+        admin.create_topic(TOPIC)
+        consumer.assign([(TOPIC, 0)])
+        codes = {}
+        for number in range(count):
+            for _ in range(20):
+                producer.send(TOPIC, b"parent")
+            code = started((producer, consumer, admin)) if way == "multiprocessing" else forked((producer, consumer, admin))
+            codes[code] = codes.get(code, 0) + 1
+        producer.flush()
+        got = 0
+        while got < 22 * count and (records := consumer.poll(timeout_ms=10_000)):
+            got += len(records)
+        print(codes, got)
+"""
+
+
+@pytest.mark.parametrize("way", ["multiprocessing", "os._exit", "sys.exit"])
+def test_forked_children_end_as_they_wish(bootstrap: str, way: str) -> None:
+    """None ends by a signal or hangs, the parent's clients are refused, own ones work; nothing is lost or printed."""
+    arguments = [sys.executable, "-W", "ignore", "-c", PROGRAM, bootstrap, way, str(CHILDREN)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == (f"{{0: {CHILDREN}}} {22 * CHILDREN}\n", "")
+
+
+OTHER_USE = """
+import os, sys, threading
+import grpc
+{early}
+# A child of a parent that waits in a call of gRPC: its locks and threads are in use.
+channel = grpc.insecure_channel("127.0.0.1:1")
+threading.Thread(target=lambda: grpc.channel_ready_future(channel).result(60), daemon=True).start()
+try:
+    channel.unary_unary("/a/b")(b"", timeout=1)
+except grpc.RpcError:
+    pass
+child = os.fork()
+if child == 0:
+    from lograft import Admin
+    with Admin(sys.argv[1]) as admin:
+        admin.list_topics()
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("early", ["", "import lograft"])
+def test_child_of_a_process_that_used_grpc_for_something_else_may_use_clients(bootstrap: str, early: str) -> None:
+    """Whether Lograft was loaded before the fork or only in the child."""
+    program = OTHER_USE.format(early=early)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program, bootstrap], timeout=60, check=True)
+
+
+PLAIN_USE = """
+import sys
+import lograft, lograft.aio
+from lograft import Admin, Consumer, Producer
+with Admin(sys.argv[1]) as admin, Producer(sys.argv[1]) as producer, Consumer(sys.argv[1]) as consumer:
+    admin.create_topic("plain")
+    producer.send("plain", b"record")
+    producer.flush()
+print(sorted({"h2", "hpack", "hyperframe", "lograft._client.python_channel", "lograft._client.http2"} & set(sys.modules)))
+"""
+
+
+def test_process_that_was_not_forked_loads_nothing_for_it(bootstrap: str) -> None:
+    """Neither the channels in Python nor the libraries below them."""
+    command = [sys.executable, "-W", "ignore", "-c", PLAIN_USE, bootstrap]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's side of HTTP/2 keeps to the windows of both sides, and a peer cannot make it hold much."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+import pytest
+from h2.errors import ErrorCodes
+from hypothesis import given
+from hypothesis import strategies as st
+from lograft._client import http2
+from lograft._client.http2 import ConnectionFaultError, DataCame, GoingAway, HeadersCame, Http2Connection, StreamReset
+from tests.client.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PING,
+    PREFACE,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    encode_headers,
+    frame,
+)
+
+WINDOW = 1 << 20
+CALL = [(":method", "POST"), (":scheme", "http"), (":path", "/a/b"), (":authority", "localhost"), ("te", "trailers")]
+START = [(":status", "200"), ("content-type", "application/grpc")]
+
+
+def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
+    found: list[tuple[int, int, int, bytes]] = []
+    while data:
+        size = int.from_bytes(data[:3], "big")
+        found.append((data[3], data[4], int.from_bytes(data[5:9], "big"), data[9 : 9 + size]))
+        data = data[9 + size :]
+    return found
+
+
+def settings(**values: int) -> bytes:
+    names = {"table": 1, "streams": 3, "window": 4}
+    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", names[name], value) for name, value in values.items()))
+
+
+def update(stream_id: int, growth: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream_id, growth.to_bytes(4, "big"))
+
+
+def answer(stream_id: int) -> bytes:
+    return frame(HEADERS, END_HEADERS, stream_id, encode_headers(START))
+
+
+def end(stream_id: int) -> bytes:
+    return frame(HEADERS, END_HEADERS | END_STREAM, stream_id, encode_headers([("grpc-status", "0")]))
+
+
+def connected(**values: int) -> Http2Connection:
+    connection = Http2Connection(WINDOW)
+    connection.take_output(1)
+    connection.receive(settings(**values))
+    connection.take_output(1)
+    return connection
+
+
+def sent(connection: Http2Connection, stream_id: int) -> int:
+    """Bytes of data of a stream that go now."""
+    data, _ = connection.take_output(1 << 30)
+    return sum(len(each[3]) for each in frames(data) if each[0] == DATA and each[2] == stream_id)
+
+
+def test_greeting_is_preface_settings_and_a_wide_window() -> None:
+    """Before anything came from the server."""
+    data, drained = Http2Connection(WINDOW).take_output(1)
+    assert data.startswith(PREFACE)
+    assert not drained
+    assert [each[0] for each in frames(data[len(PREFACE) :])] == [SETTINGS, WINDOW_UPDATE]
+
+
+def test_data_waits_for_the_windows_of_stream_and_connection() -> None:
+    """And goes on when they are opened; the user hears when all of it is on its way."""
+    connection = connected(window=100)
+    first, second = connection.open(CALL), connection.open(CALL)
+    connection.send(first, (b"a" * 150,))
+    connection.send(second, (b"b" * 100_000,), is_end=True)
+    assert sent(connection, first) == 100
+    connection.receive(update(first, 50))
+    data, drained = connection.take_output(1 << 30)
+    assert drained == [first]
+    connection.receive(update(second, 200_000))
+    assert sent(connection, second) == 65_535 - 150 - 100
+    assert not connection.has_output()
+    connection.receive(update(0, 100_000))
+    data, drained = connection.take_output(1 << 30)
+    assert drained == [second]
+    assert [each[1] for each in frames(data) if each[0] == DATA][-1] == END_STREAM
+
+
+def test_settings_change_the_windows_of_open_streams() -> None:
+    """Below zero too, as after a server's change of mind."""
+    connection = connected(window=100)
+    stream = connection.open(CALL)
+    connection.send(stream, (b"a" * 300,))
+    assert sent(connection, stream) == 100
+    connection.receive(settings(window=50))
+    connection.receive(update(stream, 50))
+    assert sent(connection, stream) == 0
+    connection.receive(settings(window=200))
+    assert sent(connection, stream) == 150
+
+
+def test_streams_take_turns() -> None:
+    """One frame each, however much waits."""
+    connection = connected()
+    streams = [connection.open(CALL) for _ in range(3)]
+    for stream in streams:
+        connection.send(stream, (b"x" * 20_000,))
+    data, _ = connection.take_output(1 << 30)
+    assert [each[2] for each in frames(data) if each[0] == DATA] == [1, 3, 5] * 2
+
+
+def test_server_may_send_as_much_as_the_reader_takes() -> None:
+    """No more than the window comes ahead; what was taken is granted again."""
+    connection = connected()
+    stream = connection.open(CALL)
+    connection.receive(answer(stream))
+    connection.take_output(1)
+    piece = frame(DATA, 0, stream, bytes(16_384))
+    for _ in range(WINDOW // 16_384):
+        connection.receive(piece)
+    connection.grant(stream, WINDOW)
+    assert not connection.has_output()
+    connection.grant(stream, 0)
+    assert frames(connection.take_output(1)[0]) == [(WINDOW_UPDATE, 0, stream, WINDOW.to_bytes(4, "big"))]
+    for _ in range(WINDOW // 16_384):
+        connection.receive(piece)
+    with pytest.raises(ConnectionFaultError):
+        connection.receive(piece)
+
+
+def test_connection_takes_more_than_its_window() -> None:
+    """It is opened again half-way, by what comes for a stream that was given up too."""
+    connection = connected()
+    stream, other = connection.open(CALL), connection.open(CALL)
+    connection.receive(answer(stream) + answer(other))
+    connection.reset(other, ErrorCodes.CANCEL)
+    connection.take_output(1)
+    pieces = [frame(DATA, 0, each, bytes(16_384)) * 32 for each in (stream, other)]
+    opened_bytes = 0
+    for number in range(http2.CONNECTION_WINDOW_BYTES // 2 // len(pieces[0]) + 2):
+        connection.receive(pieces[number % 2])
+        connection.grant(stream, 0)
+        opened = [each for each in frames(connection.take_output(1)[0]) if each[0] == WINDOW_UPDATE and each[2] == 0]
+        opened_bytes += sum(int.from_bytes(each[3], "big") for each in opened)
+    assert opened_bytes > http2.CONNECTION_WINDOW_BYTES // 2
+
+
+def test_bytes_may_come_one_by_one() -> None:
+    """Headers in pieces, data with padding, and the end."""
+    connection = connected()
+    stream = connection.open(CALL)
+    block = encode_headers(START)
+    data = frame(HEADERS, 0, stream, block[:5]) + frame(CONTINUATION, END_HEADERS, stream, block[5:])
+    data += frame(DATA, PADDED, stream, b"\x03abc\0\0\0") + frame(99, 255, stream, b"new")
+    data += frame(HEADERS, END_HEADERS | END_STREAM, stream, encode_headers([("grpc-status", "0")]))
+    events = [event for number in range(len(data)) for event in connection.receive(data[number : number + 1])]
+    assert events == [
+        HeadersCame(stream, START, False),
+        DataCame(stream, b"abc", False),
+        HeadersCame(stream, [("grpc-status", "0")], True),
+    ]
+    assert [each[0] for each in frames(connection.take_output(1)[0])] == [HEADERS, RST_STREAM]
+
+
+def test_server_that_leaves_says_which_calls_it_has_not_seen() -> None:
+    """Those may be made again elsewhere; the others go on."""
+    connection = connected()
+    first, second = connection.open(CALL), connection.open(CALL)
+    connection.receive(answer(first))
+    farewell = frame(GOAWAY, 0, 0, struct.pack(">II", first, 0) + b"bye")
+    assert connection.receive(farewell) == [GoingAway(0, "bye"), StreamReset(second, 0, True)]
+    assert connection.is_spent()
+    assert connection.receive(frame(DATA, 0, first, b"x")) == [DataCame(first, b"x", False)]
+
+
+def test_no_more_streams_than_the_server_takes() -> None:
+    """One that ends makes room."""
+    connection = connected(streams=1)
+    stream = connection.open(CALL)
+    assert not connection.can_open()
+    assert connection.receive(frame(RST_STREAM, 0, stream, struct.pack(">I", 7))) == [StreamReset(stream, 7, True)]
+    assert connection.can_open()
+
+
+def test_what_comes_for_a_stream_that_was_given_up_is_passed_over() -> None:
+    """Its headers are read all the same: others may refer to them."""
+    connection = connected()
+    stream = connection.open(CALL)
+    connection.reset(stream, ErrorCodes.CANCEL)
+    data = frame(HEADERS, END_HEADERS, stream, b"\x88\x40\x01a\x01b") + frame(DATA, 0, stream, b"x")
+    assert connection.receive(data) == []
+    other = connection.open(CALL)
+    events = connection.receive(frame(HEADERS, END_HEADERS, other, b"\x88\xbe"))
+    assert events == [HeadersCame(other, [(":status", "200"), ("a", "b")], False)]
+
+
+def test_farewell_takes_nothing_from_what_goes_on() -> None:
+    """What was written before it is sent, and what comes behind it in one piece is read and answered."""
+    connection = connected()
+    stream = connection.open(CALL)
+    farewell = frame(GOAWAY, 0, 0, struct.pack(">II", (1 << 31) - 1, 0))
+    events = connection.receive(farewell + frame(PING, 0, 0, b"12345678") + answer(stream))
+    assert events == [GoingAway(0, ""), HeadersCame(stream, START, False)]
+    connection.send(stream, (b"x",), is_end=True)
+    assert [each[0] for each in frames(connection.take_output(1)[0])] == [HEADERS, PING, DATA]
+    assert connection.receive(end(stream)) == [HeadersCame(stream, [("grpc-status", "0")], True)]
+
+
+def test_server_may_end_a_stream_twice() -> None:
+    """By trailers and by a reset in one piece, as gRPC's do when the client has not ended."""
+    connection = connected()
+    stream = connection.open(CALL)
+    events = connection.receive(answer(stream) + end(stream) + frame(RST_STREAM, 0, stream, bytes(4)))
+    assert [each for each in events if isinstance(each, HeadersCame)][-1].is_end
+    assert not any(isinstance(each, StreamReset) for each in events)
+    assert connection.receive(frame(DATA, 0, stream, b"x")) == []
+
+
+def test_window_that_grows_too_far_costs_the_stream() -> None:
+    """The others go on."""
+    connection = connected()
+    first, second = connection.open(CALL), connection.open(CALL)
+    assert connection.receive(update(first, (1 << 31) - 1)) == [
+        StreamReset(first, ErrorCodes.FLOW_CONTROL_ERROR, False)
+    ]
+    assert connection.receive(answer(second)) == [HeadersCame(second, START, False)]
+
+
+def test_server_chooses_no_memory_of_headers() -> None:
+    """Calls begin with the same bytes, however large a table it offers: none enters it."""
+    connection = connected(table=1 << 30)
+    blocks = set[bytes]()
+    connection.open(CALL)
+    connection.take_output(1)
+    for _ in range(3):
+        connection.open([*CALL, ("grpc-timeout", "5m")])
+        blocks.update(each[3] for each in frames(connection.take_output(1)[0]))
+    assert len(blocks) == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        frame(DATA, PADDED, 1, b"\x05abc"),
+        frame(PING, 0, 0, b"short"),
+        frame(RST_STREAM, 0, 1, b"abc"),
+        frame(SETTINGS, 0, 0, b"abc"),
+        frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 31)),
+        frame(GOAWAY, 0, 0, b"abc"),
+        frame(PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\2\x88"),
+        frame(PUSH_PROMISE, 0, 1, b"\0\0\0\2" + b"\0" * 16_000) + frame(CONTINUATION, 0, 1, b"\0" * 16_384) * 4,
+        frame(DATA, 0, 1, b"before headers"),
+        b"\xff" * 9,
+        frame(HEADERS, END_HEADERS, 1, b"\x88\x40\x01a\x7f\xa1\x1e" + b"b" * 4_000 + b"\xbe" * 20),
+        frame(CONTINUATION, 0, 1, b""),
+        frame(HEADERS, 0, 1, b"") + frame(DATA, 0, 1, b""),
+        frame(HEADERS, END_HEADERS, 1, b"\x80"),
+        update(0, 0),
+        update(0, (1 << 31) - 1),
+        frame(HEADERS, 0, 1, b"\0" * 16_000) + frame(CONTINUATION, 0, 1, b"\0" * 16_384) * 4,
+        frame(PING, 0, 0, b"12345678") * 70_000,
+    ],
+)
+def test_broken_protocol_ends_the_connection_with_a_word(data: bytes) -> None:
+    """Of whatever kind: nothing is held for long, and the server hears why."""
+    connection = connected()
+    stream = connection.open(CALL)
+    connection.send(stream, (b"x" * 100_000,))
+    with pytest.raises(ConnectionFaultError):
+        connection.receive(data)
+    assert frames(connection.take_output(1)[0])[-1][0] == GOAWAY
+    connection.send(stream, (b"x",))
+    connection.grant(stream, 0)
+    connection.reset(stream, ErrorCodes.CANCEL)
+    connection.ping()
+    assert connection.is_spent()
+    assert not connection.has_output()
+
+
+BLOCKS = st.sampled_from(
+    [encode_headers(START), encode_headers([("grpc-status", "0")]), b"\x88\x40\x01a\x01b", b"\x88\xbe"]
+)
+FRAMES = st.builds(frame, st.integers(0, 11), st.integers(0, 63), st.integers(0, 5), BLOCKS | st.binary(max_size=12))
+
+
+@given(st.lists(FRAMES, max_size=8))
+def test_whatever_comes_is_taken_or_refused(pieces: list[bytes]) -> None:
+    """No other error leaves the core, and what the user does meanwhile or afterwards is none."""
+    connection = connected()
+    streams = [connection.open(CALL), connection.open(CALL)]
+    connection.send(streams[0], (b"x" * 100_000,), is_end=True)
+    with suppress(ConnectionFaultError):
+        for piece in pieces:
+            connection.receive(piece)
+            connection.take_output(10_000)
+            connection.grant(streams[0], 0)
+    for stream in streams:
+        connection.grant(stream, WINDOW)
+        connection.reset(stream, ErrorCodes.CANCEL)
+    connection.ping()
+    connection.take_output(1 << 30)

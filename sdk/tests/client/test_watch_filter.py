@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's watch covers every topic that was asked for, whenever it was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from lograft import Admin
+from lograft._client import cluster as cluster_module
+from lograft._client.cluster import Cluster
+from lograft._client.transport import OpenCall
+from lograft.settings import parse_bootstrap
+
+TIMEOUT_MS = 20_000
+WAIT_S = 20.0
+
+
+def test_a_topic_asked_for_while_the_watch_is_opened_is_watched_too(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch that was being opened does not have it, so another one is opened."""
+    with Admin(bootstrap) as admin:
+        for topic in ("asked-first", "asked-meanwhile"):
+            admin.create_topic(topic)
+    opened_with: list[frozenset[str]] = []
+
+    async def ask() -> None:
+        has_both, both = asyncio.Event(), frozenset({"asked-first", "asked-meanwhile"})
+        cluster = Cluster(parse_bootstrap(bootstrap, None))
+        open_call = cluster_module.open_call
+        watch_once = cluster._watch_once
+
+        async def open_and_ask(start: Callable[[], object]) -> OpenCall[object]:
+            if len(opened_with) == 1:
+                await cluster.topic("asked-meanwhile", timeout_ms=TIMEOUT_MS)
+            return await open_call(start)
+
+        async def note_filter(address: str, watched: frozenset[str], backoff: object) -> None:
+            opened_with.append(watched)
+            if watched == both:
+                has_both.set()
+            await watch_once(address, watched, backoff)
+
+        monkeypatch.setattr(cluster_module, "open_call", open_and_ask)
+        monkeypatch.setattr(cluster, "_watch_once", note_filter)
+        await cluster.topic("asked-first", timeout_ms=TIMEOUT_MS)
+        await asyncio.wait_for(has_both.wait(), WAIT_S)
+        await cluster.close()
+
+    asyncio.run(ask())
+    assert opened_with[0] == frozenset({"asked-first"})
