@@ -12,11 +12,11 @@ from typing import Annotated, Final
 
 import typer
 
-from brokerd.dev import MinFreeBytes, dev
 from brokerd.limits import PRODUCER_ID_EXPIRATION_MS, RETENTION_CHECK_MS
-from brokerd.process import run_process
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings, CombinedSettings
+from brokerd.process.dev import MinFreeBytes, dev
+from brokerd.process.main import run_process
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings, CombinedSettings
 from metaquorum.process.logging_setup import log_to_stderr
 from metaquorum.process.settings import SettingsError, parse_address, parse_voters
 from metaquorum.replica.quorum_settings import SnapshotSettings

@@ -19,9 +19,9 @@ from typing import Final, Self
 from lograft.wire.malloc import tune_allocator
 
 from brokerd.errors import BrokerError
-from brokerd.event_loop import new_event_loop
-from brokerd.server import BrokerServer
-from brokerd.standalone import standalone_settings
+from brokerd.process.event_loop import new_event_loop
+from brokerd.process.server import BrokerServer
+from brokerd.process.standalone import standalone_settings
 
 START_WAIT_MS: Final = 30_000
 """Milliseconds that `start` waits for the cluster to serve."""

@@ -25,9 +25,10 @@ CORES = (
     "metaquorum/raft/",
     "metaquorum/controller/",
     "brokerd/partition/",
-    "brokerd/produce/",
-    "brokerd/fetch/",
-    "brokerd/pushing/",
+    *(
+        f"brokerd/api/{name}.py"
+        for name in ("produce_events", "produce_session", "fetch_events", "fetch_serving", "fetch_session")
+    ),
     *(
         f"sdk/lograft/{package}/{name}.py"
         for package, names in {
@@ -66,8 +67,10 @@ VAGUE_STEM = re.compile(r"(?:^|_)(?:manager|utils?|helpers?|impl|misc|common)$")
 DOTTED = re.compile(r"\b\w+(?:[./]\w+)+")
 LEFTOVER = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
 
-EXCEPTIONS: dict[tuple[str, str], str] = {}
-"""(path, rule) of a file that may break a rule for now: the day and the reason."""
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("brokerd/replica/manager.py", "names_say_something"): "2026-11-26: ReplicaManager is Kafka's word for it",
+}
+"""(path, rule) of a file that may break a rule: the day and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,7 +415,8 @@ def test_unimported_module_is_found() -> None:
         Source(path="brokerd/lazy.py", text=""),
         Source(path="brokerd/relative.py", text=""),
         Source(
-            path="brokerd/server.py", text="from brokerd import imported\nLAZY = 'brokerd.lazy'\nfrom . import relative"
+            path="brokerd/server.py",
+            text="from brokerd import imported\nLAZY = 'brokerd.lazy'\nfrom . import relative",
         ),
         Source(path="brokerd/__main__.py", text="from brokerd.server import Server"),
     ]

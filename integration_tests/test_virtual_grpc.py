@@ -18,8 +18,8 @@ from lograft._client.python_channel import PythonChannel
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
+from brokerd.api.status import rich_status
 from brokerd.failure import Failure, LeaderPlace
-from brokerd.rpc.status import rich_status
 from integration_tests.faults.forgetful_proxy import ForgetfulProxy, Way
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.virtual_network import Network

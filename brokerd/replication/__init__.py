@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shells around partition replicas: they own the logs, run the cores, flush, and wake who waits."""
-
-from __future__ import annotations
+"""The streams between the leader of a partition and its followers, and the ranges that a repair fetches."""

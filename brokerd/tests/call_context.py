@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from brokerd.rpc.calls import ServicerContext
+from brokerd.api.calls import ServicerContext
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brokerd.server import BrokerServer
+from brokerd.process.server import BrokerServer
 from brokerd.tests.support import Client, connected, running_broker
 
 

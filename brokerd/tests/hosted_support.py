@@ -11,13 +11,13 @@ from lograft.wire.header import stamp
 
 from brokerd.partition.effects import ProposeIsr, SendAck, Subscribe
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
-from brokerd.replication.follower_route import FollowerRequest
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.leader_link import FollowingReplica
-from brokerd.replication.partition_news import OwnBroker
-from brokerd.replication.repair_peers import RepairPeers
-from brokerd.replication.replica_host import ReplicaHost
-from brokerd.replication.replica_peers import LostReplicas, ProposingReplica, ReplicaPeers, Resignation
+from brokerd.replica.follower_route import FollowerRequest
+from brokerd.replica.leader_link import FollowingReplica
+from brokerd.replica.manager import ReplicaHost
+from brokerd.replica.partition_news import OwnBroker
+from brokerd.replica.repair_peers import RepairPeers
+from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica_peers import LostReplicas, ProposingReplica, ReplicaPeers, Resignation
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.listener import CommittedBatch

@@ -27,8 +27,8 @@ from brokerd.partition.effects import (
 )
 from brokerd.partition.events import AckLevel, AckWanted, BatchAppended, Durability, Event, LogFlushed
 from brokerd.partition.replica import PartitionReplica
-from brokerd.replication.follower_route import FollowerRead, FollowerRequest, FollowerRoute
-from brokerd.replication.led_followers import LedFollowers
+from brokerd.replica.follower_route import FollowerRead, FollowerRequest, FollowerRoute
+from brokerd.replica.led_followers import LedFollowers
 from brokerd.tests.replication_support import changed, image
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.state import PartitionImage

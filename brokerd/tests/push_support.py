@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from brokerd.failure import Failure
-from brokerd.partition.reconciliation import SubscriptionError
-from brokerd.pushing.events import (
+from brokerd.partition.leader_stream import PushSession
+from brokerd.partition.leader_stream_events import (
     AbortPush,
     AcksReceived,
     ChunkRead,
@@ -19,9 +19,9 @@ from brokerd.pushing.events import (
     Subscription,
     SubscriptionsReceived,
 )
-from brokerd.pushing.rate import PushRates
-from brokerd.pushing.session import PushSession
-from brokerd.pushing.traffic import Traffic
+from brokerd.partition.leader_stream_rate import PushRates
+from brokerd.partition.leader_stream_traffic import Traffic
+from brokerd.partition.reconciliation import SubscriptionError
 
 TOPIC_ID = b"t" * 16
 

@@ -17,15 +17,15 @@ from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.batch import iter_batches
 from lograft.wire.codes import ErrorCode
 
+from brokerd.api.parts import StreamRegister
 from brokerd.limits import MAX_REPLICATE_STREAMS, REPLICATE_WINDOW_BYTES
-from brokerd.pushing import pulse
-from brokerd.pushing.rate import PushRates
+from brokerd.partition import leader_stream_pulse as pulse
+from brokerd.partition.leader_stream_rate import PushRates
+from brokerd.replica.follower_route import LedReplica
 from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
-from brokerd.replication.follower_route import LedReplica
-from brokerd.rpc.fetch_range import FetchRangeCalls
-from brokerd.rpc.parts import StreamRegister
-from brokerd.rpc.replicate_handshake import Leader
-from brokerd.rpc.replicate_service import ReplicateService
+from brokerd.replication.fetch_range import FetchRangeCalls
+from brokerd.replication.leader_handshake import Leader
+from brokerd.replication.leader_service import ReplicateService
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID, LeadingReplica
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.loader import MetadataLoader

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.controller_client.controller_calls import ControllerCalls
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.carrier import Carrier
 from metaquorum.net.connection import Limits

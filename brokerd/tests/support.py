@@ -15,20 +15,20 @@ from lograft.wire.batch import encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
-from brokerd.fetch_buffer import FetchBuffer
+from brokerd.api.batch_check import BatchThreads
+from brokerd.api.fetch_buffer import FetchBuffer
+from brokerd.api.parts import BrokerParts, StreamRegister
+from brokerd.controller_client.controller_calls import ControllerCalls
+from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle
+from brokerd.controller_client.peer_channels import PeerChannels
+from brokerd.controller_client.producer_ids import ProducerIds
+from brokerd.controller_client.touch import ControllerTouch
 from brokerd.limits import MIN_BUDGET_BYTES
-from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle
-from brokerd.metadata.peer_channels import PeerChannels
-from brokerd.metadata.producer_ids import ProducerIds
-from brokerd.metadata.touch import ControllerTouch
-from brokerd.replication.locator import Locator
-from brokerd.replication.partition_news import OwnBroker
-from brokerd.replication.replica_host import ReplicaHost
-from brokerd.rpc.batch_check import BatchThreads
-from brokerd.rpc.parts import BrokerParts, StreamRegister
-from brokerd.server import BrokerServer
-from brokerd.standalone import standalone_settings
+from brokerd.process.server import BrokerServer
+from brokerd.process.standalone import standalone_settings
+from brokerd.replica.locator import Locator
+from brokerd.replica.manager import ReplicaHost
+from brokerd.replica.partition_news import OwnBroker
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.hello import Identity
 from metaquorum.net.link import Services

@@ -17,7 +17,7 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from brokerd.limits import MAX_OFFSET_QUERIES, MAX_ROUTES_PER_STREAM
-from brokerd.server import BrokerServer
+from brokerd.process.server import BrokerServer
 from brokerd.tests.bad_batches import BATCHES
 from brokerd.tests.support import WAIT_S, Client, FetchStream, ProduceStream, Stream, connected, refusal, running_broker
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from lograft.v1 import metadata_pb2
 
-import brokerd.server
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
+import brokerd.process.server
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
 from brokerd.tests.support import connected, running_broker
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, append
 from metaquorum.controller import brokers
@@ -121,7 +121,7 @@ async def test_mark_that_cannot_be_written_does_not_hinder_the_stop(
         raise DiskFullError("/d/clean-stop", "no space")
 
     with monkeypatch.context() as patched:
-        patched.setattr(brokerd.server, "mark_clean_stop", refuse)
+        patched.setattr(brokerd.process.server, "mark_clean_stop", refuse)
         async with running_broker(tmp_path):
             pass
     assert not (tmp_path / MARK).exists()

@@ -12,8 +12,8 @@ from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import wall_ms
-from brokerd.replication.cleaning import LogCleaning
-from brokerd.server import BrokerServer
+from brokerd.process.server import BrokerServer
+from brokerd.replica.cleaning import LogCleaning
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, connected, refusal, running_broker
 from storage.compaction.cleaner import CleanerSettings
 

@@ -14,8 +14,9 @@ import pytest
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
-from brokerd.following import codec, connecting
-from brokerd.following.connecting import LeaderStream, StreamError, StreamRefusedError
+from brokerd.replication import connecting
+from brokerd.replication import follower_codec as codec
+from brokerd.replication.connecting import LeaderStream, StreamError, StreamRefusedError
 from brokerd.tests.leading_replica import LEADER_ID
 from brokerd.tests.replicate_support import CLUSTER_ID, INCARNATION_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.support import WAIT_S

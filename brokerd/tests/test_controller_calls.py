@@ -14,9 +14,9 @@ import pytest_asyncio
 from lograft.v1.errors_pb2 import LeaderHint
 from lograft.wire.codes import ErrorCode
 
+from brokerd.controller_client import controller_calls
+from brokerd.controller_client.controller_calls import ControllerCalls, ControllerRefusedError
 from brokerd.failure import LeaderPlace, RefusedError
-from brokerd.metadata import controller_calls
-from brokerd.metadata.controller_calls import ControllerCalls, ControllerRefusedError
 from brokerd.tests.scripted_controller import ScriptedController, answer, calls_to, controller_of, never
 from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.metadata.loader import MetadataLoader

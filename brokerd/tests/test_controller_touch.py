@@ -14,10 +14,10 @@ from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
-from brokerd.metadata import lifecycle as lifecycle_module
-from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
-from brokerd.metadata.touch import ControllerTouch
-from brokerd.server import BrokerServer
+from brokerd.controller_client import lifecycle as lifecycle_module
+from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
+from brokerd.controller_client.touch import ControllerTouch
+from brokerd.process.server import BrokerServer
 from brokerd.tests.scripted_controller import calls_to
 from brokerd.tests.support import WAIT_S, connected
 from brokerd.tests.test_replicated import append_to_all, three_brokers

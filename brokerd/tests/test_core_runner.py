@@ -18,7 +18,7 @@ from brokerd.partition.events import (
 from brokerd.partition.follower_events import BatchesReceived, LogCut, SubscriptionAccepted, SubscriptionDiverged
 from brokerd.partition.reconciliation import EpochEnd
 from brokerd.partition.replica import PartitionReplica
-from brokerd.replication.core_runner import CoreRunner
+from brokerd.replica.core_runner import CoreRunner
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.state import PartitionImage
 from metaquorum.metadata.topic_configs import FlushPolicy

@@ -11,8 +11,8 @@ import pytest
 from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.rpc.forwarded import FORWARDED_KEY
-from brokerd.server import BrokerServer
+from brokerd.api.forwarded import FORWARDED_KEY
+from brokerd.process.server import BrokerServer
 from brokerd.tests.support import WAIT_S, Client, connected, refusal, running_broker
 from brokerd.tests.test_two_brokers import PARTITIONS, leaders, second_broker
 from storage.errors import DiskFullError

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from brokerd.limits import WITHDRAWAL_RETRY_MAX_MS, WITHDRAWAL_RETRY_MIN_MS
-from brokerd.replication import failed_replicas
-from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
+from brokerd.replica import failed_replicas
+from brokerd.replica.failed_replicas import FailedReplicas, Withdrawal
 from metaquorum.metadata.awaited import AwaitedReplica, pack
 from metaquorum.metadata.state import PartitionImage
 

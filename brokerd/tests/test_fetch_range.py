@@ -14,8 +14,8 @@ from lograft.wire.header import stamp
 
 from brokerd.failure import RefusedError
 from brokerd.limits import REPLICA_CHUNK_BYTES
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.rpc.fetch_range import FetchRangeCalls
+from brokerd.replica.replica import HostedReplica
+from brokerd.replication.fetch_range import FetchRangeCalls
 from brokerd.tests.hosted_support import TOPIC_ID, Hosted, stamped
 from brokerd.tests.test_hosted_follower import followed, send
 from storage.errors import DiskReadError
@@ -60,9 +60,9 @@ async def test_committed_batches_are_given_byte_for_byte(hosted: Hosted) -> None
 async def test_long_range_comes_in_pieces(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole batches up to the limit, at least one."""
     await replica_of(hosted)
-    monkeypatch.setattr("brokerd.rpc.fetch_range.REPLICA_CHUNK_BYTES", len(stamped(0, 0, 2)) + 1)
+    monkeypatch.setattr("brokerd.replication.fetch_range.REPLICA_CHUNK_BYTES", len(stamped(0, 0, 2)) + 1)
     assert await fetched(hosted) == stamped(2, 0, 2)
-    monkeypatch.setattr("brokerd.rpc.fetch_range.REPLICA_CHUNK_BYTES", 1)
+    monkeypatch.setattr("brokerd.replication.fetch_range.REPLICA_CHUNK_BYTES", 1)
     assert await fetched(hosted) == stamped(2, 0)
     assert REPLICA_CHUNK_BYTES >= 1024 * 1024
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_ROUTE
 
-from brokerd.failure import Failure
-from brokerd.fetch.events import (
+from brokerd.api.fetch_events import (
     AbortFetchStream,
     ChunkRead,
     CreditGranted,
@@ -33,7 +32,8 @@ from brokerd.fetch.events import (
     ResolveFetchRoutes,
     RoutesUnwanted,
 )
-from brokerd.fetch.session import CAUGHT_UP_MARK_DELAY_MS, FetchSession
+from brokerd.api.fetch_session import CAUGHT_UP_MARK_DELAY_MS, FetchSession
+from brokerd.failure import Failure
 from brokerd.limits import (
     FETCH_MARK_INTERVAL_MS,
     MAX_CHUNK_BYTES,

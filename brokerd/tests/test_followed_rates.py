@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from brokerd.pushing.rate import PushRates
-from brokerd.pushing.traffic import Traffic
-from brokerd.replication.followed_rates import followed_rates
+from brokerd.partition.leader_stream_rate import PushRates
+from brokerd.partition.leader_stream_traffic import Traffic
+from brokerd.replica.followed_rates import followed_rates
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.image_format import LoadedImage

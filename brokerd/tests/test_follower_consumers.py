@@ -11,7 +11,7 @@ import pytest
 from lograft import TopicPartition, aio
 from lograft._consumer import engine as fetch_engine
 
-from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replica.replica import HostedReplica
 from brokerd.tests.support import connected
 from brokerd.tests.test_replicated import LONG_S, PARTITIONS, Cluster, append_to_all, three_brokers
 from metaquorum.tests.quorum_cluster import until

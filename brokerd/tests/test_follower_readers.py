@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from lograft.wire.codes import ErrorCode
 
+from brokerd.api.fetch_serving import Verdict, judge_offset
 from brokerd.failure import Failure
-from brokerd.fetch.serving import Verdict, judge_offset
 from brokerd.partition.events import LeadershipChanged, ReplicaRemoved, StorageFailed
 from brokerd.partition.follower_events import (
     BatchesReceived,
@@ -16,7 +16,7 @@ from brokerd.partition.follower_events import (
     SubscriptionEnded,
 )
 from brokerd.partition.reconciliation import SubscriptionError
-from brokerd.replication.follower_readers import FollowerReaders
+from brokerd.replica.follower_readers import FollowerReaders
 from brokerd.tests.replication_support import Replica, changed, image
 
 

@@ -12,8 +12,8 @@ from lograft.v1 import admin_pb2, errors_pb2, log_pb2
 from lograft.wire.batch import read_batches
 from lograft.wire.codes import ErrorCode
 
+from brokerd.api.forwarded import FORWARDED_KEY
 from brokerd.partition.events import PartitionChanged
-from brokerd.rpc.forwarded import FORWARDED_KEY
 from brokerd.tests.support import WAIT_S, Client, FetchStream, connected, refusal
 from brokerd.tests.test_replicated import Cluster, append_to_all, three_brokers
 from metaquorum.tests.quorum_cluster import until

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from brokerd.following import session as session_module
-from brokerd.following.session import Acks, Credit, FollowerSession, Heartbeat, Subscriptions, Unsubscriptions
 from brokerd.limits import (
     ACKS_COALESCE_MS,
     ACKS_PER_MESSAGE,
@@ -16,7 +14,9 @@ from brokerd.limits import (
     REPLICATE_SILENCE_MS,
     SUBSCRIBES_PER_MESSAGE,
 )
+from brokerd.partition import follower_stream as session_module
 from brokerd.partition.effects import SendAck, Subscribe
+from brokerd.partition.follower_stream import Acks, Credit, FollowerSession, Heartbeat, Subscriptions, Unsubscriptions
 
 T0 = 1_000
 

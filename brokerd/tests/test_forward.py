@@ -15,10 +15,10 @@ import pytest
 from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
+from brokerd.api.forward import Forwarder
+from brokerd.api.forwarded import FORWARDED_KEY
+from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.failure import LeaderPlace, RefusedError
-from brokerd.metadata.peer_channels import PeerChannels
-from brokerd.rpc.forward import Forwarder
-from brokerd.rpc.forwarded import FORWARDED_KEY
 from metaquorum.metadata.listener import CommittedBatch
 from metaquorum.metadata.loader import MetadataLoader
 
@@ -151,7 +151,7 @@ async def test_answer_of_no_use_is_internal() -> None:
 
 async def test_channels_are_shared_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One channel for an address; beyond the bound the one idle longest is closed, those in use never."""
-    monkeypatch.setattr("brokerd.metadata.peer_channels.MAX_PEER_CHANNELS", 2)
+    monkeypatch.setattr("brokerd.controller_client.peer_channels.MAX_PEER_CHANNELS", 2)
     peers = PeerChannels()
     async with peers.use("127.0.0.1:1") as first, peers.use("127.0.0.1:2"):
         async with peers.use("127.0.0.1:1") as again:

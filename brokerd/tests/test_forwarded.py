@@ -10,14 +10,14 @@ import pytest
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.codes import ErrorCode
 
+from brokerd.api.append import AppendCalls
+from brokerd.api.calls import ServicerContext
+from brokerd.api.delete_records import DeleteRecordsCalls
+from brokerd.api.forward import Forwarder
+from brokerd.api.forwarded import FORWARDED_KEY
+from brokerd.api.list_offsets import ListOffsetsCalls
+from brokerd.api.read import ReadCalls
 from brokerd.failure import RefusedError
-from brokerd.rpc.append import AppendCalls
-from brokerd.rpc.calls import ServicerContext
-from brokerd.rpc.delete_records import DeleteRecordsCalls
-from brokerd.rpc.forward import Forwarder
-from brokerd.rpc.forwarded import FORWARDED_KEY
-from brokerd.rpc.list_offsets import ListOffsetsCalls
-from brokerd.rpc.read import ReadCalls
 from brokerd.tests.call_context import call_context
 from brokerd.tests.support import WAIT_S, offline_parts
 from brokerd.tests.test_replica_host import TOPIC_ID, Host
@@ -122,7 +122,7 @@ async def test_metadata_that_does_not_come_ends_the_wait(host: Host, monkeypatch
     with pytest.raises(RefusedError) as caught:
         await receiver.append(forwarded(str(10**9), seconds=0.1))
     assert caught.value.failure.code in {ErrorCode.UNKNOWN_TOPIC, ErrorCode.TIMED_OUT}
-    monkeypatch.setattr("brokerd.rpc.forwarded.FORWARDED_WAIT_MS", 20)
+    monkeypatch.setattr("brokerd.api.forwarded.FORWARDED_WAIT_MS", 20)
     with pytest.raises(RefusedError) as caught:
         await receiver.read(forwarded(str(10**9)))
     assert caught.value.failure.code is ErrorCode.UNKNOWN_TOPIC
@@ -143,7 +143,7 @@ async def test_mark_without_a_later_offset_is_not_waited_for(host: Host, mark: s
 
 async def test_leader_that_is_behind_answers_what_it_leads_at_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that hears nothing new goes on serving what it leads."""
-    monkeypatch.setattr("brokerd.rpc.forwarded.FORWARDED_WAIT_MS", 3_600_000)
+    monkeypatch.setattr("brokerd.api.forwarded.FORWARDED_WAIT_MS", 3_600_000)
     host.create_topic()
     await host.replica()
     async with asyncio.timeout(WAIT_S):

@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
 
+from brokerd.controller_client.controller_calls import ControllerCalls
+from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
 from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
-from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.metadata.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
 from brokerd.tests.scripted_controller import CLUSTER, ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.listener import QuorumLeader

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.log_copying import LogCopying
+from brokerd.replica.log_copying import LogCopying
+from brokerd.replica.replica import HostedReplica
 from brokerd.tests.hosted_support import TOPIC_ID, Hosted, append, stamped
 from storage.testing.sim_disk import Refusal
 
@@ -141,7 +141,7 @@ async def test_what_happens_during_a_cut_is_taken_up_behind_it(hosted: Hosted) -
 
 async def test_cut_that_finds_no_room_is_asked_for_again(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log stays as it is, and the leader says again where to cut."""
-    monkeypatch.setattr("brokerd.replication.log_cutting.CUT_RETRY_MS", 1)
+    monkeypatch.setattr("brokerd.replica.log_cutting.CUT_RETRY_MS", 1)
     replica = await followed(hosted)
     send(hosted, stamped(0, 0, 4), base_offset=0)
     hosted.lead(3)

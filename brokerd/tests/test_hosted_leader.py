@@ -16,8 +16,8 @@ from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability, Tick
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.replica_peers import Resignation, ResignReason
+from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica_peers import Resignation, ResignReason
 from brokerd.tests.hosted_support import NODES, TOPIC_ID, Hosted, Route, append, batch
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.records import PartitionChangeRecord

@@ -19,9 +19,9 @@ from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.batch import Codec, encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
-import brokerd.rpc.read
+import brokerd.api.read
+from brokerd.api.batch_check import COPIES, BatchThreads, is_costly, thread_count
 from brokerd.limits import MAX_INFLATE_THREADS, MAX_READ_BYTES, MIN_BUDGET_BYTES
-from brokerd.rpc.batch_check import COPIES, BatchThreads, is_costly, thread_count
 from brokerd.short_turns import SHORT_S, ShortTurns
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, refusal
 
@@ -46,13 +46,13 @@ async def test_a_small_batch_that_inflates_to_much_is_read_in_a_thread(
     client: Client, monkeypatch: pytest.MonkeyPatch, value_bytes: int, is_thread: bool
 ) -> None:
     """By what it inflates to, not by what it is on disk: the event loop serves everybody else meanwhile."""
-    decode, threads = brokerd.rpc.read._decode, list[threading.Thread]()  # pyright: ignore[reportPrivateUsage]
+    decode, threads = brokerd.api.read._decode, list[threading.Thread]()  # pyright: ignore[reportPrivateUsage]
 
     def noted(*arguments: Any) -> Any:
         threads.append(threading.current_thread())
         return decode(*arguments)
 
-    monkeypatch.setattr(brokerd.rpc.read, "_decode", noted)
+    monkeypatch.setattr(brokerd.api.read, "_decode", noted)
     await store(client, value_bytes)
     assert len((await client.read("t")).records[0].value) == value_bytes
     assert [thread is not threading.current_thread() for thread in threads] == [is_thread]
@@ -69,7 +69,7 @@ async def test_nothing_of_a_refused_read_waits_for_the_collector(client: Client)
             assert refused.code == errors_pb2.ERROR_CODE_MESSAGE_TOO_LARGE
         async with asyncio.timeout(WAIT_S):
             while True:
-                if not frames_of("brokerd/rpc/read.py"):
+                if not frames_of("brokerd/api/read.py"):
                     break
                 await asyncio.sleep(0.01)
     finally:
@@ -84,7 +84,7 @@ def test_a_read_makes_no_more_of_a_batch_than_it_gives(record_count: int) -> Non
     response = log_pb2.ReadResponse()
     tracemalloc.start()
     try:
-        is_small = brokerd.rpc.read._decode(data, response, 10, MAX_READ_BYTES)  # pyright: ignore[reportPrivateUsage]
+        is_small = brokerd.api.read._decode(data, response, 10, MAX_READ_BYTES)  # pyright: ignore[reportPrivateUsage]
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -11,11 +11,11 @@ from lograft.internal.v1 import controller_pb2
 from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.metadata.controller_calls import ControllerCalls
+from brokerd.controller_client.controller_calls import ControllerCalls
+from brokerd.controller_client.isr_proposals import IsrProposals
 from brokerd.partition.effects import ProposedMember, ProposeIsr
 from brokerd.partition.events import Event
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused, ProposalUnanswered
-from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.state import PartitionImage
@@ -206,7 +206,7 @@ async def test_broker_without_a_registration_proposes_nothing(scene: Scene) -> N
 
 async def test_many_proposals_take_several_calls(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call has a most number of them."""
-    monkeypatch.setattr("brokerd.replication.isr_proposals.MAX_CALL_PROPOSALS", 2)
+    monkeypatch.setattr("brokerd.controller_client.isr_proposals.MAX_CALL_PROPOSALS", 2)
     replicas: Sequence[Replica] = [Replica(number) for number in range(5)]
     outcomes = await scene.propose(*replicas)
     assert all(isinstance(outcome, ProposalAccepted) for outcome in outcomes)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from lograft.wire.checksum import BytesLike
 
-from brokerd.following import connecting, stream_retry
-from brokerd.following.link import LeaderLink, LinkIdentity
 from brokerd.partition.effects import Subscribe
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
+from brokerd.replication import connecting, stream_retry
+from brokerd.replication.follower_link import LeaderLink, LinkIdentity
 from brokerd.tests.leading_replica import LEADER_EPOCH, LEADER_ID
 from brokerd.tests.replicate_support import CLUSTER_ID, INCARNATION_ID, TOPIC_ID, be_patient, leader_world
 from brokerd.tests.support import WAIT_S

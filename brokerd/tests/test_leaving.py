@@ -13,9 +13,9 @@ from lograft import aio
 
 import metaquorum.controller.controller as controller_module
 from brokerd.limits import REPLICA_SLICE
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.replica_host import ReplicaHost
-from brokerd.replication.role_log import MAX_ROLE_LINES
+from brokerd.replica.manager import ReplicaHost
+from brokerd.replica.replica import HostedReplica
+from brokerd.replica.role_log import MAX_ROLE_LINES
 from brokerd.tests.support import WAIT_S, connected, running_broker
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host
 from brokerd.tests.test_two_brokers import second_broker
@@ -24,7 +24,7 @@ from metaquorum.controller.commands import Decision, Heartbeat
 from metaquorum.metadata.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
 from storage.testing.sim_disk import SimDisk
 
-ROLES = "brokerd.replication.role_log"
+ROLES = "brokerd.replica.role_log"
 
 
 @pytest.fixture

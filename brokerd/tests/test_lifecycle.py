@@ -19,13 +19,13 @@ from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
+from brokerd.api.health import LIVENESS
+from brokerd.controller_client.lifecycle import BrokerLifecycle
 from brokerd.errors import BrokerFailedError, RegistrationRefusedError
-from brokerd.event_loop import new_event_loop
-from brokerd.health import LIVENESS
-from brokerd.metadata.lifecycle import BrokerLifecycle
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings, CombinedSettings
-from brokerd.standalone import standalone_settings
+from brokerd.process.event_loop import new_event_loop
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings, CombinedSettings
+from brokerd.process.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, connected, refusal, running_broker
 from brokerd.tests.test_two_brokers import leaders, second_broker
 from metaquorum.controller.commands import Command, RegisterBroker
@@ -158,7 +158,7 @@ async def test_replaced_registration_is_noticed_and_renewed(tmp_path: Path) -> N
 
 async def test_second_live_process_of_an_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a broker lives nobody else gets its id, and the second process ends with an error that names it."""
-    monkeypatch.setattr("brokerd.metadata.lifecycle.DUPLICATE_WAIT_MS", 200)
+    monkeypatch.setattr("brokerd.controller_client.lifecycle.DUPLICATE_WAIT_MS", 200)
     async with running_broker(tmp_path / "1") as first, second_broker(first, tmp_path / "2") as second:
         settings = BrokerSettings(
             data_directory=tmp_path / "3",

@@ -12,10 +12,10 @@ import pytest
 from lograft.v1 import admin_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.log_directories import OpenedDirectories, open_log_directories
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
-from brokerd.standalone import standalone_settings
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
+from brokerd.process.standalone import standalone_settings
+from brokerd.replica.log_directories import OpenedDirectories, open_log_directories
 from brokerd.tests.support import WAIT_S, Client, connected, refusal
 from metaquorum.process.settings import SettingsError
 from storage.directory.data_directory import DataDirectory

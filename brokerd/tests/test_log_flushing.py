@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from brokerd.replication import log_flushing
-from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replica import log_flushing
+from brokerd.replica.replica import HostedReplica
 from brokerd.tests.hosted_support import Hosted, append
 from metaquorum.tests.quorum_cluster import until
 from storage.testing.sim_disk import Refusal

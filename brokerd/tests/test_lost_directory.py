@@ -13,7 +13,7 @@ import pytest
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.server import BrokerServer
+from brokerd.process.server import BrokerServer
 from brokerd.tests.support import WAIT_S, Client, connected, running_broker
 from brokerd.tests.test_replicated import LONG_S, PARTITIONS, Cluster, append_to_all, assert_equal, attempt
 from metaquorum.tests.quorum_cluster import until

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from brokerd.container_memory import memory_limit_bytes, physical_bytes
-from brokerd.memory_trim import CHECK_MS, CHECK_MS_MAX, TRIM_FROM_BYTES, TrimRule
-from brokerd.settings import BrokerSettings, budget_bytes
+from brokerd.memory.container import memory_limit_bytes, physical_bytes
+from brokerd.memory.trim import CHECK_MS, CHECK_MS_MAX, TRIM_FROM_BYTES, TrimRule
+from brokerd.process.settings import BrokerSettings, budget_bytes
 from metaquorum.process.settings import Address, SettingsError
 
 MIB = 1024 * 1024

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from lograft.v1 import admin_pb2
 
-from brokerd.quorum import open_quorum_member
-from brokerd.settings import BrokerSettings
+from brokerd.process.quorum import open_quorum_member
+from brokerd.process.settings import BrokerSettings
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.metadata.changes import MetadataChange
 from metaquorum.metadata.listener import CommittedBatch

@@ -10,7 +10,7 @@ import grpc.aio
 from lograft.v1 import admin_pb2, errors_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.server import BrokerServer
+from brokerd.process.server import BrokerServer
 from brokerd.tests.support import WAIT_S, Client, refusal
 
 

@@ -13,9 +13,9 @@ import pytest
 from lograft.v1 import admin_pb2
 
 from brokerd.limits import MIN_BUDGET_BYTES
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
-from brokerd.standalone import standalone_settings
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
+from brokerd.process.standalone import standalone_settings
 from brokerd.tests.support import connected
 from brokerd.tests.test_process import started
 from metaquorum.process.settings import Address, SettingsError

@@ -12,8 +12,8 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import Failure, RefusedError
 from brokerd.partition.events import Durability
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.moving import Move, MoveState, ReplicaMoves
+from brokerd.replica.moving import Move, MoveState, ReplicaMoves
+from brokerd.replica.replica import HostedReplica
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_replica_directories import empty_disk
 from brokerd.tests.test_replica_host import TOPIC_ID, Host, Listener, acked, append

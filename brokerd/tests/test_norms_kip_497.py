@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 from lograft.internal.v1 import controller_pb2
 
+from brokerd.controller_client.isr_proposals import IsrProposals
 from brokerd.limits import ISR_GATHER_MS
 from brokerd.partition.effects import FailAck, LossReason, ProposedMember, ProposeIsr, PublishHighWatermark
 from brokerd.partition.events import AckLevel, AckWanted, Tick
 from brokerd.partition.leader_events import ProposalAccepted
-from brokerd.replication.isr_proposals import IsrProposals
 from brokerd.tests.replication_support import LAG_MS, image, leader
 from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S

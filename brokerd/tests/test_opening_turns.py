@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from brokerd.limits import LOG_OPEN_TASKS
-from brokerd.replication.opening_turns import BURST_OPEN_TASKS, BURST_QUIET_MS, OpeningTurns
+from brokerd.replica.opening_turns import BURST_OPEN_TASKS, BURST_QUIET_MS, OpeningTurns
 from brokerd.tests.support import WAIT_S
 
 MANY = 3 * LOG_OPEN_TASKS

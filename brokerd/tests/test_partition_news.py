@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokerd.replication.partition_news import OwnBroker
+from brokerd.replica.partition_news import OwnBroker
 from metaquorum.metadata.image import MetadataImage, PartitionImage
 from metaquorum.metadata.records import BrokerChangeRecord, BrokerRecord, RemoveBrokerRecord
 

@@ -10,9 +10,9 @@ import pytest
 from lograft.v1 import admin_pb2, metadata_pb2
 from lograft.v1.errors_pb2 import LeaderHint
 
-from brokerd.metadata.peer_channels import hinted_address, peer_address
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
+from brokerd.controller_client.peer_channels import hinted_address, peer_address
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
 from brokerd.tests.support import WAIT_S, connected, running_broker
 from metaquorum.process.settings import Address
 

@@ -16,8 +16,8 @@ from lograft._client.transport import CHANNEL_OPTIONS
 from lograft.settings import MAX_RETRY_BACKOFF_MS
 
 from brokerd.clock import monotonic_ms
+from brokerd.controller_client.peer_channels import PeerChannels, is_ready_within
 from brokerd.limits import FOLLOWER_PAUSE_MAX_MS, PEER_RESOLVE_MS
-from brokerd.metadata.peer_channels import PeerChannels, is_ready_within
 from metaquorum.tests.quorum_cluster import until
 
 LONG_MS, GIVE_UP_S = 600_000, 60.0

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_IN_FLIGHT_BATCHES, MAX_ROUTE
 
-from brokerd.failure import Failure
-from brokerd.limits import MAX_ROUTES_PER_STREAM, MAX_STREAM_OUTBOX_ITEMS
-from brokerd.partition.events import Durability
-from brokerd.produce.events import (
+from brokerd.api.produce_events import (
     AbortStream,
     AckReached,
     Acks,
@@ -35,7 +32,10 @@ from brokerd.produce.events import (
     RouteWanted,
     StreamOpened,
 )
-from brokerd.produce.session import ProduceSession
+from brokerd.api.produce_session import ProduceSession
+from brokerd.failure import Failure
+from brokerd.limits import MAX_ROUTES_PER_STREAM, MAX_STREAM_OUTBOX_ITEMS
+from brokerd.partition.events import Durability
 
 LOST = Failure(code=ErrorCode.NOT_LEADER, message="moved")
 BAD = Failure(code=ErrorCode.CORRUPT_BATCH, message="bits")

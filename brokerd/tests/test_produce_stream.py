@@ -12,7 +12,7 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_IN_FLIGHT_BATCHES
 from lograft.wire.status import parse_rpc_error
 
-from brokerd.server import BrokerServer
+from brokerd.process.server import BrokerServer
 from brokerd.tests.support import WAIT_S, Client, ProduceStream
 
 

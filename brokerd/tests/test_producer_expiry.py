@@ -14,15 +14,15 @@ from lograft.wire.batch import encode_batch, read_header
 from lograft.wire.checksum import crc32c
 from lograft.wire.header import TRANSACTIONAL_BIT
 
-import brokerd.server
+import brokerd.process.server
 from brokerd.clock import wall_ms
 from brokerd.failure import RefusedError
 from brokerd.limits import PRODUCER_ID_EXPIRATION_MS
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.replica_host import ReplicaHost
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
-from brokerd.standalone import standalone_settings
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
+from brokerd.process.standalone import standalone_settings
+from brokerd.replica.manager import ReplicaHost
+from brokerd.replica.replica import HostedReplica
 from brokerd.tests.support import WAIT_S, ProduceStream, connected
 from brokerd.tests.test_replica_host import ROOT, Host
 from metaquorum.process.settings import SettingsError
@@ -115,7 +115,7 @@ async def test_closed_logs_are_passed_over(host: Host) -> None:
 
 async def test_broker_looks_for_idle_producers_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running broker forgets a producer after the time that its settings say, without being asked."""
-    monkeypatch.setattr(brokerd.server, "PRODUCER_EXPIRY_CHECK_MS", 5)
+    monkeypatch.setattr(brokerd.process.server, "PRODUCER_EXPIRY_CHECK_MS", 5)
     forgotten = asyncio.Event()
     expire = ReplicaHost.expire_producers
 

@@ -13,8 +13,8 @@ from brokerd.limits import (
     REPLICATE_SILENCE_MS,
     SUBSCRIBES_PER_MESSAGE,
 )
-from brokerd.partition.reconciliation import SubscriptionError
-from brokerd.pushing.events import (
+from brokerd.partition.leader_stream import PushSession
+from brokerd.partition.leader_stream_events import (
     AbortPush,
     AcksReceived,
     ChunkRead,
@@ -36,9 +36,9 @@ from brokerd.pushing.events import (
     StopWanted,
     SubscriptionsReceived,
 )
-from brokerd.pushing.rate import PushRates
-from brokerd.pushing.session import PushSession
-from brokerd.pushing.traffic import Traffic
+from brokerd.partition.leader_stream_rate import PushRates
+from brokerd.partition.leader_stream_traffic import Traffic
+from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.tests.push_support import accept, opened_session, read, subscribe, subscription
 
 

@@ -12,8 +12,7 @@ from brokerd.limits import (
     MAX_STREAM_OUTBOX_ITEMS,
     SUBSCRIBES_PER_MESSAGE,
 )
-from brokerd.partition.reconciliation import SubscriptionError
-from brokerd.pushing.events import (
+from brokerd.partition.leader_stream_events import (
     AcksReceived,
     LoseReplica,
     PushEvent,
@@ -22,6 +21,7 @@ from brokerd.pushing.events import (
     SubscribeReplica,
     SubscriptionsReceived,
 )
+from brokerd.partition.reconciliation import SubscriptionError
 from brokerd.tests.push_support import (
     accept,
     acked,

@@ -11,8 +11,8 @@ from brokerd.limits import (
     REPLICA_CHUNK_BYTES,
     REPLICATE_OPEN_MS,
 )
-from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
-from brokerd.pushing.events import (
+from brokerd.partition.leader_stream import PushSession
+from brokerd.partition.leader_stream_events import (
     AbortPush,
     Accepted,
     AckReplica,
@@ -39,9 +39,9 @@ from brokerd.pushing.events import (
     SubscriptionsReceived,
     TrafficChanged,
 )
-from brokerd.pushing.rate import PushRates
-from brokerd.pushing.session import PushSession
-from brokerd.pushing.traffic import Traffic
+from brokerd.partition.leader_stream_rate import PushRates
+from brokerd.partition.leader_stream_traffic import Traffic
+from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.tests.push_support import (
     accept,
     acked,

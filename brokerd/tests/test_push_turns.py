@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokerd.limits import CATCH_UP_EVERY_BYTES, CATCH_UP_TURN_BYTES, MAX_CREDIT_BYTES, REPLICA_CHUNK_BYTES
-from brokerd.pushing.rate import NO_LIMIT, RATE_LOOK_MS, ByteRate, PushRates
-from brokerd.pushing.traffic import Traffic
-from brokerd.pushing.turns import Turns
+from brokerd.partition.leader_stream_rate import NO_LIMIT, RATE_LOOK_MS, ByteRate, PushRates
+from brokerd.partition.leader_stream_traffic import Traffic
+from brokerd.partition.leader_stream_turns import Turns
 
 MIB = 1024 * 1024
 IN_SYNC, CATCH_UP, MOVING = Traffic

@@ -9,10 +9,10 @@ import pytest
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
+from brokerd.api.recent_reads import RecentReads
 from brokerd.failure import RefusedError, refused
 from brokerd.limits import RECENT_READS_BYTES
-from brokerd.replication.follower_route import FollowerRead
-from brokerd.rpc.recent_reads import RecentReads
+from brokerd.replica.follower_route import FollowerRead
 from brokerd.tests.leading_replica import LeadingReplica
 from brokerd.tests.replicate_support import be_patient, leader_world
 from brokerd.tests.replication_support import image

@@ -15,15 +15,15 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
 from brokerd.failure import RefusedError
-from brokerd.following.repair_calls import RepairCalls
 from brokerd.limits import REPAIR_RETRY_MS
 from brokerd.partition.events import AckLevel
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
-from brokerd.replication.damage_news import DamageNews
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.repair_peers import RepairCallError
-from brokerd.replication.repairing import DamageRepairs
-from brokerd.replication.replica_peers import ResignReason
+from brokerd.replica.damage_news import DamageNews
+from brokerd.replica.repair_peers import RepairCallError
+from brokerd.replica.repairing import DamageRepairs
+from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica_peers import ResignReason
+from brokerd.replication.repair_calls import RepairCalls
 from brokerd.tests.hosted_support import TOPIC_ID, Hosted, Route, stamped
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_hosted_follower import followed, follower, send
@@ -161,7 +161,7 @@ async def test_range_that_nobody_has_stays_and_is_looked_at_later(
     read_fails(replica, code=ErrorCode.DATA_LOSS)
     assert replica.read(DAMAGED + 1, 1, end_offset=COUNT).data == stamped(DAMAGED + 1, 0)
     now_ms = monotonic_ms() + REPAIR_RETRY_MS
-    monkeypatch.setattr("brokerd.replication.repairing.monotonic_ms", lambda: now_ms)
+    monkeypatch.setattr("brokerd.replica.repairing.monotonic_ms", lambda: now_ms)
     assert await repairs.run_round() == 1
     assert is_whole(replica)
 
@@ -271,7 +271,7 @@ async def test_read_that_meets_damage_brings_the_look_forward(
     hosted: Hosted, peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for the next look."""
-    monkeypatch.setattr("brokerd.replication.repairing.REPAIR_CHECK_MS", 3_600_000)
+    monkeypatch.setattr("brokerd.replica.repairing.REPAIR_CHECK_MS", 3_600_000)
     replica = await followed(hosted)
     send(hosted, stamped(0, 0, COUNT), base_offset=0, high_watermark=COUNT)
     replica.log.flush()

@@ -13,12 +13,12 @@ from lograft.wire.codes import ErrorCode
 from brokerd.failure import Failure, RefusedError
 from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability, PartitionChanged
-from brokerd.replication import inherited_configs
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.locator import Locator
-from brokerd.replication.partition_news import OwnBroker
-from brokerd.replication.replica_host import ReplicaHost
-from brokerd.replication.set_aside import SetAside
+from brokerd.replica import inherited_configs
+from brokerd.replica.locator import Locator
+from brokerd.replica.manager import ReplicaHost
+from brokerd.replica.partition_news import OwnBroker
+from brokerd.replica.replica import HostedReplica
+from brokerd.replica.set_aside import SetAside
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.listener import CommittedBatch

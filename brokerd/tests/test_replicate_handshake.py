@@ -12,13 +12,13 @@ import pytest
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.wire.codes import ErrorCode
 
+from brokerd.api.parts import StreamRegister
 from brokerd.failure import RefusedError
-from brokerd.following.after_failure import AfterFailure, after_failure
 from brokerd.limits import REPLICA_LAG_MAX_MS, REPLICATE_IDLE_MS, REPLICATE_SILENCE_MS
+from brokerd.partition import leader_stream_pulse as pulse
 from brokerd.partition.events import BrokerChanged
-from brokerd.pushing import pulse
-from brokerd.rpc.parts import StreamRegister
-from brokerd.rpc.replicate_stream import ReplicateStream
+from brokerd.replication.after_failure import AfterFailure, after_failure
+from brokerd.replication.leader_stream_shell import ReplicateStream
 from brokerd.tests.leading_replica import LEADER_ID
 from brokerd.tests.replicate_support import INCARNATION_ID, TOPIC_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.replication_support import broker

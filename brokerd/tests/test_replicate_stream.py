@@ -15,9 +15,9 @@ from brokerd.limits import REPLICA_CHUNK_BYTES
 from brokerd.partition.events import Durability
 from brokerd.partition.leader_events import ProposalRefused
 from brokerd.partition.reconciliation import SubscriptionError
-from brokerd.replication.follower_route import FollowerRead
-from brokerd.rpc.replicate_codec import ROUTE_ERRORS
-from brokerd.rpc.replicate_handshake import REFUSAL_LOG_MS, RefusalLog
+from brokerd.replica.follower_route import FollowerRead
+from brokerd.replication.leader_codec import ROUTE_ERRORS
+from brokerd.replication.leader_handshake import REFUSAL_LOG_MS, RefusalLog
 from brokerd.tests.leading_replica import LEADER_EPOCH
 from brokerd.tests.replicate_support import LeaderWorld, be_patient, leader_world
 from brokerd.tests.replication_support import image

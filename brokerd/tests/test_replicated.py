@@ -15,9 +15,9 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
 from brokerd.failure import RefusedError
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
+from brokerd.replica.replica import HostedReplica
 from brokerd.tests.support import WAIT_S, Client, connected, running_broker
 from metaquorum.metadata.state import PartitionImage
 from metaquorum.process.settings import Address

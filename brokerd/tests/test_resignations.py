@@ -12,10 +12,10 @@ from lograft.internal.v1 import controller_pb2
 from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
 
+from brokerd.controller_client.controller_calls import ControllerCalls
+from brokerd.controller_client.resignations import Resignations
 from brokerd.limits import MAX_CALL_RESIGNATIONS
-from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.replication.replica_peers import Resignation, ResignReason
-from brokerd.replication.resignations import Resignations
+from brokerd.replica.replica_peers import Resignation, ResignReason
 from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from metaquorum.net.methods import Method

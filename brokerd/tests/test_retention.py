@@ -15,12 +15,12 @@ from lograft.wire.codes import ErrorCode
 from brokerd.clock import wall_ms
 from brokerd.failure import RefusedError
 from brokerd.partition.events import Durability
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.partition_news import OwnBroker
-from brokerd.replication.replica_host import ReplicaHost
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
-from brokerd.standalone import standalone_settings
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
+from brokerd.process.standalone import standalone_settings
+from brokerd.replica.manager import ReplicaHost
+from brokerd.replica.partition_news import OwnBroker
+from brokerd.replica.replica import HostedReplica
 from brokerd.tests.support import WAIT_S, ProduceStream, connected
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, acked, append
 from metaquorum.metadata.records import ConfigRecord, ConfigResource

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from brokerd.replication.scrubbing import LogScrubbing, ScrubSettings
-from brokerd.server import BrokerServer
+from brokerd.process.server import BrokerServer
+from brokerd.replica.scrubbing import LogScrubbing, ScrubSettings
 from brokerd.tests.support import WAIT_S, Client, connected, refusal, running_broker
 
 RECORDS = 60

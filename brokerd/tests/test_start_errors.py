@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from brokerd.errors import AddressInUseError, ClusterMismatchError
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings, CombinedSettings
-from brokerd.standalone import standalone_settings
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings, CombinedSettings
+from brokerd.process.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, running_broker
 from metaquorum.process.settings import Address, SettingsError
 from storage.errors import (

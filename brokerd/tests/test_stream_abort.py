@@ -11,8 +11,8 @@ import pytest
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
+from brokerd.api.calls import ServicerContext, bidirectional
 from brokerd.failure import refused
-from brokerd.rpc.calls import ServicerContext, bidirectional
 
 SERVICE = "test.Service"
 DEADLINE_S = 10.0

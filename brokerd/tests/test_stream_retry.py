@@ -6,8 +6,6 @@ from __future__ import annotations
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from brokerd.following.after_failure import AfterFailure, after_failure
-from brokerd.following.stream_retry import StreamRetry
 from brokerd.limits import (
     FOLLOWER_PAUSE_MAX_MS,
     REPLICATE_CONNECT_MS,
@@ -17,6 +15,8 @@ from brokerd.limits import (
     REPLICATE_RETRY_RESET_MS,
     SUBSCRIBE_RETRY_MAX_MS,
 )
+from brokerd.replication.after_failure import AfterFailure, after_failure
+from brokerd.replication.stream_retry import StreamRetry
 
 
 def failed(retry: StreamRetry, now_ms: int, *, is_hopeless: bool = False, jitter: float = 0.0) -> int:

@@ -12,9 +12,9 @@ import pytest
 from lograft.v1 import errors_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.rpc.forwarded import FORWARDED_KEY
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
+from brokerd.api.forwarded import FORWARDED_KEY
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
 from brokerd.tests.support import (
     WAIT_S,
     Client,

@@ -10,8 +10,8 @@ import pytest
 from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.metadata.controller_calls import ControllerCalls
-from brokerd.replication.withdrawals import Withdrawals
+from brokerd.controller_client.controller_calls import ControllerCalls
+from brokerd.controller_client.withdrawals import Withdrawals
 from brokerd.tests.scripted_controller import calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_isr_proposals import Answer, Controller, accept, refuse

@@ -26,7 +26,7 @@ from lograft.internal.v1 import controller_pb2, quorum_pb2
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.types import BrokerStatus
 
-from brokerd.following.connecting import StreamError, StreamRefusedError, decode, fetch_range
+from brokerd.replication.connecting import StreamError, StreamRefusedError, decode, fetch_range
 from integration_tests.simulation.clients import until_topic
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.servers import (

@@ -13,19 +13,19 @@ from typing import Final
 from lograft._client.transport import Transport
 from lograft._producer.sequencer import PartitionSequencer
 
-from brokerd.metadata.peer_channels import PeerChannels
+from brokerd.api import identities
+from brokerd.api.list_offsets import ListOffsetsCalls
+from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.partition import reconciliation
 from brokerd.partition.follower import Following
 from brokerd.partition.isr_state import IsrState
 from brokerd.partition.leader import Leadership
 from brokerd.partition.progress import FollowerProgress
 from brokerd.partition.roles import Roles
-from brokerd.replication.core_runner import CoreRunner
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.log_flushing import LogFlushing
-from brokerd.rpc import identities
-from brokerd.rpc.list_offsets import ListOffsetsCalls
-from brokerd.rpc.replicate_stream import ReplicateStream
+from brokerd.replica.core_runner import CoreRunner
+from brokerd.replica.log_flushing import LogFlushing
+from brokerd.replica.replica import HostedReplica
+from brokerd.replication.leader_stream_shell import ReplicateStream
 from integration_tests.simulation.options import (
     WorldOptions,
     catch_up_storm,

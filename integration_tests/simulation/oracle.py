@@ -24,14 +24,14 @@ from unittest import mock
 
 from lograft.wire.header import read_header
 
+from brokerd.api import readers
+from brokerd.api.readers import ServingReplica
 from brokerd.partition.effects import BeginLeaderEpoch, Effect, GiveWay, PublishHighWatermark, RestartLog, TruncateLog
 from brokerd.partition.events import Event, PartitionChanged
-from brokerd.replication.failed_replicas import FailedReplicas, Withdrawal
-from brokerd.replication.hosted_replica import HostedReplica
-from brokerd.replication.locator import Locator
-from brokerd.replication.replica_peers import ResignReason
-from brokerd.rpc import readers
-from brokerd.rpc.readers import ServingReplica
+from brokerd.replica.failed_replicas import FailedReplicas, Withdrawal
+from brokerd.replica.locator import Locator
+from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica_peers import ResignReason
 from integration_tests.simulation.process import current_process
 from metaquorum.metadata.state import PartitionImage
 from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSnapshot, TrimLog

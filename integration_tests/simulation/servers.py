@@ -19,8 +19,8 @@ from lograft.wire.errors import BatchError
 from lograft.wire.header import iter_batches
 
 from brokerd.limits import MIN_BUDGET_BYTES
-from brokerd.server import BrokerServer
-from brokerd.settings import BrokerSettings
+from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.two_disks import SECOND_PATH, TwoDisks
 from integration_tests.simulation.virtual_loop import RIGHT_CLOCK, Clock

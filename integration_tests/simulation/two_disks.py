@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from brokerd.log_directories import OpenedDirectories
+from brokerd.replica.log_directories import OpenedDirectories
 from storage.directory.data_directory import DataDirectory
 from storage.directory.space import SpaceLimits
 from storage.testing.sim_disk import Crash, Refusal, SimDisk
@@ -71,7 +71,7 @@ class TwoDisks(SimDisk):
 
 
 def open_log_directories(first: DataDirectory, paths: Sequence[Path], limits: SpaceLimits) -> OpenedDirectories:
-    """In the place of `brokerd.log_directories.open_log_directories`: the further directory lies on the second disk."""
+    """In the place of `brokerd.replica.log_directories.open_log_directories`: the further directory lies on the second disk."""
     disk: Any = first.disk
     further = [
         DataDirectory.open(

@@ -27,12 +27,12 @@ import grpc.aio
 import lograft._client.probe
 from lograft.internal.v1 import quorum_pb2
 
-import brokerd.metadata.lifecycle
-import brokerd.quorum
-import brokerd.replication.cleaning
-import brokerd.replication.replica_host
-import brokerd.replication.scrubbing
-import brokerd.server
+import brokerd.controller_client.lifecycle
+import brokerd.process.quorum
+import brokerd.process.server
+import brokerd.replica.cleaning
+import brokerd.replica.manager
+import brokerd.replica.scrubbing
 import metaquorum.controller_service.controller_service
 import metaquorum.net.carrier
 import metaquorum.process.server
@@ -319,17 +319,17 @@ def platform(
         put(grpc.aio, "insecure_channel", insecure_channel)
         put(grpc.aio, "server", new_server)
         put(lograft._client.probe, "resolve", _resolve)
-        put(brokerd.replication.replica_host, "GroupFlusher", VirtualFlusher)
+        put(brokerd.replica.manager, "GroupFlusher", VirtualFlusher)
         put(metaquorum.replica.driver, "DiskThread", VirtualDiskThread)
-        put(brokerd.replication.cleaning, "threading", inert)
-        put(brokerd.replication.scrubbing, "threading", inert)
-        put(brokerd.metadata.lifecycle, "is_gone", is_gone)
+        put(brokerd.replica.cleaning, "threading", inert)
+        put(brokerd.replica.scrubbing, "threading", inert)
+        put(brokerd.controller_client.lifecycle, "is_gone", is_gone)
         put(metaquorum.controller_service.controller_service, "is_gone", is_gone)
-        put(brokerd.server, "open_log_directories", open_log_directories)
-        put(brokerd.quorum, "open_metadata", open_machine_metadata)
+        put(brokerd.process.server, "open_log_directories", open_log_directories)
+        put(brokerd.process.quorum, "open_metadata", open_machine_metadata)
         put(metaquorum.process.server, "open_metadata", open_machine_metadata)
-        put(brokerd.quorum, "QuorumSettings", quorum_settings)
+        put(brokerd.process.quorum, "QuorumSettings", quorum_settings)
         put(metaquorum.process.server, "_require_free", _require_free)
-        put(brokerd.quorum, "is_formatted", _is_formatted)
-        put(brokerd.quorum, "_open_directory", _open_directory)
+        put(brokerd.process.quorum, "is_formatted", _is_formatted)
+        put(brokerd.process.quorum, "_open_directory", _open_directory)
         yield

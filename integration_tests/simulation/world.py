@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from brokerd.replication.hosted_replica import HostedReplica
+from brokerd.replica.replica import HostedReplica
 from integration_tests.simulation.carrier_laws import CarrierLaws
 from integration_tests.simulation.clients import EndClient, FinalReader, History, Operator, ReadingClient, SendingClient
 from integration_tests.simulation.faults import LOSSES, Faults

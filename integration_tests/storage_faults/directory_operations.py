@@ -10,7 +10,7 @@ Laws
 from __future__ import annotations
 
 from brokerd.limits import DELETED_PARTITION_KEEP_MS
-from brokerd.replication.set_aside import SetAside
+from brokerd.replica.set_aside import SetAside
 from integration_tests.storage_faults.history import History, check_opened
 from integration_tests.storage_faults.operations import SETTINGS, LogOperation, flushed, nothing
 from integration_tests.storage_faults.stage import LOG_DIRECTORY, PARTITION_NAME, PARTITIONS, Stage, open_on

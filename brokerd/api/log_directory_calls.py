@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls about the log directories of one broker: what they hold, and moves between them.
+
+They are about the broker that is asked and are not passed on: a log directory belongs to one broker.
+Source: KIP-113.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lograft.v1 import admin_pb2
+from lograft.wire.codes import ErrorCode
+
+from brokerd.api.calls import ServicerContext, check_cluster
+from brokerd.failure import refused
+from brokerd.replica.locator import Locator
+from brokerd.replica.manager import ReplicaHost
+from brokerd.replica.moving import Move, MoveState
+from brokerd.replica.set_aside import UnknownPartitions
+from storage.directory.directories import LogDirectory
+from storage.directory.space import SpaceState
+from storage.errors import StorageError
+from storage.files.names import TOPIC_ID_BYTES
+
+_STATES: Final = {
+    SpaceState.FREE: admin_pb2.LOG_DIRECTORY_STATE_FREE,
+    SpaceState.TIGHT: admin_pb2.LOG_DIRECTORY_STATE_TIGHT,
+    SpaceState.FULL: admin_pb2.LOG_DIRECTORY_STATE_FULL,
+}
+
+_MOVE_STATES: Final = {
+    MoveState.WAITING: admin_pb2.REPLICA_MOVE_STATE_WAITING,
+    MoveState.COPYING: admin_pb2.REPLICA_MOVE_STATE_COPYING,
+    MoveState.SWITCHING: admin_pb2.REPLICA_MOVE_STATE_SWITCHING,
+    MoveState.DONE: admin_pb2.REPLICA_MOVE_STATE_DONE,
+    MoveState.FAILED: admin_pb2.REPLICA_MOVE_STATE_FAILED,
+}
+
+
+class LogDirectoryCalls:
+    """The calls of one broker.
+
+    Args:
+        host: its partitions.
+        locator: finds topics.
+        node_id: node id of this broker.
+        cluster_id: cluster that requests may name.
+    """
+
+    def __init__(self, host: ReplicaHost, locator: Locator, *, node_id: int, cluster_id: str) -> None:
+        self._host = host
+        self._locator = locator
+        self._node_id = node_id
+        self._cluster_id = cluster_id
+
+    async def describe(
+        self, request: admin_pb2.DescribeLogDirectoriesRequest, _context: ServicerContext
+    ) -> admin_pb2.DescribeLogDirectoriesResponse:
+        """Serve DescribeLogDirectories.
+
+        Raises:
+            RefusedError: another cluster is meant.
+        """
+        check_cluster(request.cluster_id, self._cluster_id)
+        # Looked at first: what follows is of one moment.
+        unknown = {directory: await self._host.unknown_partitions(directory) for directory in self._host.directories}
+        return admin_pb2.DescribeLogDirectoriesResponse(
+            broker_id=self._node_id,
+            directories=[
+                self._directory(directory, each, with_replicas=request.with_replicas)
+                for directory, each in unknown.items()
+            ],
+            moves=[_move_message(move) for move in self._host.moves.report()],
+        )
+
+    async def move(
+        self, request: admin_pb2.MoveReplicaRequest, _context: ServicerContext
+    ) -> admin_pb2.MoveReplicaResponse:
+        """Serve MoveReplica.
+
+        Raises:
+            RefusedError: there is no such replica or directory here, or it cannot be moved now.
+        """
+        check_cluster(request.cluster_id, self._cluster_id)
+        if len(request.directory_id) != TOPIC_ID_BYTES:
+            message = f"a log directory id has {TOPIC_ID_BYTES} bytes, not {len(request.directory_id)}"
+            raise refused(ErrorCode.INVALID_REQUEST, message)
+        topic = self._locator.topic(request.topic)
+        self._host.move(topic.topic_id, request.partition, request.directory_id)
+        return admin_pb2.MoveReplicaResponse()
+
+    async def delete_unknown(
+        self, request: admin_pb2.DeleteUnknownPartitionsRequest, _context: ServicerContext
+    ) -> admin_pb2.DeleteUnknownPartitionsResponse:
+        """Serve DeleteUnknownPartitions.
+
+        Raises:
+            RefusedError: another cluster is meant, or something could not be deleted.
+        """
+        check_cluster(request.cluster_id, self._cluster_id)
+        try:
+            deleted = await self._host.delete_unknown_partitions()
+        except StorageError as error:
+            raise refused(ErrorCode.STORAGE_FAILED, f"not everything unknown was deleted: {error}") from None
+        return admin_pb2.DeleteUnknownPartitionsResponse(
+            partition_count=deleted.partition_count, size_bytes=deleted.size_bytes
+        )
+
+    def _directory(
+        self, directory: LogDirectory, unknown: UnknownPartitions, *, with_replicas: bool
+    ) -> admin_pb2.LogDirectory:
+        replicas = self._host.replicas_in(directory)
+        names = [admin_pb2.ReplicaName(topic=replica.topic, partition=replica.partition) for replica in replicas]
+        failure = directory.failure
+        return admin_pb2.LogDirectory(
+            directory_id=directory.directory_id,
+            path=directory.path,
+            state=_STATES[directory.space.state] if failure is None else admin_pb2.LOG_DIRECTORY_STATE_FAILED,
+            free_bytes=directory.space.free_bytes,
+            replica_count=len(replicas),
+            replicas=names if with_replicas else [],
+            problem="" if failure is None else str(failure),
+            unknown_partition_count=unknown.partition_count,
+            unknown_partition_bytes=unknown.size_bytes,
+        )
+
+
+def _move_message(move: Move) -> admin_pb2.ReplicaMove:
+    return admin_pb2.ReplicaMove(
+        topic=move.topic,
+        partition=move.partition,
+        source_directory_id=move.source.directory_id,
+        target_directory_id=move.target.directory_id,
+        state=_MOVE_STATES[move.state],
+        size_bytes=move.size_bytes,
+        copied_bytes=move.copied_bytes,
+        problem=move.error or "",
+    )

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`lograft dev` (and `brokerd dev`): a whole cluster in one process, up in a moment.
+
+Owns the command. Without `--data-dir` everything is in a temporary directory that is gone at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from brokerd.process.main import START_ERRORS, run_process
+from brokerd.process.server import BrokerServer
+from brokerd.process.standalone import standalone_settings
+from metaquorum.process.logging_setup import log_to_stderr
+from storage.directory.space import DEFAULT_SOFT_BYTES
+
+DEFAULT_PORT = 9640
+"""Public port of a development cluster."""
+
+MinFreeBytes = Annotated[
+    int,
+    typer.Option(
+        envvar="LOGRAFT_MIN_FREE_BYTES",
+        help="Free bytes of a data directory below which appends are refused (reads and deletes go on); 0: never.",
+    ),
+]
+"""Option of every command that runs a broker."""
+
+
+def dev(
+    data_dir: Annotated[
+        list[Path] | None,
+        typer.Option(
+            envvar="LOGRAFT_DATA_DIR",
+            help="Directory to keep; default: a temporary one. Given again: further directories for logs.",
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(envvar="LOGRAFT_PORT", min=0, max=65_535, help="Port on 127.0.0.1; 0: any free one.")
+    ] = DEFAULT_PORT,
+    min_free_bytes: MinFreeBytes = DEFAULT_SOFT_BYTES,
+    log_level: Annotated[
+        str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")
+    ] = "WARNING",
+) -> None:
+    """Run a whole cluster in this process, for development: one node, quorum and broker."""
+    if log_level.upper() not in logging.getLevelNamesMapping():
+        raise typer.BadParameter(f"log level {log_level!r} is not one of DEBUG, INFO, WARNING, ERROR")
+    log_to_stderr(log_level.upper(), line_format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    is_kept = bool(data_dir)
+    with ExitStack() as stack:
+        if not data_dir:
+            data_dir = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lograft-dev-")))]
+        try:
+            settings = standalone_settings(
+                data_dir[0], port=port, more_data_directories=tuple(data_dir[1:]), min_free_bytes=min_free_bytes
+            )
+        except START_ERRORS as error:
+            typer.echo(f"lograft dev: error: {error}", err=True)
+            raise typer.Exit(1) from None
+        where = str(data_dir[0]) + ("" if is_kept else " (temporary, gone at the end; --data-dir keeps it)")
+        raise typer.Exit(run_process(settings, on_ready=partial(_announce, where)))
+
+
+def _announce(where: str, server: BrokerServer) -> None:
+    address = str(server.address)
+    option = "" if address == f"127.0.0.1:{DEFAULT_PORT}" else f" --bootstrap {address}"
+    typer.echo(f"lograft dev: ready on {address}")
+    typer.echo(f"  data: {where}")
+    typer.echo(f"  next: lograft topics create events --partitions 3{option}")
+    typer.echo(f"        echo hello | lograft produce events{option}")

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a partition is: on this broker, on another, or nowhere at the moment.
+
+Owns the look-up from names to replicas and the refusals for what is not found. Must not serve anything.
+"""
+
+from __future__ import annotations
+
+from lograft.wire.codes import ErrorCode
+
+from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
+from brokerd.replica.manager import ReplicaHost
+from brokerd.replica.replica import HostedReplica
+from metaquorum.controller.topic_names import problem as name_problem
+from metaquorum.metadata.image import TopicImage
+from metaquorum.metadata.loader import MetadataLoader
+
+LEADER_RETRY_MS = 250
+"""Advice to clients whose partition has no leader yet."""
+
+
+class Locator:
+    """Look-ups over one broker's metadata and replicas."""
+
+    def __init__(self, *, node_id: int, observer: MetadataLoader, host: ReplicaHost) -> None:
+        self._node_id = node_id
+        self._observer = observer
+        self._host = host
+
+    def topic(self, name: str) -> TopicImage:
+        """Return a topic.
+
+        Raises:
+            RefusedError: INVALID_TOPIC_NAME, UNKNOWN_TOPIC.
+        """
+        topic = self._observer.image.topic_by_name(name)
+        if topic is not None:
+            return topic
+        problem = name_problem(name)
+        if problem is not None:
+            raise refused(ErrorCode.INVALID_TOPIC_NAME, problem)
+        raise refused(ErrorCode.UNKNOWN_TOPIC, f"topic {name!r} does not exist")
+
+    def leader(self, topic: TopicImage, partition: int) -> LeaderPlace:
+        """Return who leads a partition.
+
+        Raises:
+            RefusedError: UNKNOWN_PARTITION, LEADER_NOT_AVAILABLE.
+        """
+        if not 0 <= partition < len(topic.partitions):
+            raise refused(
+                ErrorCode.UNKNOWN_PARTITION,
+                f"topic {topic.topic!r} has partitions 0 to {len(topic.partitions) - 1}, not {partition}",
+            )
+        place = self._host.leader_place(topic.topic_id, partition)
+        if place is None:
+            message = f"{topic.topic}-{partition} has no leader at the moment"
+            raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=LEADER_RETRY_MS)
+        return place
+
+    def leads(self, name: str, partition: int) -> bool:
+        """True when, as far as this broker knows, it leads a partition."""
+        try:
+            return self.is_local(self.leader(self.topic(name), partition))
+        except RefusedError:
+            return False
+
+    def is_local(self, place: LeaderPlace) -> bool:
+        """True when this broker is the leader."""
+        return place.leader_id == self._node_id
+
+    async def local_leader(self, name: str, partition: int, *, timeout_ms: int) -> HostedReplica:
+        """Return the replica of a partition that this broker leads, waiting while its log is being opened.
+
+        Raises:
+            RefusedError: there is none; NOT_LEADER with a hint when another broker leads.
+        """
+        topic = self.topic(name)
+        place = self.leader(topic, partition)
+        if not self.is_local(place):
+            failure = Failure(
+                code=ErrorCode.NOT_LEADER, message=f"broker {place.leader_id} leads {name}-{partition}", leader=place
+            )
+            raise RefusedError(failure)
+        replica = self._host.find(topic.topic_id, partition)
+        if replica is None:
+            replica = await self._host.wait_open(topic.topic_id, partition, timeout_ms=timeout_ms)
+        if replica is None:
+            problem = self._host.problem(topic.topic_id, partition)
+            if problem is not None:
+                raise refused(ErrorCode.STORAGE_FAILED, f"the log of {name}-{partition} could not be opened")
+            message = f"the log of {name}-{partition} is still being opened"
+            raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=LEADER_RETRY_MS)
+        if not replica.is_leader:
+            raise RefusedError(replica.refusal())
+        return replica
+
+    def local_follower(self, name: str, partition: int) -> HostedReplica | None:
+        """Return the open replica of a partition here if it follows in sync, so that readers may have it; None: ask the leader.
+
+        Raises:
+            RefusedError: INVALID_TOPIC_NAME, UNKNOWN_TOPIC.
+        """
+        replica = self._host.find(self.topic(name).topic_id, partition)
+        return None if replica is None or replica.followed_end is None else replica

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a thread beside the event loop takes steps on the logs that the loop owns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from brokerd.replica.replica import HostedReplica
+from storage.log.partition_log import PartitionLog
+
+_Result = TypeVar("_Result")
+
+
+class LogCaller:
+    """One hosted log, as another thread sees it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, replica: HostedReplica) -> None:
+        self._loop = loop
+        self._replica = replica
+        self.name = str(replica)
+
+    def check_room(self, size_bytes: int) -> None:
+        """Let the caller write a file that frees more than it takes; may be called from any thread.
+
+        Raises:
+            DiskSpaceLowError: the log directory has no room for it.
+        """
+        self._replica.check_room(size_bytes)
+
+    def call(self, step: Callable[[PartitionLog, int], _Result]) -> _Result:
+        """Run a short step with the log and its high watermark on the event loop, and wait for it.
+
+        Raises:
+            StorageError: what the step raises; LogClosedError when the replica is closed.
+        """
+
+        async def take() -> _Result:
+            # The last step of a move is short, and no failure of this log.
+            await self._replica.wait_released()
+            return self._replica.run_step(step)
+
+        return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
+
+
+def call_list(
+    loop: asyncio.AbstractEventLoop,
+    replicas: Callable[[], Iterable[HostedReplica]],
+    wanted: Callable[[HostedReplica], bool],
+) -> list[LogCaller]:
+    """Return the wanted ones of the replicas that are open now; to be called from another thread than the loop's."""
+
+    async def list_them() -> list[LogCaller]:
+        return [LogCaller(loop, replica) for replica in replicas() if wanted(replica)]
+
+    return asyncio.run_coroutine_threadsafe(list_them(), loop).result()

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forgets producers that have been idle for long, in every open log; the background side of `ProducerWindows.expire`.
+
+Each log keeps the windows of all producers that ever wrote to it; without this they would grow until `max_producers` drops
+the idlest, wherever they are. A step is a look at the windows of one log in memory, on the event loop that owns it. After a few
+logs the loop gets its turn.
+Source: Kafka, `producer.id.expiration.ms` and `producer.id.expiration.check.interval.ms` (KIP-854).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from brokerd.limits import RETENTION_STEPS_PER_TURN
+from brokerd.replica.replica import HostedReplica
+from storage.errors import LogClosedError
+from storage.log.partition_log import PartitionLog
+
+logger = logging.getLogger(__name__)
+
+
+async def expire_producers(replicas: Iterable[HostedReplica], *, now_ms: int, expiration_ms: int) -> int:
+    """Forget the producers whose newest batch was appended more than `expiration_ms` ago; return how many went.
+
+    One with an open transaction stays. One whose time is not known, because it was read back from batches, counts from now on.
+
+    Args:
+        replicas: the logs that are open now.
+        now_ms: wall clock in milliseconds, the one that appends are given.
+        expiration_ms: milliseconds (`producer.id.expiration.ms`).
+    """
+
+    def step(log: PartitionLog, _high_watermark: int) -> int:
+        return log.producers.expire(now_ms, expiration_ms)
+
+    expired_count = 0
+    for number, replica in enumerate(list(replicas), start=1):
+        try:
+            expired_count += replica.run_step(step)
+        except LogClosedError:
+            continue
+        if number % RETENTION_STEPS_PER_TURN == 0:
+            await asyncio.sleep(0)
+    if expired_count:
+        logger.info("idle producers forgotten: producer_count=%d", expired_count)
+    return expired_count

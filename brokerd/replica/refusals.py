@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client is told when a hosted replica does not do what it asks. Pure translation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lograft.wire.codes import ErrorCode
+
+from brokerd.failure import Failure, LeaderPlace, ReadableOffsets
+from brokerd.partition.effects import EndService, LossReason
+from brokerd.replica.listening import client_text
+from storage.errors import DiskFailedError, DiskFullError, DiskSpaceLowError, StorageError
+
+STOPPING: Final = "the broker is stopping"
+"""Message with which replicas are closed at the end of the process."""
+
+SPACE_RETRY_MS: Final = 1_000
+"""Advice to a client whose append found no space."""
+
+HAND_OVER_RETRY_MS: Final = 100
+"""Advice to a client whose append found no space where another replica may lead in a moment."""
+
+MOVE_RETRY_MS: Final = 50
+"""Advice to a client whose append came in the last step of a move; it takes a few syncs."""
+
+REPAIR_RETRY_MS: Final = 100
+"""Advice to a client whose read met damage that another replica may not have."""
+
+REPLICAS_RETRY_MS: Final = 250
+"""Advice to a client whose append found too few replicas in sync."""
+
+_CODES: Final = {
+    LossReason.NOT_LEADER: ErrorCode.NOT_LEADER,
+    LossReason.NO_LEADER: ErrorCode.LEADER_NOT_AVAILABLE,
+    LossReason.LEADER_EPOCH_MOVED: ErrorCode.NOT_LEADER,
+    LossReason.STORAGE_FAILED: ErrorCode.STORAGE_FAILED,
+}
+
+
+def append_failure(error: StorageError, partition: str, *, has_followers: bool) -> Failure:
+    """Say why an append was refused; after a write error a part of it may be in the log.
+
+    Args:
+        error: why.
+        partition: name of the partition.
+        has_followers: True: the leadership is given up where there is too little room.
+    """
+    space_retry_ms = HAND_OVER_RETRY_MS if has_followers else SPACE_RETRY_MS
+    if isinstance(error, DiskFailedError):
+        return Failure(code=ErrorCode.STORAGE_FAILED, message=f"the log of {partition} failed")
+    if isinstance(error, DiskFullError):
+        message = "the disk of the broker is full: nothing was appended; reads and deletes still work"
+        return Failure(code=ErrorCode.STORAGE_FAILED, message=message, retry_after_ms=space_retry_ms)
+    retry_after_ms = space_retry_ms if isinstance(error, DiskSpaceLowError) else 0
+    return Failure(code=error.code, message=client_text(error), retry_after_ms=retry_after_ms)
+
+
+def moving_failure(partition: str) -> Failure:
+    """Say that an append came in the last step of a move between log directories; nothing was appended."""
+    message = f"{partition} is just being switched to another log directory: nothing was appended, send it again"
+    return Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=MOVE_RETRY_MS)
+
+
+def too_few_failure(partition: str) -> Failure:
+    """Say that fewer replicas are in sync than `min.insync.replicas`; nothing was appended."""
+    message = f"fewer replicas of {partition} are in sync than min.insync.replicas asks for: nothing was appended"
+    return Failure(code=ErrorCode.NOT_ENOUGH_REPLICAS, message=message, retry_after_ms=REPLICAS_RETRY_MS)
+
+
+def too_few_after_failure(partition: str) -> Failure:
+    """Say that too few replicas stayed in sync for records that are in the leader's log."""
+    message = (
+        f"fewer replicas of {partition} are in sync than min.insync.replicas asks for: "
+        "the records are in the leader's log and may still be committed"
+    )
+    return Failure(code=ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, message=message, retry_after_ms=REPLICAS_RETRY_MS)
+
+
+def repairing_failure(partition: str) -> Failure:
+    """Say that a range is damaged here, and that a replica that has it is about to serve it."""
+    message = f"records of {partition} are damaged on this broker: another replica takes over, or they are repaired; ask again"
+    return Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=REPAIR_RETRY_MS)
+
+
+def range_failure(offset: int, partition: str, readable: ReadableOffsets) -> Failure:
+    """Say that an offset cannot be read, and which can."""
+    message = (
+        f"offset {offset} of {partition} is not readable: "
+        f"the log has {readable.log_start_offset} to {readable.high_watermark} (exclusive)"
+    )
+    return Failure(code=ErrorCode.OFFSET_OUT_OF_RANGE, message=message, readable_range=readable)
+
+
+def end_code(effect: EndService) -> ErrorCode:
+    """Return the code with which a service ends."""
+    code = _CODES.get(effect.reason)
+    if code is not None:
+        return code
+    # Removed: a deleted topic is unknown, a stopping broker names itself.
+    return ErrorCode.SHUTTING_DOWN if effect.message == STOPPING else ErrorCode.UNKNOWN_TOPIC
+
+
+def end_failure(effect: EndService, partition: str, leader: LeaderPlace | None) -> Failure:
+    """Say why a service ended.
+
+    Args:
+        effect: the end.
+        partition: topic and partition.
+        leader: who leads the partition; told only to somebody who asked the wrong broker.
+    """
+    code = end_code(effect)
+    return Failure(
+        code=code,
+        message=f"{partition}: {effect.message}",
+        leader=leader if code is ErrorCode.NOT_LEADER else None,
+    )
