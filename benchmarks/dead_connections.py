@@ -2,7 +2,7 @@
 """How long clients and brokers take to go on when their connections die without a word.
 
 Everybody connects through a proxy that forgets all connections at one moment, in one direction or both, and takes new ones
-(`integration_tests.faults.forgetful_proxy`). A row is the time from that moment to the first success after it: a flush that
+(`integration_tests.harness.faults.forgetful_proxy`). A row is the time from that moment to the first success after it: a flush that
 returns, a record read that was stored later, an answer, and for the broker's heartbeats the time for which it is fenced.
 """
 
@@ -23,8 +23,8 @@ from lograft import Admin, Consumer, Producer, TopicPartition, aio
 from lograft.errors import LograftError
 from lograft.types import ConsumerRecord
 
-from integration_tests.cluster.cluster import BROKER_ID_FIRST, Cluster
-from integration_tests.faults.forgetful_proxy import ForgetfulProxy, Way
+from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
+from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy, Way
 
 LIMIT_S: Final = 150.0
 """Seconds after which a row is given up."""

@@ -32,9 +32,9 @@ from lograft import Admin
 from lograft.v1 import admin_pb2
 
 from benchmarks.results_table import Result, absolute, compare, markdown
-from integration_tests.cluster.cluster import ADMIN_TIMEOUT_MS, HOST, Cluster
-from integration_tests.cluster.ports import free_port
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.cluster import ADMIN_TIMEOUT_MS, HOST, Cluster
+from integration_tests.harness.ports import free_port
+from integration_tests.harness.wait import wait_for
 
 VALUE_BYTES = 256
 """Bytes of a value, of a change as of a put."""

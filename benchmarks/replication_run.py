@@ -30,8 +30,8 @@ from lograft.wire.batch import encode_batch
 from benchmarks import ceiling_client, lograft_client, replica_ceiling
 from benchmarks.processes import ServerProcess
 from benchmarks.results_table import Result, absolute, compare, markdown, write
-from integration_tests.cluster.cluster import ADMIN_TIMEOUT_MS, Cluster
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.cluster import ADMIN_TIMEOUT_MS, Cluster
+from integration_tests.harness.wait import wait_for
 
 BATCH_BYTES = 256 * 1024
 MB = 1_000_000

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import grpc.aio
 from lograft.internal.v1 import controller_pb2
 
-from integration_tests.cluster.cluster import CLUSTER_ID, HOST
-from integration_tests.cluster.ports import free_port
+from integration_tests.harness.cluster import CLUSTER_ID, HOST
+from integration_tests.harness.ports import free_port
 from metaquorum.net.link import CallError
 from metaquorum.net.service import RefusalError
 from metaquorum.testing.peer_client import ControllerCalls, PeerClient

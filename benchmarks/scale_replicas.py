@@ -17,7 +17,7 @@ from lograft.v1 import admin_pb2
 
 from benchmarks.scale_brokers import HollowBrokers
 from benchmarks.scale_calls import CALL_TIMEOUT_S, Voters, described, topic_name
-from integration_tests.cluster.cluster import CLUSTER_ID
+from integration_tests.harness.cluster import CLUSTER_ID
 from metaquorum.testing.peer_client import ControllerCalls, PeerClient
 
 BATCH_PARTITIONS = 500

@@ -33,8 +33,8 @@ import psutil
 from benchmarks.scale_brokers import HollowBrokers
 from benchmarks.scale_calls import Created, Voters, topic_name, until
 from benchmarks.scale_replicas import ReplicaAdder
-from integration_tests.cluster.cluster import Cluster
-from integration_tests.cluster.process import Process
+from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.process import Process
 
 SIZES = (10_000, 100_000, 1_000_000)
 BROKERS = 10

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections that died without a word: every client goes on over new ones, with every record there once and in order.
 
-Real servers behind proxies that forget connections (`faults.forgetful_proxy`): one before the broker, one before the voter.
+Real servers behind proxies that forget connections (`harness.faults.forgetful_proxy`): one before the broker, one before the voter.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lograft.errors import LograftError, OutcomeUnknownError, RequestTimeoutErro
 from lograft.settings import parse_bootstrap
 from lograft.types import BrokerState, ConsumerRecord
 
-from integration_tests.cluster.cluster import BROKER_ID_FIRST, Cluster
-from integration_tests.cluster.wait import wait_for
-from integration_tests.faults.forgetful_proxy import ForgetfulProxy, Way
+from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
+from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy, Way
+from integration_tests.harness.wait import wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

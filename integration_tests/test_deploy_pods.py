@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lograft.v1 import admin_pb2, admin_pb2_grpc, metadata_pb2, metadata_pb2_grpc
 
 from deploy.render import containers, render
-from integration_tests.cluster.ports import free_port
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.ports import free_port
+from integration_tests.harness.wait import wait_for
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"

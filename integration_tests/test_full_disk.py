@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from lograft import Admin, Consumer, LograftError, Producer, TopicPartition
 
-from integration_tests.cluster.cluster import BROKER_ID_FIRST, Cluster
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
+from integration_tests.harness.wait import wait_for
 from integration_tests.storage_faults.real_disk import small_disk
 from integration_tests.workload.nemeses import FILLER, free_bytes
 

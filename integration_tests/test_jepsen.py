@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.quorum_proofs.namespaces import is_inside
+from integration_tests.harness.faults.namespaces import is_inside
+from integration_tests.harness.faults.skewed_clock import read_skew_ms
+from integration_tests.harness.kept import keep_evidence
+from integration_tests.harness.load.record_load import HISTORY_FILE
+from integration_tests.harness.scene import Shape
 from integration_tests.workload.jepsen import NEED_NAMESPACES, NEMESES, Result, make_nemeses, run
-from integration_tests.workload.kept import keep_evidence
-from integration_tests.workload.load import HISTORY_FILE
 from integration_tests.workload.nemeses import skew_path
-from integration_tests.workload.scene import Shape
-from integration_tests.workload.skewed_clock import read_skew_ms
 
 SMALL = Shape(
     voters=1,
@@ -74,7 +74,7 @@ def test_skewed_clock_shifts_the_time_of_day_alone(tmp_path: Path) -> None:
     )
     skew = skew_path(tmp_path, "broker-101")
     skew.write_text("-3600000")
-    command = [sys.executable, "-m", "integration_tests.workload.skewed_clock", str(skew), "shown", "a", "b"]
+    command = [sys.executable, "-m", "integration_tests.harness.faults.skewed_clock", str(skew), "shown", "a", "b"]
     began_s, began_monotonic_s = time.time(), time.monotonic()
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(
@@ -104,7 +104,7 @@ def test_evidence_of_a_failed_run_is_kept_with_the_command(tmp_path: Path) -> No
     kept = Path(where.rpartition(" ")[2])
     try:
         assert (kept / "broker-101.log").read_text() == "what happened"
-        assert command.endswith(f"integration_tests.workload.check {kept / HISTORY_FILE}")
+        assert command.endswith(f"integration_tests.harness.history.check {kept / HISTORY_FILE}")
     finally:
         for file in kept.iterdir():
             file.unlink()

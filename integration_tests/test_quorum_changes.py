@@ -13,8 +13,8 @@ from lograft.cli import main
 from lograft.errors import InvalidRequestError, LograftError, TopicAlreadyExistsError
 from lograft.types import QuorumDescription
 
-from integration_tests.cluster.cluster import ADMIN_TIMEOUT_MS, Cluster
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.cluster import ADMIN_TIMEOUT_MS, Cluster
+from integration_tests.harness.wait import wait_for
 
 TIMEOUT_S = 30.0
 

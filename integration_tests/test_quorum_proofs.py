@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from integration_tests.harness.history.ledger import Ledger
+from integration_tests.harness.load.metadata_load import Load, Span
+from integration_tests.harness.outcome import Outcome
 from integration_tests.quorum_proofs import (
     kill_calls,
     kill_leader,
@@ -17,9 +20,6 @@ from integration_tests.quorum_proofs import (
     rolling_restart,
     wiped_voter,
 )
-from integration_tests.quorum_proofs.ledger import Ledger
-from integration_tests.quorum_proofs.load import Load, Span
-from integration_tests.quorum_proofs.outcome import Outcome
 
 VOTERS = 3
 RATE_PER_S = 20

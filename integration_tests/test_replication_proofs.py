@@ -12,13 +12,13 @@ import pytest
 from lograft.wire.batch import encode_batch
 from lograft.wire.header import stamp
 
-from integration_tests.quorum_proofs.outcome import Outcome
+from integration_tests.harness.history.replica_files import compare_replicas
+from integration_tests.harness.load.waits import Wait
+from integration_tests.harness.outcome import Outcome
+from integration_tests.harness.scene import Scene, Shape
 from integration_tests.replication_proofs import kill_all, rolling_restart, wiped_directory
 from integration_tests.replication_proofs.isolate_leader import CASES
 from integration_tests.replication_proofs.rounds import Limits, Round, judge_waits, line_of, prove
-from integration_tests.workload.replica_files import compare_replicas
-from integration_tests.workload.scene import Scene, Shape
-from integration_tests.workload.waits import Wait
 from storage.files.names import PartitionIdentity, offset_file_name, partition_directory_name
 
 SMALL = Shape(voters=1, brokers=1, partitions=3, replicas=1, senders=1, pollers=1, rate_per_s=60)

@@ -10,9 +10,9 @@ import pytest
 from lograft import Admin
 from lograft.errors import LograftError
 
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.combined import ADMIN_TIMEOUT_MS, CombinedNodes
+from integration_tests.harness.wait import wait_for
 from integration_tests.soak.ledger import PROBLEMS_MAX, Ledger, Values
-from integration_tests.soak.nodes import ADMIN_TIMEOUT_MS, CombinedNodes
 from integration_tests.soak.observed import (
     DISK_BYTES_MAX,
     GROWTH_JUDGED_FROM_S,

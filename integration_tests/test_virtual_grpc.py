@@ -20,7 +20,7 @@ from lograft.wire.status import parse_rpc_error
 
 from brokerd.api.status import rich_status
 from brokerd.failure import Failure, LeaderPlace
-from integration_tests.faults.forgetful_proxy import ForgetfulProxy, Way
+from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy, Way
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import platform

@@ -12,7 +12,7 @@ import pytest
 from lograft import Admin
 from lograft.errors import LograftError, StaleMetadataWarning
 
-from integration_tests.cluster.cluster import Cluster
+from integration_tests.harness.cluster import Cluster
 
 
 @pytest.mark.process

@@ -13,11 +13,11 @@ from lograft.errors import LograftError, OutcomeUnknownError, RequestTimeoutErro
 from lograft.types import Durability
 from lograft.wire.codes import ErrorCode
 
-from integration_tests.workload.checker import check
-from integration_tests.workload.history import Event, Kind, Type, read_history
-from integration_tests.workload.load import HISTORY_FILE
-from integration_tests.workload.scene import Shape, scene_under_load
-from integration_tests.workload.senders import Acknowledgements, outcome_of
+from integration_tests.harness.history.checker import check
+from integration_tests.harness.history.events import Event, Kind, Type, read_history
+from integration_tests.harness.load.record_load import HISTORY_FILE
+from integration_tests.harness.load.senders import Acknowledgements, outcome_of
+from integration_tests.harness.scene import Shape, scene_under_load
 
 SMALL = Shape(voters=1, brokers=1, partitions=3, replicas=1, senders=2, pollers=1, rate_per_s=60)
 VALUES_MIN = 150

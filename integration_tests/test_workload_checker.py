@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from integration_tests.workload.checker import check
-from integration_tests.workload.history import Event, HistoryFile, Kind, Type, parse_line, read_history
+from integration_tests.harness.history.checker import check
+from integration_tests.harness.history.events import Event, HistoryFile, Kind, Type, parse_line, read_history
 
 TP = "t-0"
 SECOND_NS = 1_000_000_000
@@ -369,7 +369,7 @@ def test_history_comes_back_from_its_file(tmp_path: Path) -> None:
     assert [event.time_ns for event in events] == sorted(event.time_ns for event in events)
     assert check(events).name == "PASSED"
     done = subprocess.run(
-        [sys.executable, "-m", "integration_tests.workload.check", str(path)],
+        [sys.executable, "-m", "integration_tests.harness.history.check", str(path)],
         capture_output=True,
         text=True,
         check=False,

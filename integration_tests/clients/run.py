@@ -26,9 +26,9 @@ from lograft import Admin, Producer
 from lograft.types import ConfigResource
 
 from integration_tests.clients.toolchains import CLIENTS, BuildError, Client, run_bounded
-from integration_tests.cluster.process import Process
-from integration_tests.cluster.wait import wait_for
-from integration_tests.faults.forgetful_proxy import ForgetfulProxy
+from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
+from integration_tests.harness.process import Process
+from integration_tests.harness.wait import wait_for
 
 READY_PATTERN = re.compile(r"lograft dev: ready on (127\.0\.0\.1:\d+)")
 READY_TIMEOUT_S = 30.0

@@ -21,10 +21,10 @@ from lograft.v1 import admin_pb2, log_pb2
 from lograft.wire.batch import RecordBatch, encode_batch
 from lograft.wire.compression import Codec
 
-from integration_tests.cluster.cluster import BROKER_ID_FIRST, Cluster
-from integration_tests.cluster.wait import wait_for
 from integration_tests.faults import fuzz_internal
 from integration_tests.faults.mutations import BATCH_MUTATIONS, mutate_frame, odd_name, zstd_bomb
+from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
+from integration_tests.harness.wait import wait_for
 
 TOPIC = "fuzz"
 RSS_GROWTH_BYTES_MAX = 256 * 1024 * 1024

@@ -20,12 +20,12 @@ from lograft import Admin, BatchReceipt, Consumer, Producer, TopicPartition
 from lograft.errors import LograftError
 from lograft.internal.v1 import controller_pb2
 
-from integration_tests.cluster.wait import wait_for
 from integration_tests.faults.carrier_client import ANSWER_S, CarrierClient
 from integration_tests.faults.carrier_damage import FORBIDDEN
 from integration_tests.faults.cluster_facts import ID_BYTES, Facts, Stranger, gather
 from integration_tests.faults.internal_attacker import Attacker, Outcome, methods, others
-from integration_tests.soak.nodes import CombinedNodes
+from integration_tests.harness.combined import CombinedNodes
+from integration_tests.harness.wait import wait_for
 from metaquorum.net.hello import Identity
 from metaquorum.net.methods import Method
 

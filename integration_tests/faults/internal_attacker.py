@@ -32,7 +32,7 @@ from integration_tests.faults.cluster_facts import ID_BYTES, Facts, Voter
 from integration_tests.faults.internal_requests import CALLS, as_follower, tame
 from integration_tests.faults.message_mutations import mutate, out_of_range
 from integration_tests.faults.mutations import mutate_frame
-from integration_tests.soak.nodes import CombinedNodes
+from integration_tests.harness.combined import CombinedNodes
 from metaquorum.controller_service.admin_service import REQUEST_TYPES
 from metaquorum.net.connection import Limits
 from metaquorum.net.frames import Kind

@@ -22,8 +22,8 @@ from pathlib import Path
 from crc32c import crc32c
 from lograft import Admin, BatchReceipt, Consumer, Producer, TopicPartition
 
-from integration_tests.cluster.cluster import BROKER_ID_FIRST, START_TIMEOUT_S, Cluster
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.cluster import BROKER_ID_FIRST, START_TIMEOUT_S, Cluster
+from integration_tests.harness.wait import wait_for
 
 TOPIC = "kill"
 PARTITION_COUNT = 3

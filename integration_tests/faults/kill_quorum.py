@@ -19,8 +19,8 @@ from pathlib import Path
 from lograft import Admin
 from lograft.errors import LograftError, TopicAlreadyExistsError
 
-from integration_tests.cluster.cluster import ADMIN_TIMEOUT_MS, Cluster
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.cluster import ADMIN_TIMEOUT_MS, Cluster
+from integration_tests.harness.wait import wait_for
 
 NEW_LEADER_MS_MAX = 3_000
 CATCH_UP_TIMEOUT_S = 30.0

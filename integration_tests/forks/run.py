@@ -27,10 +27,10 @@ from typing import Final
 from lograft import Admin, Consumer, TopicPartition
 
 from integration_tests.clients.run import dev_server
-from integration_tests.cluster.ports import free_port
-from integration_tests.cluster.wait import wait_for
 from integration_tests.forks.parent import WAYS
 from integration_tests.forks.work import KINDS, OWN_VALUE
+from integration_tests.harness.ports import free_port
+from integration_tests.harness.wait import wait_for
 
 LOADS: Final = ("idle", "busy")
 CHILDREN: Final = 1_000

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from lograft import Admin, Producer
 
-from integration_tests.cluster.ports import free_port
-from integration_tests.cluster.process import Process
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.ports import free_port
+from integration_tests.harness.process import Process
+from integration_tests.harness.wait import wait_for
 from integration_tests.hostile.attackers import BACKLOG_TOPIC, BOMB_TOPIC
 
 HOST = "127.0.0.1"

@@ -17,7 +17,7 @@ from lograft.v1.admin_pb2_grpc import AdminServiceStub
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
-from integration_tests.quorum_proofs.load import CONFIG
+from integration_tests.harness.load.metadata_load import CONFIG
 
 CONNECT_TIMEOUT_S = 10.0
 PAGE_TOPICS = 1_000

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from lograft.settings import REQUEST_TIMEOUT_MS
 
-from integration_tests.cluster.cluster import Cluster
-from integration_tests.quorum_proofs.load import STANDSTILL_S_MIN, Span
-from integration_tests.quorum_proofs.outcome import Figure, Outcome, median_and_max, milliseconds
+from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.load.metadata_load import STANDSTILL_S_MIN, Span
+from integration_tests.harness.outcome import Figure, Outcome, median_and_max, milliseconds
 from integration_tests.quorum_proofs.scene import Scene, scene_under_load
 
 RATE_PER_S = 100

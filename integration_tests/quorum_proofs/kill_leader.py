@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from integration_tests.cluster.cluster import Cluster
-from integration_tests.quorum_proofs.outcome import Outcome, median_and_max
+from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.outcome import Outcome, median_and_max
 from integration_tests.quorum_proofs.scene import Scene, scene_under_load
 
 UNAVAILABLE_S_MAX = 3.0

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from integration_tests.cluster.cluster import BROKER_ID_FIRST, Cluster
+from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
+from integration_tests.harness.faults.namespaces import INSIDE, Namespaces, is_inside, why_not
+from integration_tests.harness.outcome import Outcome, median_and_max
 from integration_tests.quorum_proofs.direct import Voter
-from integration_tests.quorum_proofs.namespaces import INSIDE, Namespaces, is_inside, why_not
-from integration_tests.quorum_proofs.outcome import Outcome, median_and_max
 from integration_tests.quorum_proofs.probes import Probes, adopt, send, take
 from integration_tests.quorum_proofs.scene import Scene, scene_under_load
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from integration_tests.cluster.cluster import Cluster
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.outcome import Outcome, median_and_max
+from integration_tests.harness.wait import wait_for
 from integration_tests.quorum_proofs.direct import Voter
-from integration_tests.quorum_proofs.outcome import Outcome, median_and_max
 from integration_tests.quorum_proofs.probes import Probes, adopt, send, take
 from integration_tests.quorum_proofs.scene import RECOVERY_TIMEOUT_S, Scene, scene_under_load
 

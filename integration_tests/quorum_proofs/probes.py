@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from lograft.errors import LograftError, OutcomeUnknownError
 from lograft.types import ConfigResource
 
+from integration_tests.harness.history.ledger import Ledger, Register
+from integration_tests.harness.load.metadata_load import CONFIG
 from integration_tests.quorum_proofs.direct import Answer, Call, Voter
-from integration_tests.quorum_proofs.ledger import Ledger, Register
-from integration_tests.quorum_proofs.load import CONFIG
 from integration_tests.quorum_proofs.scene import Scene
 
 CALL_TIMEOUT_S = 5.0

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from integration_tests.harness.outcome import Outcome, report
 from integration_tests.quorum_proofs import (
     kill_calls,
     kill_leader,
@@ -24,7 +25,6 @@ from integration_tests.quorum_proofs import (
     rolling_restart,
     wiped_voter,
 )
-from integration_tests.quorum_proofs.outcome import Outcome, report
 
 DEFAULT_ROUNDS = 100
 

@@ -19,11 +19,11 @@ from lograft.errors import LograftError
 from lograft.settings import REQUEST_TIMEOUT_MS
 from lograft.types import ConfigResource, QuorumDescription
 
-from integration_tests.cluster.cluster import Cluster
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.load.metadata_load import CONFIG, Load
+from integration_tests.harness.outcome import Figure, Outcome
+from integration_tests.harness.wait import wait_for
 from integration_tests.quorum_proofs.direct import Voter, register_value
-from integration_tests.quorum_proofs.load import CONFIG, Load
-from integration_tests.quorum_proofs.outcome import Figure, Outcome
 
 CHECK_INTERVAL_S = 0.05
 RECOVERY_TIMEOUT_S = 240.0

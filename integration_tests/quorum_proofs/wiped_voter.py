@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from integration_tests.cluster.cluster import Cluster
-from integration_tests.cluster.wait import wait_for
-from integration_tests.quorum_proofs.outcome import Outcome, median_and_max
+from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.outcome import Outcome, median_and_max
+from integration_tests.harness.wait import wait_for
 from integration_tests.quorum_proofs.scene import CHECK_INTERVAL_S, RECOVERY_TIMEOUT_S, Scene, scene_under_load
 
 RATE_PER_S = 100

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from lograft import ConfigResource
 
-from integration_tests.cluster.cluster import BROKER_ID_FIRST
-from integration_tests.cluster.wait import wait_for
-from integration_tests.quorum_proofs.outcome import Outcome
+from integration_tests.harness.cluster import BROKER_ID_FIRST
+from integration_tests.harness.outcome import Outcome
+from integration_tests.harness.scene import HEAL_TIMEOUT_S, Scene, Shape
+from integration_tests.harness.wait import wait_for
 from integration_tests.replication_proofs.rounds import Limits, Round, prove
 from integration_tests.storage_faults.real_disk import small_disk
 from integration_tests.workload.nemeses import FILLER, fill_disk
-from integration_tests.workload.scene import HEAL_TIMEOUT_S, Scene, Shape
 
 MIN_FREE_BYTES = 32 * 1024 * 1024
 """Soft limit of the brokers."""

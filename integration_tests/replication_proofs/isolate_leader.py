@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof: a leader that is cut off acknowledges nothing that is lost, and others take over; clients reach everybody all the time.
 
-Servers run in network namespaces of their own (`integration_tests.quorum_proofs.namespaces`). A round cuts the leader of
+Servers run in network namespaces of their own (`integration_tests.harness.faults.namespaces`). A round cuts the leader of
 a random partition off: from brokers and voters, both ways, or only what it sends, or only what it should receive; from
 brokers alone; from voters alone. Meanwhile a guest sends to its partitions who asked nobody but that broker who leads;
 what it was told stands in the history like everything else.
@@ -20,11 +20,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from integration_tests.cluster.cluster import BROKER_ID_FIRST
-from integration_tests.quorum_proofs.namespaces import INSIDE, Namespaces, is_inside, why_not
-from integration_tests.quorum_proofs.outcome import Outcome
+from integration_tests.harness.cluster import BROKER_ID_FIRST
+from integration_tests.harness.faults.namespaces import INSIDE, Namespaces, is_inside, why_not
+from integration_tests.harness.outcome import Outcome
+from integration_tests.harness.scene import Scene, Shape
 from integration_tests.replication_proofs.rounds import Limits, Round, prove
-from integration_tests.workload.scene import Scene, Shape
 
 LIMITS = {"unavailable": Limits(max_s=6.0)}
 HOLD_S = 10.0

@@ -10,9 +10,9 @@ import random
 import time
 from pathlib import Path
 
-from integration_tests.quorum_proofs.outcome import Outcome
+from integration_tests.harness.outcome import Outcome
+from integration_tests.harness.scene import Scene, Shape
 from integration_tests.replication_proofs.rounds import Round, prove
-from integration_tests.workload.scene import Scene, Shape
 
 
 def run_round(scene: Scene, rng: random.Random, number: int) -> Round:

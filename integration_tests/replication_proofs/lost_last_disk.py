@@ -21,10 +21,10 @@ from lograft import Admin, Consumer, Producer, TopicPartition
 from lograft.errors import LograftError
 from lograft.types import ElectionType, PartitionDescription
 
-from integration_tests.cluster.cluster import Cluster
-from integration_tests.cluster.wait import wait_for
-from integration_tests.quorum_proofs.outcome import Outcome
-from integration_tests.workload.scene import Shape
+from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.outcome import Outcome
+from integration_tests.harness.scene import Shape
+from integration_tests.harness.wait import wait_for
 
 RECORDS = 3_000
 """Records that all replicas have."""

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from integration_tests.cluster.cluster import Place
-from integration_tests.quorum_proofs.outcome import Outcome, median_and_max, milliseconds
-from integration_tests.workload.replica_files import compare_replicas
-from integration_tests.workload.scene import Scene, Shape, scene_under_load
-from integration_tests.workload.waits import Span, Wait, longest, summarize, touching
+from integration_tests.harness.cluster import Place
+from integration_tests.harness.history.replica_files import compare_replicas
+from integration_tests.harness.load.waits import Span, Wait, longest, summarize, touching
+from integration_tests.harness.outcome import Outcome, median_and_max, milliseconds
+from integration_tests.harness.scene import Scene, Shape, scene_under_load
 
 DISTURBED_ROUNDS_MAX = 20
 ANOMALIES_MAX = 10

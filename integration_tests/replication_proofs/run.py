@@ -16,7 +16,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from integration_tests.quorum_proofs.outcome import Outcome, report
+from integration_tests.harness.kept import keep_evidence
+from integration_tests.harness.outcome import Outcome, report
+from integration_tests.harness.scene import Shape
 from integration_tests.replication_proofs import (
     full_disk,
     isolate_leader,
@@ -28,8 +30,6 @@ from integration_tests.replication_proofs import (
     rolling_restart,
     wiped_directory,
 )
-from integration_tests.workload.kept import keep_evidence
-from integration_tests.workload.scene import Shape
 
 DEFAULT_ROUNDS = 100
 

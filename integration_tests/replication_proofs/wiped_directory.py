@@ -12,9 +12,9 @@ import shutil
 import time
 from pathlib import Path
 
-from integration_tests.quorum_proofs.outcome import Outcome
+from integration_tests.harness.outcome import Outcome
+from integration_tests.harness.scene import Scene, Shape
 from integration_tests.replication_proofs.rounds import Limits, Round, prove
-from integration_tests.workload.scene import Scene, Shape
 
 LIMITS = {"unavailable": Limits(max_s=3.0)}
 

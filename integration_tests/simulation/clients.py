@@ -21,11 +21,11 @@ from lograft.errors import LograftError
 from lograft.types import ConfigResource, ElectionType, QuorumDescription
 from lograft.wire.codes import ErrorCode
 
+from integration_tests.harness.history.events import Event, Kind, Type
+from integration_tests.harness.load.senders import outcome_of
 from integration_tests.simulation.options import WorldOptions, rack_name
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.servers import VoterMachine
-from integration_tests.workload.history import Event, Kind, Type
-from integration_tests.workload.senders import outcome_of
 from metaquorum.metadata.topic_configs import FLUSH_POLICY, FlushPolicy
 from metaquorum.testing.scheduler import Scheduler
 

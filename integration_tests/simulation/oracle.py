@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold inside the brokers of the world, looked at after every event of every replica.
 
-Owns what was ever committed, and who led when. The clients' history is judged apart (`integration_tests.workload.checker`).
+Owns what was ever committed, and who led when. The clients' history is judged apart (`integration_tests.harness.history.checker`).
 
 Laws
     agreement: below the high watermark of any two replicas the same bytes stand at the same offsets.

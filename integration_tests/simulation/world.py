@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from brokerd.replica.replica import HostedReplica
+from integration_tests.harness.history.checker import Verdict, check
 from integration_tests.simulation.carrier_laws import CarrierLaws
 from integration_tests.simulation.clients import EndClient, FinalReader, History, Operator, ReadingClient, SendingClient
 from integration_tests.simulation.faults import LOSSES, Faults
@@ -41,7 +42,6 @@ from integration_tests.simulation.servers import (
 from integration_tests.simulation.virtual_network import Network
 from integration_tests.simulation.virtual_platform import platform
 from integration_tests.simulation.virtual_rocksdb import Databases
-from integration_tests.workload.checker import Verdict, check
 from metaquorum.metadata.topic_configs import FlushPolicy
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.testing.invariants import InvariantViolation, require

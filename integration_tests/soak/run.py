@@ -22,13 +22,13 @@ from pathlib import Path
 
 from lograft import Admin
 
-from integration_tests.quorum_proofs.outcome import Outcome, milliseconds
+from integration_tests.harness.combined import CombinedNodes
+from integration_tests.harness.load.waits import summarize
+from integration_tests.harness.outcome import Outcome, milliseconds
 from integration_tests.soak.clients import CHUNK_RECORDS, Clients
 from integration_tests.soak.ledger import Ledger, Values
-from integration_tests.soak.nodes import CombinedNodes
 from integration_tests.soak.observed import MIB, growth_mib_per_min, judge, leader_changes
 from integration_tests.soak.watching import Watch
-from integration_tests.workload.waits import summarize
 
 TOPIC = "soak"
 REPLICAS = 3

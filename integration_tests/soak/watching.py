@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lograft import Admin
 from lograft.errors import LograftError
 
-from integration_tests.soak.nodes import CombinedNodes
+from integration_tests.harness.combined import CombinedNodes
 from integration_tests.soak.observed import Sample
 
 SAMPLE_INTERVAL_S = 2.0

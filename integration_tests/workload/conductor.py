@@ -17,9 +17,9 @@ from contextlib import suppress
 from lograft.errors import LograftError
 from lograft.types import ElectionType
 
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.scene import TOPIC
+from integration_tests.harness.wait import wait_for
 from integration_tests.workload.nemeses import HalfOpen, Membership, Nemesis, Restart, World
-from integration_tests.workload.scene import TOPIC
 from integration_tests.workload.silence import SILENCE_S_MAX, Silence
 
 ACTIVE_MAX = 2

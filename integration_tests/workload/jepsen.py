@@ -25,12 +25,14 @@ from pathlib import Path
 
 from lograft import Admin
 
-from integration_tests.cluster.cluster import BROKER_ID_FIRST
-from integration_tests.faults.forgetful_proxy import ForgetfulProxy
-from integration_tests.quorum_proofs.namespaces import INSIDE, Namespaces, is_inside, why_not
-from integration_tests.workload.checker import EXIT_STATUS
+from integration_tests.harness.cluster import BROKER_ID_FIRST
+from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
+from integration_tests.harness.faults.namespaces import INSIDE, Namespaces, is_inside, why_not
+from integration_tests.harness.history.checker import EXIT_STATUS
+from integration_tests.harness.history.replica_files import compare_replicas
+from integration_tests.harness.kept import keep_evidence
+from integration_tests.harness.scene import Scene, Shape, scene_under_load
 from integration_tests.workload.conductor import Conductor
-from integration_tests.workload.kept import keep_evidence
 from integration_tests.workload.nemeses import (
     ClockSkew,
     DiskFull,
@@ -47,8 +49,6 @@ from integration_tests.workload.nemeses import (
     skew_path,
     through_proxies,
 )
-from integration_tests.workload.replica_files import compare_replicas
-from integration_tests.workload.scene import Scene, Shape, scene_under_load
 
 NEMESES = ("kill", "pause", "restart", "partition", "disk-full", "clock", "membership", "reassign", "half-open")
 NEED_NAMESPACES = frozenset({"partition", "disk-full"})
@@ -140,7 +140,7 @@ def _disk(path: Path, names: list[str], seconds: float) -> Generator[None]:
 
 def skewable(directory: Path) -> Callable[[str], Sequence[str]]:
     """Have every server run with a clock that can be set wrong."""
-    return lambda name: ("integration_tests.workload.skewed_clock", str(skew_path(directory, name)))
+    return lambda name: ("integration_tests.harness.faults.skewed_clock", str(skew_path(directory, name)))
 
 
 def conduct(scene: Scene, nemeses: list[Nemesis], result: Result, *, seconds: float, seed: int) -> None:

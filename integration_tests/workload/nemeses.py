@@ -19,10 +19,10 @@ from lograft import Admin, TopicPartition
 from lograft.errors import LograftError
 from lograft.types import ElectionType
 
-from integration_tests.cluster.process import Process
-from integration_tests.faults.forgetful_proxy import ForgetfulProxy, Way
-from integration_tests.quorum_proofs.namespaces import Namespaces
-from integration_tests.workload.scene import TOPIC, Scene
+from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy, Way
+from integration_tests.harness.faults.namespaces import Namespaces
+from integration_tests.harness.process import Process
+from integration_tests.harness.scene import TOPIC, Scene
 
 FILLER = "filler"
 SKEW_MS_MAX = 3_600_000

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from integration_tests.workload.load import Load
+from integration_tests.harness.load.record_load import Load
 
 SILENCE_S_MAX = 20.0
 """Most seconds that a client may hear nothing: its liveness bound of 12 s, and 8 s in which streams are opened again, here and

@@ -86,7 +86,7 @@ class Flow(NamedTuple):
 class Namespaces:
     """A namespace for each name, all reachable from each other and from outside. Only inside (`is_inside`).
 
-    It is the place of a cluster: `integration_tests.cluster.cluster.Place`.
+    It is the place of a cluster: `integration_tests.harness.cluster.Place`.
     """
 
     arguments: Sequence[str] = ("--insecure-plaintext",)

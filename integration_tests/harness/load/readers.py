@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from lograft import Consumer, TopicPartition
 from lograft.errors import LograftError
 
-from integration_tests.workload.history import HistoryFile, Kind, Type
+from integration_tests.harness.history.events import HistoryFile, Kind, Type
 
 POLL_TIMEOUT_MS = 200
 POLL_RECORDS = 500

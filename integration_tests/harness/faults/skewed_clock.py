@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a server whose wall clock is wrong: `python -m integration_tests.workload.skewed_clock FILE brokerd run ...`.
+"""Runs a server whose wall clock is wrong: `python -m integration_tests.harness.faults.skewed_clock FILE brokerd run ...`.
 
 FILE holds milliseconds, read a few times a second, that are added to `time.time()` and `time.time_ns()`, where all code of the
 servers takes the time of day from. Monotonic clocks stay right, as with a machine whose time of day is set. What C libraries read

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from integration_tests.workload.history import Event, Kind, Type
+from integration_tests.harness.history.events import Event, Kind, Type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from integration_tests.workload.load import HISTORY_FILE
+from integration_tests.harness.load.record_load import HISTORY_FILE
 
 
 def keep_evidence(directory: Path, name: str) -> list[str]:
@@ -17,5 +17,5 @@ def keep_evidence(directory: Path, name: str) -> list[str]:
         shutil.copy(file, kept)
     lines = [f"history and logs of the servers: {kept}"]
     if (kept / HISTORY_FILE).exists():
-        lines.append(f"judge it again: python -m integration_tests.workload.check {kept / HISTORY_FILE}")
+        lines.append(f"judge it again: python -m integration_tests.harness.history.check {kept / HISTORY_FILE}")
     return lines

@@ -17,10 +17,10 @@ from lograft import Admin
 from lograft.errors import LograftError
 from lograft.types import PartitionDescription
 
-from integration_tests.cluster.cluster import Cluster, Place
-from integration_tests.cluster.wait import wait_for
-from integration_tests.faults.forgetful_proxy import ForgetfulProxy
-from integration_tests.workload.load import Load, LoadSettings
+from integration_tests.harness.cluster import Cluster, Place
+from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
+from integration_tests.harness.load.record_load import Load, LoadSettings
+from integration_tests.harness.wait import wait_for
 
 TOPIC = "workload"
 VOTERS = 3

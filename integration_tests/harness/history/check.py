@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a history again: `python -m integration_tests.workload.check HISTORY`.
+"""Check a history again: `python -m integration_tests.harness.history.check HISTORY`.
 
 Exit status: 0 no anomaly, 1 anomalies, 2 no anomaly, but something was not read at the end.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from integration_tests.workload.checker import EXIT_STATUS, STALE_END_S_MAX, check
-from integration_tests.workload.history import read_history
+from integration_tests.harness.history.checker import EXIT_STATUS, STALE_END_S_MAX, check
+from integration_tests.harness.history.events import read_history
 
 
 def main() -> int:

@@ -24,8 +24,8 @@ from lograft.errors import LograftError, OutcomeUnknownError, TopicAlreadyExists
 from lograft.settings import REQUEST_TIMEOUT_MS
 from lograft.types import ConfigResource
 
-from integration_tests.cluster.wait import wait_for
-from integration_tests.quorum_proofs.ledger import Ledger, Register
+from integration_tests.harness.history.ledger import Ledger, Register
+from integration_tests.harness.wait import wait_for
 
 CONFIG = "description"
 CLIENTS = 8

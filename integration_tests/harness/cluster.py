@@ -11,9 +11,9 @@ from typing import Protocol, Self
 from lograft import Admin
 from lograft.errors import LograftError
 
-from integration_tests.cluster.ports import free_port
-from integration_tests.cluster.process import Process
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.ports import free_port
+from integration_tests.harness.process import Process
+from integration_tests.harness.wait import wait_for
 
 CLUSTER_ID = "integration"
 HOST = "127.0.0.1"

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from integration_tests.workload.evidence import Anomaly, Evidence, PartitionEvidence, Write
-from integration_tests.workload.history import Event, Type
+from integration_tests.harness.history.events import Event, Type
+from integration_tests.harness.history.evidence import Anomaly, Evidence, PartitionEvidence, Write
 
 STALE_END_S_MAX = 6.0
 """Seconds for which a leader that is cut off may still tell an old end: no linearizable reads of ends are promised."""

@@ -16,9 +16,9 @@ from lograft import Admin
 from lograft.errors import LograftError
 
 from deploy.entrypoint import command_line
-from integration_tests.cluster.ports import free_port
-from integration_tests.cluster.process import Process
-from integration_tests.cluster.wait import wait_for
+from integration_tests.harness.ports import free_port
+from integration_tests.harness.process import Process
+from integration_tests.harness.wait import wait_for
 
 START_TIMEOUT_S = 120.0
 ADMIN_TIMEOUT_MS = 5_000

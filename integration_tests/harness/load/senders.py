@@ -18,8 +18,8 @@ from lograft import BatchReceipt, Producer
 from lograft.errors import DeliveryError, LograftError
 from lograft.wire.codes import ErrorCode
 
-from integration_tests.workload.history import HistoryFile, Kind, Type
-from integration_tests.workload.waits import Wait
+from integration_tests.harness.history.events import HistoryFile, Kind, Type
+from integration_tests.harness.load.waits import Wait
 
 DEFINITE = frozenset(
     {
