@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.clients import run, toolchains
+from integration_tests.scenarios.clients import run, toolchains
 
 
 @pytest.mark.process

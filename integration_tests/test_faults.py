@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 from lograft.wire.batch import encode_batch
 
-from integration_tests.faults import (
+from integration_tests.scenarios import kill_broker, kill_quorum
+from integration_tests.scenarios.fuzz import (
     admin_requests,
-    fuzz,
     fuzz_internal,
     internal_attacker,
     internal_requests,
-    kill_broker,
-    kill_quorum,
     mutations,
 )
+from integration_tests.scenarios.fuzz import run as fuzz
 from metaquorum.net.methods import Method
 
 SHORT_ROUNDS = 2

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.clients.run import dev_server
-from integration_tests.forks.run import Case, all_cases, run_case
+from integration_tests.scenarios.clients.run import dev_server
+from integration_tests.scenarios.forks.run import Case, all_cases, run_case
 
 CHILDREN = 6
 QUICK = [case for case in all_cases() if case.load == "busy" and (case.kind == "blocking" or case.way == "exit")]

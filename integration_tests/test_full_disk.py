@@ -11,8 +11,8 @@ from lograft import Admin, Consumer, LograftError, Producer, TopicPartition
 
 from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
 from integration_tests.harness.wait import wait_for
+from integration_tests.scenarios.jepsen.nemeses import FILLER, free_bytes
 from integration_tests.storage_faults.real_disk import small_disk
-from integration_tests.workload.nemeses import FILLER, free_bytes
 
 DISK_BYTES = 96 * 1024 * 1024
 MIN_FREE_BYTES = 32 * 1024 * 1024

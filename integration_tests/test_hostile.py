@@ -10,11 +10,11 @@ from lograft.wire.batch import check_batch
 from lograft.wire.errors import BatchTooLargeError
 from lograft.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
 
-from integration_tests.hostile.bombs import all_kinds, zeros
-from integration_tests.hostile.healthy import percentile
-from integration_tests.hostile.http2 import DATA, HEADERS, frame, grpc_call
-from integration_tests.hostile.run import GROWTH_BYTES_MAX, KEPT_BY_GRPC_BYTES, MIB, OF_MANY, Result
-from integration_tests.hostile.target import Usage
+from integration_tests.scenarios.hostile.bombs import all_kinds, zeros
+from integration_tests.scenarios.hostile.healthy import percentile
+from integration_tests.scenarios.hostile.http2 import DATA, HEADERS, frame, grpc_call
+from integration_tests.scenarios.hostile.run import GROWTH_BYTES_MAX, KEPT_BY_GRPC_BYTES, MIB, OF_MANY, Result
+from integration_tests.scenarios.hostile.target import Usage
 
 BOMB_BYTES_MAX = 16_384
 

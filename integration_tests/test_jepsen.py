@@ -15,8 +15,8 @@ from integration_tests.harness.faults.skewed_clock import read_skew_ms
 from integration_tests.harness.kept import keep_evidence
 from integration_tests.harness.load.record_load import HISTORY_FILE
 from integration_tests.harness.scene import Shape
-from integration_tests.workload.jepsen import NEED_NAMESPACES, NEMESES, Result, make_nemeses, run
-from integration_tests.workload.nemeses import skew_path
+from integration_tests.scenarios.jepsen.nemeses import skew_path
+from integration_tests.scenarios.jepsen.run import NEED_NAMESPACES, NEMESES, Result, make_nemeses, run
 
 SMALL = Shape(
     voters=1,

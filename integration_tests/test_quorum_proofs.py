@@ -12,7 +12,7 @@ import pytest
 from integration_tests.harness.history.ledger import Ledger
 from integration_tests.harness.load.metadata_load import Load, Span
 from integration_tests.harness.outcome import Outcome
-from integration_tests.quorum_proofs import (
+from integration_tests.scenarios.quorum_proofs import (
     kill_calls,
     kill_leader,
     partition,

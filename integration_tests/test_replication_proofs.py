@@ -16,9 +16,9 @@ from integration_tests.harness.history.replica_files import compare_replicas
 from integration_tests.harness.load.waits import Wait
 from integration_tests.harness.outcome import Outcome
 from integration_tests.harness.scene import Scene, Shape
-from integration_tests.replication_proofs import kill_all, rolling_restart, wiped_directory
-from integration_tests.replication_proofs.isolate_leader import CASES
-from integration_tests.replication_proofs.rounds import Limits, Round, judge_waits, line_of, prove
+from integration_tests.scenarios.replication_proofs import kill_all, rolling_restart, wiped_directory
+from integration_tests.scenarios.replication_proofs.isolate_leader import CASES
+from integration_tests.scenarios.replication_proofs.rounds import Limits, Round, judge_waits, line_of, prove
 from storage.files.names import PartitionIdentity, offset_file_name, partition_directory_name
 
 SMALL = Shape(voters=1, brokers=1, partitions=3, replicas=1, senders=1, pollers=1, rate_per_s=60)

@@ -12,8 +12,8 @@ from lograft.errors import LograftError
 
 from integration_tests.harness.combined import ADMIN_TIMEOUT_MS, CombinedNodes
 from integration_tests.harness.wait import wait_for
-from integration_tests.soak.ledger import PROBLEMS_MAX, Ledger, Values
-from integration_tests.soak.observed import (
+from integration_tests.scenarios.soak.ledger import PROBLEMS_MAX, Ledger, Values
+from integration_tests.scenarios.soak.observed import (
     DISK_BYTES_MAX,
     GROWTH_JUDGED_FROM_S,
     MIB,
@@ -24,7 +24,7 @@ from integration_tests.soak.observed import (
     judge,
     leader_changes,
 )
-from integration_tests.soak.run import SoakSettings, run
+from integration_tests.scenarios.soak.run import SoakSettings, run
 
 SECONDS = 10.0
 ELECTION_TIMEOUT_S = 30.0

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo shows: a table for each comparison, and one line that says how it went.
+
+Owns the look. Must not decide: whether sides are equal is said by `facts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from integration_tests.scenarios.demo.facts import Comparison, Tally
+
+
+def comparison_table(title: str, lines: Sequence[Comparison]) -> Table:
+    """One row for each partition, and the sum."""
+    table = Table(title=title, title_justify="left", show_footer=True, box=box.SIMPLE_HEAVY, pad_edge=False)
+    wanted = sum((line.wanted for line in lines), Tally())
+    found = sum((line.found for line in lines), Tally())
+    table.add_column("partition", "all", justify="right")
+    table.add_column("source", f"{wanted.count:,}", justify="right", no_wrap=True)
+    table.add_column("replayed", f"{found.count:,}", justify="right", no_wrap=True)
+    table.add_column("source checksum", _checksum(wanted), no_wrap=True)
+    table.add_column("replayed checksum", _checksum(found), no_wrap=True)
+    table.add_column("", _verdict(all(line.is_equal for line in lines)), no_wrap=True)
+    for line in lines:
+        table.add_row(
+            str(line.partition),
+            f"{line.wanted.count:,}",
+            f"{line.found.count:,}",
+            _checksum(line.wanted),
+            _checksum(line.found),
+            _verdict(line.is_equal),
+        )
+    return table
+
+
+def moment(timestamp_ms: int) -> str:
+    """A timestamp in milliseconds as text, UTC."""
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def print_verdict(console: Console, comparisons: Sequence[Comparison], *, record_count: int, seconds: float) -> bool:
+    """Say whether everything is equal.
+
+    Returns:
+        True when it is.
+    """
+    different = [line for line in comparisons if not line.is_equal]
+    if different:
+        console.print(f"[bold red]DIFFERENT[/]: {len(different)} of {len(comparisons)} comparisons failed")
+        return False
+    console.print(
+        f"[bold green]EQUAL[/]: {record_count:,} records in, {record_count:,} records out, "
+        f"counts and checksums the same ({seconds:.1f} s)",
+        soft_wrap=True,
+    )
+    return True
+
+
+def _checksum(tally: Tally) -> str:
+    return f"{tally.checksum:016x}"
+
+
+def _verdict(is_equal: bool) -> str:
+    return "[green]equal[/]" if is_equal else "[bold red]DIFFERS[/]"

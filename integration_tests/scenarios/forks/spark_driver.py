@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Spark program of COUNT tasks with a Python worker for each: `python -m integration_tests.scenarios.forks.spark_driver COUNT`.
+
+The driver has clients at work, and so has the daemon that forks the workers. Environment: as `web`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+from lograft.spark import local_session
+
+from integration_tests.scenarios.forks.work import start_clients, work
+
+
+def task(_items: Iterator[int]) -> None:
+    """Work with clients of the worker's own."""
+    work("blocking", os.environ["FORKS_BOOTSTRAP"], os.environ["FORKS_TOPIC"])
+
+
+def main() -> int:
+    """Run the tasks."""
+    count, environment = int(sys.argv[1]), os.environ
+    is_busy = environment["FORKS_LOAD"] == "busy"
+    clients = start_clients("blocking", environment["FORKS_BOOTSTRAP"], environment["FORKS_TOPIC"], is_busy=is_busy)
+    settings = {
+        "spark.python.worker.reuse": "false",
+        "spark.python.use.daemon": "true",
+        "spark.python.daemon.module": "integration_tests.scenarios.forks.spark_daemon",
+    }
+    session = local_session("forks", settings=settings)
+    session.sparkContext.parallelize(range(count), count).foreachPartition(task)
+    session.stop()
+    clients.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

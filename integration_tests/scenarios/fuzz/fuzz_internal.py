@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make fuzz`, second part: hostile servers, at three real servers that are voters and brokers.
+
+Every method of the carrier gets messages that are right, changed, damaged and shuffled; its connections get frames and greetings that
+are none. No process may end and no log may have a traceback; every request gets one typed final frame, or the connection ends, within
+`ANSWER_S`; a producer's records are taken meanwhile. Afterwards every server is stopped in order, and killed, and serves again, with
+every acknowledged record.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from lograft import Admin, BatchReceipt, Consumer, Producer, TopicPartition
+from lograft.errors import LograftError
+from lograft.internal.v1 import controller_pb2
+
+from integration_tests.harness.combined import CombinedNodes
+from integration_tests.harness.wait import wait_for
+from integration_tests.scenarios.fuzz.carrier_client import ANSWER_S, CarrierClient
+from integration_tests.scenarios.fuzz.carrier_damage import FORBIDDEN
+from integration_tests.scenarios.fuzz.cluster_facts import ID_BYTES, Facts, Stranger, gather
+from integration_tests.scenarios.fuzz.internal_attacker import Attacker, Outcome, methods, others
+from metaquorum.net.hello import Identity
+from metaquorum.net.methods import Method
+
+QUIET: Final = "fuzz-quiet"
+"""The topic that requests are about: records that are there before, and nobody writes to it."""
+LIVELY: Final = "fuzz-lively"
+"""The topic of the producer."""
+PARTITIONS: Final = 3
+STRANGER_ID: Final = 77
+STALL_S: Final = 90.0
+"""Longest time in which the producer may get no acknowledgement."""
+SERVE_S: Final = 120.0
+"""Longest time until a cluster serves again."""
+SEND_PAUSE_S: Final = 0.05
+SNAPSHOTS: Final = ("--snapshot-interval-ms", "2000", "--kept-snapshots", "20")
+"""Each server has a snapshot of the metadata soon, and keeps it for longer than an attacker believes what it knows."""
+FAULTS_IN_LOGS: Final = ("Traceback (most recent call last)", "event=quorum_node_failed", "AssertionError")
+
+
+# A client that means well.
+
+
+class Sender:
+    """Sends numbered records to `LIVELY`, one after the other, in a thread of its own.
+
+    Attributes:
+        acknowledged: number and place of each record that was.
+        stalled_s: longest time without an acknowledgement.
+    """
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
+        self.acknowledged: dict[int, tuple[int, int]] = {}
+        self.stalled_s = 0.0
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End when the last record is acknowledged."""
+        self._stop.set()
+        self._thread.join(2 * STALL_S)
+        if self._thread.is_alive():
+            self.error = TimeoutError("the producer did not end")
+
+    def _run(self) -> None:
+        try:
+            receipts: list[BatchReceipt] = []
+            timeout_ms = int(STALL_S * 1_000)
+            with Producer(
+                self._bootstrap, acks="all", delivery_timeout_ms=timeout_ms, on_batch=receipts.append
+            ) as producer:
+                number = 0
+                last_s = time.monotonic()
+                while not self._stop.wait(SEND_PAUSE_S):
+                    producer.send(LIVELY, b"%d" % number, partition=number % PARTITIONS)
+                    producer.flush(timeout_ms=timeout_ms)
+                    offset = receipts[-1].base_offset
+                    assert offset is not None, f"flushed, and not acknowledged: {receipts[-1]}"
+                    self.acknowledged[number] = (number % PARTITIONS, offset)
+                    number += 1
+                    self.stalled_s = max(self.stalled_s, time.monotonic() - last_s)
+                    last_s = time.monotonic()
+        except (LograftError, TimeoutError) as error:
+            self.error = error
+
+
+def read_all(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes]:
+    """Values of a topic by partition and offset.
+
+    Raises:
+        TimeoutError: a reader got nothing for too long.
+    """
+    found: dict[tuple[int, int], bytes] = {}
+    places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    with Consumer(bootstrap) as consumer:
+        ends = consumer.end_offsets(places)
+        consumer.assign(places)
+        deadline_s = time.monotonic() + SERVE_S
+        while any(consumer.position(place) < ends[place] for place in places):
+            batch = consumer.poll_batch(1_000)
+            if batch is not None:
+                for offset, value in zip(batch.offsets(), batch.values(), strict=True):
+                    found[batch.partition, offset] = value or b""
+            elif time.monotonic() > deadline_s:
+                raise TimeoutError(f"{topic}: {len(found)} records read, the ends are {ends}")
+    return found
+
+
+# A run.
+
+
+def run(directory: Path, inputs: int, seed: int) -> Outcome:
+    """Attack three servers, restart them, and read everything.
+
+    Args:
+        directory: for their data and logs.
+        inputs: over all servers.
+        seed: names the inputs.
+    """
+    outcome = Outcome()
+    with CombinedNodes(directory, count=3, arguments=SNAPSHOTS) as nodes, Admin(nodes.bootstrap) as admin:
+        for topic in (QUIET, LIVELY):
+            admin.create_topic(
+                topic, partition_count=PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"}
+            )
+        quiet = _fill(nodes.bootstrap)
+        ends = [sum(partition == each for partition, _ in quiet) for each in range(PARTITIONS)]
+        stranger = register_stranger(nodes, admin)
+        wait_for(
+            lambda: admin.describe_quorum().latest_snapshot,
+            timeout_s=SERVE_S,
+            what="a snapshot of the metadata",
+            interval_s=0.2,
+        )
+        sender = Sender(nodes.bootstrap)
+        sender.start()
+        _attack_all(nodes, inputs, seed, lambda: gather(admin, topic=QUIET, ends=ends, stranger=stranger), outcome)
+        sender.stop()
+        if sender.error is not None:
+            outcome.fail(f"the producer ended: {sender.error!r}")
+        if sender.stalled_s > STALL_S:
+            outcome.fail(f"the producer got no acknowledgement for {sender.stalled_s:.0f} s")
+        outcome.acknowledged = len(sender.acknowledged)
+        for process in nodes.processes.values():
+            if not process.running:
+                outcome.fail(f"{process.name} ended: {process.log_tail()}")
+        outcome.problems += _log_problems(nodes)
+        if any(topic.topic == FORBIDDEN for topic in admin.list_topics()):
+            outcome.fail("a request behind a greeting that does not fit was carried out")
+        if outcome.problems:
+            return outcome
+        _compare(nodes, quiet, sender, outcome, "after the attack")
+        for process in nodes.processes.values():
+            _restart(nodes, process.stop, outcome)
+            process.start()
+            _wait_until_serving(nodes, admin)
+            _restart(nodes, process.kill, outcome)
+            process.start()
+            _wait_until_serving(nodes, admin)
+        _compare(nodes, quiet, sender, outcome, "after the restarts")
+        outcome.problems += [f"after the restarts: {problem}" for problem in _log_problems(nodes)]
+    return outcome
+
+
+def _restart(nodes: CombinedNodes, end: Callable[[], int | None], outcome: Outcome) -> None:
+    status = end()
+    if status:
+        outcome.fail(f"a server ended with {status}: {nodes.logs()}")
+
+
+def _fill(bootstrap: str) -> dict[tuple[int, int], bytes]:
+    with Producer(bootstrap, acks="all") as producer:
+        for number in range(100):
+            producer.send(QUIET, b"quiet-%d" % number, partition=number % PARTITIONS)
+        producer.flush()
+    return read_all(bootstrap, QUIET)
+
+
+def register_stranger(nodes: CombinedNodes, admin: Admin) -> Stranger:
+    """Register a broker that has no process.
+
+    Raises:
+        TimeoutError: no controller took it.
+    """
+    incarnation_id, directory_id = bytes(range(ID_BYTES)), bytes(range(1, ID_BYTES + 1))
+    cluster_id = admin.describe_quorum().cluster_id
+    hello = Identity(cluster_id=cluster_id, node_id=STRANGER_ID, incarnation_id=incarnation_id, address=None).encode()
+    request = controller_pb2.RegisterBrokerRequest(
+        cluster_id=cluster_id,
+        broker_id=STRANGER_ID,
+        incarnation_id=incarnation_id,
+        host="127.0.0.1",
+        port=1,
+        log_directory_ids=[directory_id],
+        feature_level=controller_pb2.FeatureRange(min_level=1, max_level=100),
+    )
+
+    def register() -> Stranger | None:
+        for host in nodes.hosts:
+            with CarrierClient(host, nodes.quorum_port) as client:
+                client.greet(hello)
+                call_id = client.request(Method.REGISTER_BROKER, request.SerializeToString())
+                client.settle()
+            for answer in client.calls[call_id].answers:
+                return Stranger(
+                    broker_id=STRANGER_ID,
+                    incarnation_id=incarnation_id,
+                    directory_id=directory_id,
+                    broker_epoch=controller_pb2.RegisterBrokerResponse.FromString(answer).broker_epoch,
+                )
+        return None
+
+    return wait_for(register, timeout_s=SERVE_S, what="a controller", interval_s=0.5)
+
+
+def _attack_all(nodes: CombinedNodes, inputs: int, seed: int, facts: Callable[[], Facts], outcome: Outcome) -> None:
+    attackers = [Attacker(nodes, 1 + number, seed * 10 + number, facts, outcome) for number in range(3)]
+    threads = [
+        threading.Thread(target=attacker.attack, args=(inputs // 3 + (number < inputs % 3),), daemon=True)
+        for number, attacker in enumerate(attackers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for attacker in attackers:
+        attacker.close()
+
+
+def _log_problems(nodes: CombinedNodes) -> list[str]:
+    problems: list[str] = []
+    for process in nodes.processes.values():
+        text = process.log_path.read_text(errors="replace")
+        for fault in FAULTS_IN_LOGS:
+            if fault in text:
+                position = text.index(fault)
+                excerpt = text[max(0, position - 500) : position + 3_000]
+                problems.append(f"{process.name} logs {fault!r} {text.count(fault)} times: {excerpt}")
+                break
+    return problems
+
+
+def _wait_until_serving(nodes: CombinedNodes, admin: Admin) -> None:
+    """Until every replica is in sync again: one more server may then be taken away.
+
+    Raises:
+        TimeoutError: not within `SERVE_S`.
+    """
+
+    def is_serving() -> bool:
+        try:
+            cluster = admin.describe_cluster()
+            fenced = {broker.broker_id for broker in cluster.brokers if broker.fenced}
+            topics = [admin.describe_topic(topic) for topic in (QUIET, LIVELY)]
+        except LograftError:
+            return False
+        partitions = [partition for topic in topics for partition in topic.partitions]
+        # Some of the requests registered brokers that have no process.
+        return not fenced & set(range(1, len(nodes.hosts) + 1)) and all(
+            len(partition.isr) == 3 for partition in partitions
+        )
+
+    try:
+        wait_for(is_serving, timeout_s=SERVE_S, what="all replicas to be in sync", interval_s=0.2)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}\n{nodes.logs()}") from None
+
+
+def _compare(
+    nodes: CombinedNodes, quiet: dict[tuple[int, int], bytes], sender: Sender, outcome: Outcome, when: str
+) -> None:
+    if (found := read_all(nodes.bootstrap, QUIET)) != quiet:
+        outcome.fail(f"{when}: {QUIET} has {len(found)} records, and had {len(quiet)}")
+    lively = read_all(nodes.bootstrap, LIVELY)
+    for number, place in sender.acknowledged.items():
+        if lively.get(place) != b"%d" % number:
+            outcome.fail(f"{when}: record {number} is not at {place}, where it was acknowledged")
+    repeated = [value for value, count in collections.Counter(lively.values()).items() if count > 1]
+    if repeated:
+        outcome.fail(f"{when}: {len(repeated)} records are there more than once, as {repeated[0]!r}")
+
+
+def report(outcome: Outcome, inputs: int, seed: int) -> int:
+    """Print what a run came to; returns the exit status."""
+    kinds = [*methods(), *others()]
+    missing = [kind for kind in kinds if kind not in outcome.reached]
+    for kind in kinds:
+        found = {answer: count for (each, answer), count in outcome.counts.items() if each == kind}
+        answers = ", ".join(f"{name} {count}" for name, count in sorted(found.items(), key=lambda item: -item[1]))
+        print(f"{sum(found.values()):7d}  {kind}: {answers}")
+    for problem in outcome.problems[:20]:
+        print(f"PROBLEM {problem}")
+    for kind in missing:
+        print(f"NOT REACHED {kind}: no request was looked into")
+    print(
+        f"{sum(outcome.counts.values())} of {inputs} inputs of seed {seed} to three servers; {outcome.acknowledged} records taken "
+        f"meanwhile; slowest answer {outcome.slowest_s:.1f} s (bound {ANSWER_S:.0f} s); {len(outcome.problems)} problems"
+    )
+    return 1 if outcome.problems or missing else 0

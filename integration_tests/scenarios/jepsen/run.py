@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make jepsen`: a cluster under producers, consumers and all nemeses for some minutes; then everything is healed, read and judged.
+
+    python -m integration_tests.scenarios.jepsen.run --minutes 20 --seed 7
+
+Where it can it runs in namespaces of its own, which cuts of the network and a small disk need; without them these two are left out
+and said to be. Exit status: 0 passed, 1 failed, 2 not everything could be tried or read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lograft import Admin
+
+from integration_tests.harness.cluster import BROKER_ID_FIRST
+from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
+from integration_tests.harness.faults.namespaces import INSIDE, Namespaces, is_inside, why_not
+from integration_tests.harness.history.checker import EXIT_STATUS
+from integration_tests.harness.history.replica_files import compare_replicas
+from integration_tests.harness.kept import keep_evidence
+from integration_tests.harness.scene import Scene, Shape, scene_under_load
+from integration_tests.scenarios.jepsen.conductor import Conductor
+from integration_tests.scenarios.jepsen.nemeses import (
+    ClockSkew,
+    DiskFull,
+    Forget,
+    HalfOpen,
+    Kill,
+    Membership,
+    Nemesis,
+    Partition,
+    Pause,
+    Reassign,
+    Restart,
+    World,
+    skew_path,
+    through_proxies,
+)
+
+NEMESES = ("kill", "pause", "restart", "partition", "disk-full", "clock", "membership", "reassign", "half-open")
+NEED_NAMESPACES = frozenset({"partition", "disk-full"})
+DELIVERY_TIMEOUT_MS = 20_000
+"""Short enough that outages leave values with an unknown outcome."""
+ADMIN_TIMEOUT_MS = 5_000
+MIN_FREE_BYTES = 32 * 1024 * 1024
+DISK_BYTES = 160 * 1024 * 1024
+DISK_BYTES_A_MINUTE = 8 * 1024 * 1024
+"""Of the small disk: what a run writes there, several times over."""
+ANOMALIES_PRINTED_MAX = 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+        status: exit status of the verdict on the history.
+        lines: the summary.
+        problems: of the cluster, beside the history.
+        not_run: nemeses that were asked for and cannot be had here, with the reason.
+    """
+
+    status: int = 2
+    lines: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
+    not_run: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def exit_status(self) -> int:
+        """0 passed, 1 failed, 2 not everything could be tried or read."""
+        if self.problems or self.status == 1:
+            return 1
+        return 2 if self.not_run else self.status
+
+
+@contextmanager
+def small_disk(path: Path, size_bytes: int) -> Generator[None]:
+    """Have a tmpfs at a path."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "lograft-small", str(path)]
+    subprocess.run(mount, check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True, capture_output=True)
+
+
+def run(directory: Path, *, shape: Shape, seconds: float, seed: int, names: list[str]) -> Result:
+    """Run a cluster with nemeses and judge it."""
+    result = Result()
+    network: Namespaces | None = None
+    brokers = [f"broker-{broker_id}" for broker_id in range(BROKER_ID_FIRST, BROKER_ID_FIRST + shape.brokers)]
+    if is_inside():
+        network = Namespaces([f"voter-{voter_id}" for voter_id in range(1, shape.voters + 1)] + brokers)
+    else:
+        reason = why_not()
+        text = reason if isinstance(reason, str) else "not in namespaces of its own"
+        result.not_run = {name: text for name in names if name in NEED_NAMESPACES}
+        names = [name for name in names if name not in NEED_NAMESPACES]
+    with _disk(directory / brokers[-1], names, seconds), ExitStack() as stack:
+        proxies: dict[str, ForgetfulProxy] = {}
+        if network is None and HalfOpen.name in names:
+            proxies = {name: stack.enter_context(ForgetfulProxy()) for name in brokers}
+        launcher = skewable(directory) if "clock" in names else None
+        with scene_under_load(
+            directory,
+            shape,
+            place=network,
+            broker_arguments=("--min-free-bytes", str(MIN_FREE_BYTES)),
+            launcher=launcher,
+            fronts={BROKER_ID_FIRST + index: proxies[name] for index, name in enumerate(brokers) if name in proxies},
+            seed=seed,
+        ) as scene:
+            nemeses = make_nemeses(names, directory, small=directory / brokers[-1], network=network, proxies=proxies)
+            conduct(scene, nemeses, result, seconds=seconds, seed=seed)
+    return result
+
+
+@contextmanager
+def _disk(path: Path, names: list[str], seconds: float) -> Generator[None]:
+    if "disk-full" not in names:
+        yield
+        return
+    with small_disk(path, DISK_BYTES + int(DISK_BYTES_A_MINUTE * seconds / 60)):
+        yield
+
+
+def skewable(directory: Path) -> Callable[[str], Sequence[str]]:
+    """Have every server run with a clock that can be set wrong."""
+    return lambda name: ("integration_tests.harness.faults.skewed_clock", str(skew_path(directory, name)))
+
+
+def conduct(scene: Scene, nemeses: list[Nemesis], result: Result, *, seconds: float, seed: int) -> None:
+    """Hurt and heal for a time, then read and judge."""
+    with Admin(scene.cluster.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
+        world = World(scene=scene, admin=admin, rng=random.Random(seed))
+        conductor = Conductor(world, nemeses)
+        started_s = time.monotonic()
+        conductor.run(started_s + seconds)
+    ended_s = time.monotonic()
+    result.problems += conductor.problems
+    longest_s = max(scene.load.longest_gaps_s(scene.partitions, started_s, ended_s))
+    verdict, unread = scene.load.judge()
+    result.problems += unread
+    result.status = EXIT_STATUS[verdict.name]
+    result.lines = [
+        f"faults: {dict(conductor.counts)}",
+        f"load: {scene.load.figures()}",
+        f"longest time without an acknowledgement in a partition: {longest_s:.1f} s",
+        *_silences(conductor),
+        *verdict.lines(anomalies_max=ANOMALIES_PRINTED_MAX),
+    ]
+    if not conductor.problems:
+        compare_files(scene, result)
+
+
+def _silences(conductor: Conductor) -> list[str]:
+    """How long clients heard nothing after blows to connections alone."""
+    if not conductor.silences_s:
+        return []
+    times = (f"{name} {max(times_s):.1f}" for name, times_s in sorted(conductor.silences_s.items()))
+    return [
+        f"longest silence after {conductor.counts['half-open alone']} blows to connections alone, s: {', '.join(times)}"
+    ]
+
+
+def compare_files(scene: Scene, result: Result) -> None:
+    """Stop the brokers in order and compare the files of the replicas."""
+    scene.wait_in_sync()
+    for process in scene.cluster.brokers.values():
+        status = process.stop()
+        if status != 0:
+            result.problems.append(f"{process.name} ended with {status}")
+    directories = [scene.cluster.directory / process.name for process in scene.cluster.brokers.values()]
+    shape = scene.shape
+    result.problems += compare_replicas(directories, replicas=shape.replicas, partitions=shape.partitions)
+
+
+def make_nemeses(
+    names: list[str],
+    directory: Path,
+    *,
+    small: Path,
+    network: Namespaces | None,
+    proxies: Mapping[str, ForgetfulProxy] | None = None,
+) -> list[Nemesis]:
+    """Make the nemeses of these names."""
+    found: list[Nemesis] = []
+    for name in names:
+        if name == "partition":
+            assert network is not None, "cuts need namespaces"
+            found.append(Partition(network))
+        elif name == "disk-full":
+            found.append(DiskFull(small, min_free_bytes=MIN_FREE_BYTES))
+        elif name == "clock":
+            found.append(ClockSkew(directory))
+        elif name == HalfOpen.name:
+            forget: Forget = through_proxies(proxies or {}) if network is None else network.forget
+            # Proxies are before brokers alone.
+            kinds = ("broker",) if network is None else ("broker", "broker", "broker", "voter")
+            found.append(HalfOpen(forget, kinds=kinds))
+        else:
+            kinds = {"kill": Kill, "pause": Pause, "restart": Restart, "membership": Membership, "reassign": Reassign}
+            found.append(kinds[name]())
+    return found
+
+
+def run_and_keep(shape: Shape, *, seconds: float, seed: int, names: list[str]) -> Result:
+    """Run in a directory that is gone at the end; history and logs are kept when something is wrong."""
+    with tempfile.TemporaryDirectory(prefix="lograft-jepsen-") as name:
+        directory = Path(name)
+        try:
+            result = run(directory, shape=shape, seconds=seconds, seed=seed, names=names)
+        except Exception as error:
+            traceback.print_exc()
+            result = Result(problems=[repr(error)])
+        if result.exit_status == 1 or result.status:
+            result.lines += keep_evidence(directory, "jepsen")
+    return result
+
+
+def main() -> int:
+    """Enter namespaces where that is permitted, run and print."""
+    default = dataclasses.replace(Shape(), delivery_timeout_ms=DELIVERY_TIMEOUT_MS, lasting_pollers=1)
+    parser = argparse.ArgumentParser(description="a workload with nemeses, and the judgement of its history")
+    parser.add_argument("--minutes", type=float, default=20.0, help="minutes of faults; healing and reading come after")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=NEMESES, default=list(NEMESES), help="nemeses")
+    parser.add_argument("--replicas", type=int, default=default.replicas, help="of each partition")
+    parser.add_argument("--brokers", type=int, default=default.brokers)
+    parser.add_argument("--partitions", type=int, default=default.partitions)
+    parser.add_argument(
+        "--rate", type=float, default=default.rate_per_s, help="values a second, all partitions together"
+    )
+    arguments = parser.parse_args()
+    command = why_not()
+    if not is_inside() and not isinstance(command, str):
+        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        again = [*command, sys.executable, "-m", "integration_tests.scenarios.jepsen.run", *sys.argv[1:]]
+        return subprocess.run(again, env=environment | {INSIDE: "1"}, check=False).returncode
+    shape = dataclasses.replace(
+        default,
+        replicas=arguments.replicas,
+        brokers=arguments.brokers,
+        partitions=arguments.partitions,
+        rate_per_s=arguments.rate,
+    )
+    print(f"{arguments.minutes} minutes, seed {arguments.seed}, {shape}", flush=True)
+    result = run_and_keep(shape, seconds=arguments.minutes * 60, seed=arguments.seed, names=arguments.only)
+    print("\n".join(result.lines))
+    for problem in result.problems:
+        print(f"PROBLEM {problem}")
+    for name, reason in result.not_run.items():
+        print(f"NOT RUN {name}: {reason}")
+    print({0: "PASSED", 1: "FAILED", 2: "NOT ALL RUN"}[result.exit_status])
+    return result.exit_status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

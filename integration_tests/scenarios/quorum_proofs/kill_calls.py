@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof: kill -9 of the quorum leader, again and again, and how long the calls of clients take that meet it.
+
+A round is that of `kill_leader`; here the calls are measured, not the silence between them. *Nobody led* from the kill until a
+voter writes `event=controller_active` in its log, of a higher epoch; the clock of the wall is the same for both. *Worst less the
+gap* is the longest call that touches a round, less that time: what is left is the client, the broker, and what the new leader
+has to do first. The figures are stated. Demanded is what docs/sdk.md promises: every call ends, and within its time limit; and what
+all proofs demand of the ledger.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lograft.settings import REQUEST_TIMEOUT_MS
+
+from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.load.metadata_load import STANDSTILL_S_MIN, Span
+from integration_tests.harness.outcome import Figure, Outcome, median_and_max, milliseconds
+from integration_tests.scenarios.quorum_proofs.scene import Scene, scene_under_load
+
+RATE_PER_S = 100
+DISTURBED_ROUNDS_MAX = 25
+LIMIT_SLACK_S = 0.25 + STANDSTILL_S_MIN
+"""A client may look for 250 ms at addresses that do not answer (docs/sdk.md), and a shorter pause of this process is no standstill."""
+
+ACTIVE = re.compile(r"^time=(\S+ \S+),(\d{3}) .*event=controller_active quorum_epoch=(\d+)", re.MULTILINE)
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One kill, on the monotonic clock."""
+
+    killed_s: float
+    active_s: float
+    ended_s: float
+    is_disturbed: bool
+
+    @property
+    def gap_s(self) -> float:
+        """Seconds in which nobody led."""
+        return self.active_s - self.killed_s
+
+    def touched(self, spans: Sequence[Span]) -> list[Span]:
+        """Operations that were under way between the kill and the end of the round."""
+        return [span for span in spans if span.ended_s > self.killed_s and span.began_s < self.ended_s]
+
+    def met(self, spans: Sequence[Span]) -> list[Span]:
+        """Operations that were under way while nobody led."""
+        return [span for span in spans if span.ended_s > self.killed_s and span.began_s < self.active_s]
+
+
+def activations(log: str) -> list[tuple[float, int]]:
+    """When controllers began by the log of a voter, in seconds of the wall's clock, and of which quorum epoch."""
+    return [
+        (time.mktime(time.strptime(second, TIME_FORMAT)) + int(millisecond) / 1000, int(epoch))
+        for second, millisecond, epoch in ACTIVE.findall(log)
+    ]
+
+
+def first_activation(scene: Scene, *, above_epoch: int) -> float:
+    """When a controller of a higher epoch began first, in seconds of the wall's clock; there is one."""
+    found = [
+        when_s
+        for voter in scene.cluster.voters.values()
+        for when_s, epoch in activations(voter.log_path.read_text(errors="replace"))
+        if epoch > above_epoch
+    ]
+    return min(found)
+
+
+def run_round(scene: Scene) -> Round:
+    """Kill the leader, wait for the next one and an acknowledged operation, bring the old one back."""
+    scene.wait_caught_up()
+    leader_id, epoch = scene.leader()
+    killed_s, wall_s = time.monotonic(), time.time()
+    scene.cluster.voters[leader_id].kill()
+    scene.leader(above_epoch=epoch)
+    scene.wait_acknowledged(time.monotonic())
+    scene.cluster.voters[leader_id].start()
+    scene.wait_caught_up(leader_id)
+    scene.wait_acknowledged(time.monotonic())
+    ended_s = time.monotonic()
+    return Round(
+        killed_s=killed_s,
+        active_s=killed_s + max(0.0, first_activation(scene, above_epoch=epoch) - wall_s),
+        ended_s=ended_s,
+        is_disturbed=scene.load.stood_still(killed_s, ended_s),
+    )
+
+
+def prove(directory: Path, *, voters: int, rounds: int, rate_per_s: int = RATE_PER_S) -> Outcome:
+    """Run all rounds, state the figures and judge the calls."""
+    outcome = Outcome(proof="kill-calls", figures={"voters": voters, "rounds": rounds, "asked_per_s": rate_per_s})
+    done: list[Round] = []
+    disturbed = 0
+    with scene_under_load(Cluster(directory, voter_count=voters, broker_count=1), rate_per_s=rate_per_s) as scene:
+        while len(done) < rounds and disturbed <= DISTURBED_ROUNDS_MAX:
+            this = run_round(scene)
+            if this.is_disturbed:
+                disturbed += 1
+            else:
+                done.append(this)
+            worst_s = max(span.took_s for span in this.touched(scene.load.spans))
+            print(
+                f"  round {len(done):3d}: nobody led for {this.gap_s * 1e3:5.0f} ms, longest call that has ended "
+                f"{worst_s * 1e3:5.0f} ms{', DISTURBED' if this.is_disturbed else ''}",
+                flush=True,
+            )
+        scene.finish(outcome)
+        spans, failures, standstill_s = scene.load.spans, scene.load.failures, scene.load.standstill_s()
+    outcome.figures |= {"disturbed_rounds": disturbed, "failed": dict(failures)}
+    outcome.figures |= call_figures(done, spans)
+    if len(done) < rounds:
+        outcome.not_run = f"the machine stood still in {disturbed} rounds: only {len(done)} were measured"
+    late = late_calls(spans, standstill_s=standstill_s)
+    outcome.problems += [f"a call of {each.took_s:.2f} s, over its time limit" for each in late]
+    return outcome
+
+
+def call_figures(rounds: Sequence[Round], spans: Sequence[Span]) -> dict[str, Figure]:
+    """Figures of the calls that touch the rounds, in milliseconds."""
+    if not rounds:
+        return {}
+    touched = [each.touched(spans) for each in rounds]
+    met_s = sorted(span.took_s for each in rounds for span in each.met(spans))
+    every_s = sorted({span: span.took_s for found in touched for span in found}.values())
+    worst = [
+        (max((span.took_s for span in found), default=0.0), this) for found, this in zip(touched, rounds, strict=True)
+    ]
+    return {
+        **median_and_max("gap", [each.gap_s for each in rounds]),
+        "calls": len(every_s),
+        **quantiles("call", every_s),
+        "met_calls": len(met_s),
+        **quantiles("met", met_s),
+        "worst_less_gap_ms": max(milliseconds(took_s - this.gap_s) for took_s, this in worst),
+    }
+
+
+def quantiles(name: str, sorted_s: Sequence[float]) -> dict[str, Figure]:
+    """Median, 99th percentile and largest of sorted seconds, in milliseconds; nothing for none."""
+    if not sorted_s:
+        return {}
+    p99_s = sorted_s[min(len(sorted_s) - 1, int(len(sorted_s) * 0.99))]
+    return {
+        f"{name}_p50_ms": milliseconds(statistics.median(sorted_s)),
+        f"{name}_p99_ms": milliseconds(p99_s),
+        f"{name}_worst_ms": milliseconds(sorted_s[-1]),
+    }
+
+
+def late_calls(spans: Sequence[Span], *, standstill_s: float) -> list[Span]:
+    """Operations that took longer than the time limits of their calls, whatever the machine did meanwhile."""
+    limit_s = REQUEST_TIMEOUT_MS / 1000
+    return [span for span in spans if span.took_s > span.calls * limit_s + LIMIT_SLACK_S + standstill_s]

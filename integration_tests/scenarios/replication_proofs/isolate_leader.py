@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof: a leader that is cut off acknowledges nothing that is lost, and others take over; clients reach everybody all the time.
+
+Servers run in network namespaces of their own (`integration_tests.harness.faults.namespaces`). A round cuts the leader of
+a random partition off: from brokers and voters, both ways, or only what it sends, or only what it should receive; from
+brokers alone; from voters alone. Meanwhile a guest sends to its partitions who asked nobody but that broker who leads;
+what it was told stands in the history like everything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from integration_tests.harness.cluster import BROKER_ID_FIRST
+from integration_tests.harness.faults.namespaces import INSIDE, Namespaces, is_inside, why_not
+from integration_tests.harness.outcome import Outcome
+from integration_tests.harness.scene import Scene, Shape
+from integration_tests.scenarios.replication_proofs.rounds import Limits, Round, prove
+
+LIMITS = {"unavailable": Limits(max_s=6.0)}
+HOLD_S = 10.0
+"""Seconds of a cut: three sessions, two lag times."""
+GUEST_DELIVERY_TIMEOUT_MS = 8_000
+"""Shorter than a cut: what the guest sends into it may end with an unknown outcome."""
+OUTCOME_FILE = "outcome.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Whom a leader is cut off from, and which way.
+
+    With voters alone cut off it is fenced like one that is dead. From other brokers alone it is alive for the controller, and
+    has too few in sync to acknowledge anything: it gives way.
+    """
+
+    text: str
+    voters: bool = True
+    brokers: bool = True
+    sent: bool = True
+    received: bool = True
+
+
+CASES = (
+    Case(text="from all, both ways"),
+    Case(text="from all, what it sends", received=False),
+    Case(text="from all, what it should receive", sent=False),
+    Case(text="from voters", brokers=False),
+    Case(text="from brokers", voters=False),
+)
+
+
+class IsolatingRounds:
+    """Rounds in a network that can be cut."""
+
+    def __init__(self, network: Namespaces) -> None:
+        self._network = network
+
+    def run_round(self, scene: Scene, rng: random.Random, number: int) -> Round:
+        """Cut one leader off and heal it; cases in turn."""
+        case = CASES[number % len(CASES)]
+        leaders = scene.leaders()
+        broker_id = leaders[rng.choice(scene.partitions)]
+        led = scene.led_by(leaders, broker_id)
+        guest = scene.load.add_guest(
+            scene.bootstrap_of([broker_id]),
+            f"g{time.monotonic_ns()}",
+            led,
+            delivery_timeout_ms=GUEST_DELIVERY_TIMEOUT_MS,
+        )
+        started_s = time.monotonic()
+        self._cut(scene, broker_id, case)
+        scene.hurt.add(broker_id)
+        late: list[str] = []
+        try:
+            if scene.shape.is_redundant:
+                late = scene.served_despite(f"broker {broker_id} cut off {case.text}")
+            served_s = time.monotonic()
+            # The others may have taken over long before: the guest goes on for the whole cut.
+            scene.load.hold(started_s + HOLD_S)
+        finally:
+            self._network.heal()
+            scene.hurt.discard(broker_id)
+        healed_s = time.monotonic()
+        scene.wait_in_sync()
+        scene.load.wait_acknowledged(scene.partitions, time.monotonic())
+        ended_s = time.monotonic()
+        guest.join()
+        times_s = {
+            "after_healing": scene.load.longest_gaps_s(scene.partitions, healed_s, ended_s),
+            "unavailable": scene.load.longest_gaps_s(led, started_s, served_s),
+        }
+        return Round(
+            text=f"broker {broker_id} cut off {case.text}, leader of {len(led)}, guest got {guest.acknowledged_count}",
+            started_s=started_s,
+            ended_s=ended_s,
+            times_s=times_s,
+            late=late,
+        )
+
+    def _cut(self, scene: Scene, broker_id: int, case: Case) -> None:
+        one = [scene.cluster.brokers[broker_id].name]
+        others = [process.name for process in scene.cluster.voters.values()] if case.voters else []
+        if case.brokers:
+            others += [process.name for each, process in scene.cluster.brokers.items() if each != broker_id]
+        if case.sent:
+            self._network.cut(one, others)
+        if case.received:
+            self._network.cut(others, one)
+
+
+def prove_inside(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
+    """Run all rounds and judge them; only inside of namespaces."""
+    voters = [f"voter-{voter_id}" for voter_id in range(1, shape.voters + 1)]
+    brokers = [f"broker-{broker_id}" for broker_id in range(BROKER_ID_FIRST, BROKER_ID_FIRST + shape.brokers)]
+    network = Namespaces(voters + brokers)
+    run_round = IsolatingRounds(network).run_round
+    limits = LIMITS if shape.is_redundant else {}
+    return prove(
+        "isolate-leader", directory, run_round, shape=shape, rounds=rounds, seed=seed, limits=limits, place=network
+    )
+
+
+def run(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
+    """Run the proof in a process of its own inside of namespaces; NOT RUN where they are not permitted."""
+    command = why_not()
+    if isinstance(command, str):
+        return Outcome(proof="isolate-leader", figures={"rounds": rounds}, not_run=command)
+    arguments = {"shape": dataclasses.asdict(shape), "rounds": rounds, "seed": seed}
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    own = [sys.executable, "-m", "integration_tests.scenarios.replication_proofs.isolate_leader", str(directory)]
+    subprocess.run([*command, *own, json.dumps(arguments)], env=environment | {INSIDE: "1"}, check=True)
+    return Outcome(**json.loads((directory / OUTCOME_FILE).read_text()))
+
+
+def main() -> None:
+    """Run inside and leave the outcome in a file."""
+    parser = argparse.ArgumentParser(description="the part of the proof that runs inside of namespaces")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("arguments", help="JSON")
+    given = parser.parse_args()
+    assert is_inside(), "run integration_tests.scenarios.replication_proofs.run: it makes the namespaces"
+    arguments = json.loads(given.arguments)
+    shape = Shape(**arguments.pop("shape"))
+    outcome = prove_inside(given.directory, shape=shape, **arguments)
+    (given.directory / OUTCOME_FILE).write_text(json.dumps(dataclasses.asdict(outcome)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The producer of a soak, which sends as fast as it may, and the consumer, which reads along and checks.
+
+Owns their threads. Retention removes what is old, read or not: the producer waits while the consumer is too far behind, and for how
+long it did is told.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from lograft import BatchReceipt, Consumer, Producer, TopicPartition
+from lograft.errors import LograftError
+
+from integration_tests.scenarios.soak.ledger import Ledger
+
+CHUNK_RECORDS = 100
+"""Records that are given to the producer at once."""
+BUFFER_BYTES = 8 * 1024 * 1024
+"""Buffer of the producer: what lies there waits too."""
+HELD_CHECK_S = 0.005
+POLL_TIMEOUT_MS = 200
+FLUSH_TIMEOUT_MS = 120_000
+JOIN_TIMEOUT_S = 180.0
+
+
+class Clients:
+    """See the module docstring.
+
+    Args:
+        bootstrap: addresses of brokers.
+        topic: a topic to which nobody has sent.
+        ledger: gets everything.
+        unread_records_max: records of a partition that may be acknowledged and not read.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, ledger: Ledger, *, unread_records_max: int) -> None:
+        self.held_s = 0.0
+        self.duplicate_batches = 0
+        self._bootstrap, self._topic, self._ledger = bootstrap, topic, ledger
+        self._unread_records_max = unread_records_max
+        self._stop_sending, self._stop_reading = threading.Event(), threading.Event()
+        self._sending = threading.Thread(target=self._guard, args=(self._send,), name="sender", daemon=True)
+        self._reading = threading.Thread(target=self._guard, args=(self._read,), name="reader", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send and to read."""
+        self._reading.start()
+        self._sending.start()
+
+    @property
+    def are_well(self) -> bool:
+        """False once one of them has ended by itself."""
+        return self._sending.is_alive() and self._reading.is_alive()
+
+    def stop(self) -> None:
+        """Send no more, wait until everything is acknowledged and read, and end."""
+        self._stop_sending.set()
+        self._sending.join(JOIN_TIMEOUT_S)
+        self._stop_reading.set()
+        self._reading.join(JOIN_TIMEOUT_S)
+        for thread in (self._sending, self._reading):
+            if thread.is_alive():
+                self._ledger.note(f"the {thread.name} did not end within {JOIN_TIMEOUT_S} s")
+
+    def _guard(self, work: object) -> None:
+        assert callable(work)
+        try:
+            work()
+        except (LograftError, AssertionError) as error:
+            self._ledger.note(f"{threading.current_thread().name}: {error!r}")
+
+    def _send(self) -> None:
+        ledger = self._ledger
+        numbers = range(len(ledger.partitions))
+        with Producer(self._bootstrap, acks="all", buffer_bytes=BUFFER_BYTES, on_batch=self._on_batch) as producer:
+            while not self._stop_sending.is_set():
+                for partition in numbers:
+                    if ledger.unread(partition) < self._unread_records_max:
+                        values = ledger.send(partition, CHUNK_RECORDS, time.monotonic())
+                        producer.send_many(self._topic, values, partition=partition)
+                if any(ledger.unread(partition) >= self._unread_records_max for partition in numbers):
+                    self._stop_sending.wait(HELD_CHECK_S)
+                    self.held_s += HELD_CHECK_S
+            producer.flush(FLUSH_TIMEOUT_MS)
+
+    def _on_batch(self, receipt: BatchReceipt) -> None:
+        if receipt.error is not None or receipt.base_offset is None:
+            text = f"{receipt.record_count} records were not acknowledged: {receipt.error!r}"
+            self._ledger.note(f"partition {receipt.partition}: {text}")
+            return
+        self.duplicate_batches += receipt.duplicate
+        self._ledger.take_receipt(receipt.partition, receipt.base_offset, receipt.record_count, time.monotonic())
+
+    def _read(self) -> None:
+        ledger = self._ledger
+        with Consumer(self._bootstrap) as consumer:
+            consumer.assign(
+                [TopicPartition(self._topic, number) for number in range(len(ledger.partitions))], start="earliest"
+            )
+            give_up_s = None
+            while not (self._stop_reading.is_set() and ledger.is_all_read):
+                if self._stop_reading.is_set():
+                    give_up_s = give_up_s or time.monotonic() + JOIN_TIMEOUT_S / 2
+                    if time.monotonic() > give_up_s:
+                        return
+                batch = consumer.poll_batch(POLL_TIMEOUT_MS)
+                if batch is not None:
+                    ledger.take_read(batch.partition, batch.base_offset, batch.values())

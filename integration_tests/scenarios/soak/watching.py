@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at a cluster while it works: a sample of its state at intervals, and how long each server takes to answer anything at all.
+
+The question to a server is its health, which it answers on the event loop that does everything else, voter included: the longest answer
+bounds the longest stall of that loop from above (a busy client makes it longer).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from lograft import Admin
+from lograft.errors import LograftError
+
+from integration_tests.harness.combined import CombinedNodes
+from integration_tests.scenarios.soak.observed import Sample
+
+SAMPLE_INTERVAL_S = 2.0
+ASK_INTERVAL_S = 0.1
+ASK_TIMEOUT_S = 10.0
+JOIN_TIMEOUT_S = 30.0
+REQUEST_TIMEOUT_MS = 5_000
+
+
+class Repeated:
+    """A thread that does something at intervals until stopped; what breaks it is raised by `join`."""
+
+    def __init__(self, name: str, step: Callable[[], None], interval_s: float) -> None:
+        self.broken: BaseException | None = None
+        self._step = step
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """End, and raise what broke it, if something did."""
+        self._stop.set()
+        self._thread.join(JOIN_TIMEOUT_S)
+        assert not self._thread.is_alive(), f"{self._thread.name} did not end within {JOIN_TIMEOUT_S} s"
+        if self.broken is not None:
+            raise RuntimeError(f"{self._thread.name} broke") from self.broken
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._interval_s):
+                self._step()
+        except BaseException as error:
+            self.broken = error
+
+
+class Watch:
+    """See the module docstring.
+
+    Args:
+        nodes: the servers, which run.
+        admin: a client of them.
+        topic: topic whose partitions are looked at.
+
+    Attributes:
+        samples: what was seen, in order.
+        answers_s: how long each server took to answer, by name.
+        unanswered: samples that could not be taken.
+    """
+
+    def __init__(self, nodes: CombinedNodes, admin: Admin, topic: str) -> None:
+        self.samples: list[Sample] = []
+        self.answers_s: dict[str, list[float]] = {name: [] for name in nodes.processes}
+        self.unanswered: list[str] = []
+        self._nodes, self._admin, self._topic = nodes, admin, topic
+        self._memory = {name: psutil.Process(process.pid) for name, process in nodes.processes.items()}
+        self._channels = {name: grpc.insecure_channel(address) for name, address in nodes.addresses.items()}
+        self._started_s = time.monotonic()
+        self._threads = [Repeated("samples", self._try_sample, SAMPLE_INTERVAL_S)]
+        self._threads += [Repeated(f"ask {name}", self._asking(name), ASK_INTERVAL_S) for name in self._channels]
+
+    def start(self) -> None:
+        """Take the first sample and begin."""
+        self.samples.append(self._sample())
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Take the last sample and end."""
+        for thread in self._threads:
+            thread.join()
+        for channel in self._channels.values():
+            channel.close()
+        self.samples.append(self._sample())
+
+    def _try_sample(self) -> None:
+        try:
+            self.samples.append(self._sample())
+        except LograftError as error:
+            self.unanswered.append(f"{time.monotonic() - self._started_s:.1f} s: {error!r}")
+
+    def _sample(self) -> Sample:
+        quorum, cluster = self._admin.describe_quorum(), self._admin.describe_cluster()
+        partitions = self._admin.describe_topic(self._topic).partitions
+        return Sample(
+            time_s=time.monotonic() - self._started_s,
+            quorum_epoch=quorum.quorum_epoch,
+            quorum_leader_id=quorum.leader_id,
+            fenced=tuple(sorted(broker.broker_id for broker in cluster.brokers if broker.fenced)),
+            leader_epochs=tuple(each.leader_epoch for each in partitions),
+            out_of_sync=sum(len(each.replicas) - len(each.isr) for each in partitions),
+            rss_bytes={name: process.memory_info().rss for name, process in self._memory.items()},
+            disk_bytes=self._nodes.disk_bytes(),
+        )
+
+    def _asking(self, name: str) -> Callable[[], None]:
+        check = health_pb2_grpc.HealthStub(self._channels[name]).Check
+        request = health_pb2.HealthCheckRequest(service="liveness")
+
+        def ask() -> None:
+            started_s = time.monotonic()
+            try:
+                check(request, timeout=ASK_TIMEOUT_S)
+            except grpc.RpcError as error:
+                self.unanswered.append(f"{started_s - self._started_s:.1f} s: {name}: {error!r}")
+            self.answers_s[name].append(time.monotonic() - started_s)
+
+        return ask
