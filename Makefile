@@ -121,13 +121,13 @@ forks: $(INSTALLED) ## Children forked beside clients at work, N=n of each case:
 		$(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget-s $(BUDGET))
 
 crash: $(INSTALLED) ## Log engine: crash at every call of the disk, RUNS=n runs beside a model, and the mutants that must be found
-	$(BIN)/python -m integration_tests.storage_faults.crash --runs $(RUNS)
+	$(BIN)/python -m integration_tests.crash.run --runs $(RUNS)
 
 corrupt: $(INSTALLED) ## Log engine: N=n random damages to real directories; never wrong bytes, never a silent gap
-	$(BIN)/python -m integration_tests.storage_faults.corrupt --cases $(N)
+	$(BIN)/python -m integration_tests.crash.corrupt --cases $(N)
 
 realdisk: $(INSTALLED) ## Log engine: a full tmpfs, a failing fsync, and kill -9 in a loop under load, ROUNDS=n times
-	$(BIN)/python -m integration_tests.storage_faults.real_disk $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS))
+	$(BIN)/python -m integration_tests.crash.real_disk $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS))
 
 bench: $(INSTALLED) ## Throughput and latency beside their ceilings; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.run

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from lograft import Admin, Consumer, LograftError, Producer, TopicPartition
 
+from integration_tests.crash.real_disk import small_disk
 from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.jepsen.nemeses import FILLER, free_bytes
-from integration_tests.storage_faults.real_disk import small_disk
 
 DISK_BYTES = 96 * 1024 * 1024
 MIN_FREE_BYTES = 32 * 1024 * 1024

@@ -3,7 +3,7 @@
 
 A mutant replaces attributes of the engine (or of the simulated device, for a promise of the device that the engine could break)
 while `applied` is entered. Two finders stand here, the model and the crash points; the third one, the corruption run, works on
-real directories and is `integration_tests.storage_faults.corrupt`.
+real directories and is `integration_tests.crash.corrupt`.
 Source: docs/storage.md section 9.
 """
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from lograft import ConfigResource
 
+from integration_tests.crash.real_disk import small_disk
 from integration_tests.harness.cluster import BROKER_ID_FIRST
 from integration_tests.harness.outcome import Outcome
 from integration_tests.harness.scene import HEAL_TIMEOUT_S, Scene, Shape
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.jepsen.nemeses import FILLER, fill_disk
 from integration_tests.scenarios.replication_proofs.rounds import Limits, Round, prove
-from integration_tests.storage_faults.real_disk import small_disk
 
 MIN_FREE_BYTES = 32 * 1024 * 1024
 """Soft limit of the brokers."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sectors in wrong places, files cut before known damage, segments of an older, longer log: told exactly, and never a crash.
 
-Each test is a seed of the corruption run (`integration_tests.storage_faults.corrupt`) that broke a law, cut down to its reason.
+Each test is a seed of the corruption run (`integration_tests.crash.corrupt`) that broke a law, cut down to its reason.
 """
 
 from __future__ import annotations

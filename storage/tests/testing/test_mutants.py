@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proofs can fail: each wrong decision of the engine is found by the model or by the crash points.
 
-Those that need real directories stand in `integration_tests/storage_faults/test_corruption.py`.
+Those that need real directories stand in `integration_tests/tests/crash/test_corruption.py`.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from pathlib import Path
 from lograft.wire.batch import check_batch, iter_batches, read_header
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from integration_tests.storage_faults.passes import compact_once
-from integration_tests.storage_faults.scrubbing import scrub_all
+from integration_tests.crash.passes import compact_once
+from integration_tests.crash.scrubbing import scrub_all
 from storage.errors import DataLossError
 from storage.files.names import SWAP_SUFFIX, PartitionIdentity
 from storage.files.posix import PosixDisk

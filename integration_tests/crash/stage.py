@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from lograft.wire.batch import encode_batch, read_header
 from lograft.wire.header import PREFIX_BYTES, stamped_prefix
 
-from integration_tests.storage_faults.history import FIRST_TIMESTAMP_MS, History, Record, Sent
-from integration_tests.storage_faults.passes import begin_pass, compact_once
-from integration_tests.storage_faults.scrubbing import scrub_once
+from integration_tests.crash.history import FIRST_TIMESTAMP_MS, History, Record, Sent
+from integration_tests.crash.passes import begin_pass, compact_once
+from integration_tests.crash.scrubbing import scrub_once
 from storage.compaction.pass_ import CompactionPass
 from storage.errors import DataLossError
 from storage.files.names import PartitionIdentity, partition_directory_name

@@ -2,7 +2,7 @@
 """`make corrupt N=10000`: random damage to copies of real log directories; then everything is opened and read.
 
 A case is named by its seed: it draws the template, the files (one, now and then two), and what happens to them. The laws stand in
-`examine`. One case again: `python -m integration_tests.storage_faults.corrupt --seed 123 --cases 1`.
+`examine`. One case again: `python -m integration_tests.crash.corrupt --seed 123 --cases 1`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from integration_tests.storage_faults.damage import DAMAGES, INDEX_DAMAGES
-from integration_tests.storage_faults.examine import Examination
-from integration_tests.storage_faults.templates import PLAN, Kind, Template, build
+from integration_tests.crash.damage import DAMAGES, INDEX_DAMAGES
+from integration_tests.crash.examine import Examination
+from integration_tests.crash.templates import PLAN, Kind, Template, build
 from storage.files.names import (
     CLEANER_FILE,
     DAMAGE_FILE,
@@ -128,7 +128,7 @@ def report(done: CorruptionRun, seconds: float) -> str:
     if done.problems:
         seeds = {seed for seed, _, _ in done.problems}
         lines.append(f"{len(seeds)} seeds broke a law; one again: ")
-        lines.append(f"  python -m integration_tests.storage_faults.corrupt --cases 1 --seed {min(seeds)}")
+        lines.append(f"  python -m integration_tests.crash.corrupt --cases 1 --seed {min(seeds)}")
     else:
         lines.append("never wrong bytes, never a silent gap, never a crash")
     return "\n".join(lines)

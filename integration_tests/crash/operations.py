@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from integration_tests.storage_faults.history import History
-from integration_tests.storage_faults.stage import Stage
+from integration_tests.crash.history import History
+from integration_tests.crash.stage import Stage
 from storage.log.flush import FlushWork
 from storage.maintenance.flusher import run_groups
 from storage.testing.builders import SMALL

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short rounds on real devices and with real processes; `python -m integration_tests.storage_faults.real_disk` runs the long ones."""
+"""Short rounds on real devices and with real processes; `python -m integration_tests.crash.real_disk` runs the long ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.storage_faults import kill_loop, real_disk, worker
-from integration_tests.storage_faults.keyed_ledger import Found, KeyedLedger
-from integration_tests.storage_faults.ledger import Ledger
+from integration_tests.crash import kill_loop, real_disk, worker
+from integration_tests.crash.keyed_ledger import Found, KeyedLedger
+from integration_tests.crash.ledger import Ledger
 
 SHORT_ROUNDS = 3
 

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from lograft.wire.batch import encode_batch, read_header
 
-from integration_tests.storage_faults.scrubbing import scrub_all
-from integration_tests.storage_faults.templates import NOW_MS, Placed, Template, open_log
+from integration_tests.crash.scrubbing import scrub_all
+from integration_tests.crash.templates import NOW_MS, Placed, Template, open_log
 from storage.errors import CorruptLogError, DataLossError, StorageError
 from storage.files.checkpoints import read_lines
 from storage.files.names import EPOCH_FILE, LOG_START_FILE, LOG_SUFFIX, RECOVERY_POINT_FILE, SWAP_SUFFIX

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from integration_tests.storage_faults import crash
+from integration_tests.crash import run as crash
 from storage.testing import crash_points
 from storage.testing.mutants import MUTANTS, Finder, applied
 from storage.testing.sim_disk import SimDisk

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from brokerd.limits import DELETED_PARTITION_KEEP_MS
 from brokerd.replica.set_aside import SetAside
-from integration_tests.storage_faults.history import History, check_opened
-from integration_tests.storage_faults.operations import SETTINGS, LogOperation, flushed, nothing
-from integration_tests.storage_faults.stage import LOG_DIRECTORY, PARTITION_NAME, PARTITIONS, Stage, open_on
+from integration_tests.crash.history import History, check_opened
+from integration_tests.crash.operations import SETTINGS, LogOperation, flushed, nothing
+from integration_tests.crash.stage import LOG_DIRECTORY, PARTITION_NAME, PARTITIONS, Stage, open_on
 from storage.directory.data_directory import DataDirectory
 from storage.testing.sim_disk import SimDisk
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that writes logs until somebody ends it, and says on its output what it is about to do and what was answered.
 
-    python -m integration_tests.storage_faults.worker <directory> <seed> <generation> list|all
+    python -m integration_tests.crash.worker <directory> <seed> <generation> list|all
 
 It writes one log, a list of records, in `<directory>/list`: appends, rolls, flushes, truncations, DeleteRecords, retention by size
 or by age, removal of what was renamed, scrubs. With `all` it also writes a compacted one (`keyed_worker`), between these calls.
@@ -21,8 +21,8 @@ from dataclasses import replace
 
 from lograft.wire.batch import encode_batch, read_batches, read_header
 
-from integration_tests.storage_faults.keyed_worker import KeyedWorker
-from integration_tests.storage_faults.scrubbing import scrub_once
+from integration_tests.crash.keyed_worker import KeyedWorker
+from integration_tests.crash.scrubbing import scrub_once
 from storage.errors import DiskFailedError
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import PartitionLog

@@ -15,12 +15,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from integration_tests.storage_faults import corrupt
-from integration_tests.storage_faults.directory_operations import DIRECTORY_OPERATIONS
-from integration_tests.storage_faults.enumeration import IllegalStateError, crash_operation
-from integration_tests.storage_faults.operations import OPERATIONS
-from integration_tests.storage_faults.repair_operations import REPAIR_OPERATIONS
-from integration_tests.storage_faults.restart_operations import RESTART_OPERATIONS
+from integration_tests.crash import corrupt
+from integration_tests.crash.directory_operations import DIRECTORY_OPERATIONS
+from integration_tests.crash.enumeration import IllegalStateError, crash_operation
+from integration_tests.crash.operations import OPERATIONS
+from integration_tests.crash.repair_operations import REPAIR_OPERATIONS
+from integration_tests.crash.restart_operations import RESTART_OPERATIONS
 from storage.testing import model_run, mutants
 from storage.testing.crash_points import SCENARIOS, IllegalLogError, crash_everywhere
 from storage.testing.mutants import MUTANTS, Finder

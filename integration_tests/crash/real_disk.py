@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make realdisk ROUNDS=n`: real devices and real processes: a disk that fills up, an fsync that fails, and kill -9 in a loop.
 
-    python -m integration_tests.storage_faults.real_disk --rounds 200
+    python -m integration_tests.crash.real_disk --rounds 200
 
 Needs no root but for the full disk, which says NOT RUN where it cannot mount. The loop stands in `kill_loop`.
 """
@@ -21,9 +21,9 @@ from pathlib import Path
 
 from lograft.wire.batch import encode_batch, read_header
 
-from integration_tests.storage_faults import worker
-from integration_tests.storage_faults.kill_loop import END_S, kill_loop, read_values, start_worker
-from integration_tests.storage_faults.ledger import Ledger
+from integration_tests.crash import worker
+from integration_tests.crash.kill_loop import END_S, kill_loop, read_values, start_worker
+from integration_tests.crash.ledger import Ledger
 from storage.errors import DiskFullError
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import PartitionLog

@@ -7,8 +7,8 @@ Source: docs/storage.md section 3a; docs/storage_format.md section 5b.
 
 from __future__ import annotations
 
-from integration_tests.storage_faults.operations import COMPACT, LogOperation, damaged, flushed, keyed_again
-from integration_tests.storage_faults.stage import Stage
+from integration_tests.crash.operations import COMPACT, LogOperation, damaged, flushed, keyed_again
+from integration_tests.crash.stage import Stage
 from storage.compaction.owner import LogCompaction
 
 

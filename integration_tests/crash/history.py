@@ -22,7 +22,7 @@ from typing import NamedTuple
 from lograft.wire.batch import iter_batches, read_batches, read_header
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
-from integration_tests.storage_faults.scrubbing import scrub_once
+from integration_tests.crash.scrubbing import scrub_once
 from storage.errors import DataLossError
 from storage.log.partition_log import OpenedLog, PartitionLog
 from storage.maintenance.scrub import LogScrub

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from lograft.wire.batch import read_batches
 
-from integration_tests.storage_faults import worker
-from integration_tests.storage_faults.keyed_ledger import Found, KeyedLedger
-from integration_tests.storage_faults.keyed_worker import KEYED_SETTINGS
-from integration_tests.storage_faults.ledger import Ledger
+from integration_tests.crash import worker
+from integration_tests.crash.keyed_ledger import Found, KeyedLedger
+from integration_tests.crash.keyed_worker import KEYED_SETTINGS
+from integration_tests.crash.ledger import Ledger
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import OpenedLog, PartitionLog
 

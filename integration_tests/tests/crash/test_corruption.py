@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.storage_faults import corrupt, damage
-from integration_tests.storage_faults.examine import EPOCH_LOST, EPOCH_START, OLDER, Examination
-from integration_tests.storage_faults.templates import Placed, Template, build
+from integration_tests.crash import corrupt, damage
+from integration_tests.crash.examine import EPOCH_LOST, EPOCH_START, OLDER, Examination
+from integration_tests.crash.templates import Placed, Template, build
 from storage.testing.mutants import MUTANTS, Finder, Mutant
 
 SHORT_FIRST_SEED = 5_000

@@ -6,8 +6,8 @@ Source: docs/storage.md section 6a.
 
 from __future__ import annotations
 
-from integration_tests.storage_faults.operations import LogOperation, damaged, flushed
-from integration_tests.storage_faults.stage import Stage
+from integration_tests.crash.operations import LogOperation, damaged, flushed
+from integration_tests.crash.stage import Stage
 
 
 def repair(stage: Stage) -> None:

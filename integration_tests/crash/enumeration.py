@@ -13,9 +13,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from integration_tests.storage_faults.history import SECOND_LIFE_EPOCH, History, check_log, check_opened, check_seals
-from integration_tests.storage_faults.operations import LogOperation
-from integration_tests.storage_faults.stage import LOG_DIRECTORY, Point, Stage, open_on
+from integration_tests.crash.history import SECOND_LIFE_EPOCH, History, check_log, check_opened, check_seals
+from integration_tests.crash.operations import LogOperation
+from integration_tests.crash.stage import LOG_DIRECTORY, Point, Stage, open_on
 from storage.testing.sim_disk import SimCall, SimDisk
 from storage.testing.sim_tree import Crash
 from storage.types import LogSettings

@@ -9,11 +9,11 @@ import pytest
 
 import storage.compaction.owner
 import storage.log.recovery
-from integration_tests.storage_faults.crash import ALL_OPERATIONS
-from integration_tests.storage_faults.enumeration import IllegalStateError, crash_operation, record, spread
-from integration_tests.storage_faults.history import History, check_log, read_found
-from integration_tests.storage_faults.operations import COMPACT, LogOperation, flushed, keyed
-from integration_tests.storage_faults.stage import Point, Stage
+from integration_tests.crash.enumeration import IllegalStateError, crash_operation, record, spread
+from integration_tests.crash.history import History, check_log, read_found
+from integration_tests.crash.operations import COMPACT, LogOperation, flushed, keyed
+from integration_tests.crash.run import ALL_OPERATIONS
+from integration_tests.crash.stage import Point, Stage
 from storage.log.log_start import LogStartFile
 from storage.log.recovery_point import RecoveryPointFile
 from storage.segment.damage import DamagedRanges
