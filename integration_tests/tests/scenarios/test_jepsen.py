@@ -76,7 +76,7 @@ def test_skewed_clock_shifts_the_time_of_day_alone(tmp_path: Path) -> None:
     skew.write_text("-3600000")
     command = [sys.executable, "-m", "integration_tests.harness.faults.skewed_clock", str(skew), "shown", "a", "b"]
     began_s, began_monotonic_s = time.time(), time.monotonic()
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run(
         command,
         capture_output=True,

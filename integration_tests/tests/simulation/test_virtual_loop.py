@@ -14,7 +14,7 @@ import pytest
 
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.virtual_network import BREAK_MS, WINDOW_BYTES, Connection, Network, Process
-from integration_tests.test_virtual_grpc import (
+from integration_tests.tests.simulation.grpc_scenarios import (
     BLOCK,
     BLOCKS,
     CANCELLED,

@@ -18,7 +18,7 @@ import yaml
 from deploy import entrypoint
 from deploy.render import RenderError, containers, render
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
 OVERLAYS = {name: DEPLOY / "kubernetes" / "overlays" / name for name in ("one", "three")}
 REPLICAS = {"one": 1, "three": 3}

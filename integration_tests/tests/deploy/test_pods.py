@@ -20,7 +20,7 @@ from deploy.render import containers, render
 from integration_tests.harness.ports import free_port
 from integration_tests.harness.wait import wait_for
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
 HOSTS = [f"127.0.0.{number}" for number in range(1, 5)]
 START_TIMEOUT_S = 40.0

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("proto", "storage", "metaquorum", "brokerd", "sdk", "integration_tests", "benchmarks", "deploy", ".ci")
 GENERATED = ("sdk/lograft/v1/", "sdk/lograft/internal/")
 BUILD_FOLDERS = frozenset({"__pycache__", "build", "dist", "gen", "target", "node_modules"})
