@@ -342,7 +342,7 @@ async def run(sizes: Sequence[int], directory: Path | None) -> list[Row]:
                 raise
             finally:
                 await work.brokers.stop()
-                work.cluster.stop()
+                work.cluster.kill()
         sys.stdout.write(f"{rows[-1]}\n")
         sys.stdout.flush()
     return rows

@@ -11,12 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import shutil
-import subprocess
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 from lograft.wire.batch import encode_batch, read_header
@@ -24,6 +20,7 @@ from lograft.wire.batch import encode_batch, read_header
 from integration_tests.crash import worker
 from integration_tests.crash.kill_loop import END_S, kill_loop, read_values, start_worker
 from integration_tests.crash.ledger import Ledger
+from integration_tests.harness.faults.disks import small_disk
 from storage.errors import DiskFullError
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import PartitionLog
@@ -77,21 +74,6 @@ def failing_fsync(root: Path, *, seed: int = 0) -> list[str]:
     return problems
 
 
-@contextmanager
-def small_disk(root: Path, *, name: str = "small", size_bytes: int = TMPFS_BYTES) -> Generator[tuple[Path, str] | None]:
-    """Mount a tmpfs; gives its path and what it is, or None where mounting is not permitted."""
-    path = root / name
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "lograft-full", str(path)]
-    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
-        yield None
-        return
-    try:
-        yield path, f"tmpfs of {size_bytes} bytes"
-    finally:
-        subprocess.run(["umount", str(path)], check=True, capture_output=True)
-
-
 def fill_up(path: Path, *, seed: int = 0, times: int = 5) -> tuple[int, list[str]]:
     """Fill a small disk with one log, again and again; return how many calls found no space, and what went wrong."""
     rng = random.Random(seed)
@@ -140,12 +122,14 @@ def main() -> int:
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="lograft-real-disk-") as name:
         root = Path(name)
-        with small_disk(root) as mounted:
-            if mounted is None:
-                print("full disk: NOT RUN, this machine lets nobody mount a tmpfs")
+        with small_disk(root / "small", size_bytes=TMPFS_BYTES) as is_mounted:
+            if not is_mounted:
+                print("full disk: NOT RUN, mounting a tmpfs is not permitted")
             else:
-                refused, found = fill_up(mounted[0], seed=arguments.seed)
-                print(f"full disk: {mounted[1]}, {refused} calls found no space: {found or 'as it must'}")
+                refused, found = fill_up(root / "small", seed=arguments.seed)
+                print(
+                    f"full disk: tmpfs of {TMPFS_BYTES} bytes, {refused} calls found no space: {found or 'as it must'}"
+                )
                 problems += found
         if os.access(STRACE, os.X_OK):
             found = failing_fsync(root, seed=arguments.seed)

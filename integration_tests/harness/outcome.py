@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of one proof: figures, problems, and how they are printed."""
+"""The outcome of one proof: figures, problems, how they are printed, and what is kept of a run that failed."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import shutil
 import statistics
-from collections.abc import Sequence
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from integration_tests.harness.history.events import HISTORY_FILE
 
 Figure = str | int | float | dict[str, int] | list[int]
 
@@ -43,12 +51,56 @@ class Outcome:
             }
         )
 
+    def write(self, path: Path) -> None:
+        """Leave it in a file for the process that started this one."""
+        path.write_text(json.dumps(dataclasses.asdict(self)))
+
     def print(self) -> None:
         """Print the problems, the verdict and the JSON line."""
         for problem in self.problems[:PRINTED_MAX]:
             print(f"  PROBLEM {problem}")
         print(f"{self.proof}: {self.verdict}{': ' + self.not_run if self.not_run else ''}")
         print(self.to_json(), flush=True)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read what `Outcome.write` left."""
+    return Outcome(**json.loads(path.read_text()))
+
+
+def run_in_directory(
+    proof: str, work: Callable[[Path], Outcome], *, figures: Mapping[str, Figure] | None = None
+) -> Outcome:
+    """Run a proof in a directory that is gone at the end; an exception is a failure, and evidence of a failure is kept.
+
+    Args:
+        proof: name of the proof.
+        work: runs it in a directory.
+        figures: of the outcome of a proof that raises.
+    """
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"lograft-{proof}-") as name:
+        directory = Path(name)
+        try:
+            outcome = work(directory)
+        except Exception as error:
+            traceback.print_exc()
+            outcome = Outcome(proof=proof, figures=dict(figures or {}), problems=[repr(error)])
+        if outcome.problems:
+            print("\n".join(keep_evidence(directory, proof)), flush=True)
+    outcome.figures["took_s"] = round(time.monotonic() - started_s)
+    return outcome
+
+
+def keep_evidence(directory: Path, name: str) -> list[str]:
+    """Copy logs and history of a run to a directory that stays; returns lines that say where, and what to do with them."""
+    kept = Path(tempfile.mkdtemp(prefix=f"lograft-{name}-kept-"))
+    for file in (*directory.glob("*.log"), *directory.glob("*.jsonl")):
+        shutil.copy(file, kept)
+    lines = [f"logs of the servers, and the history if there is one: {kept}"]
+    if (kept / HISTORY_FILE).exists():
+        lines.append(f"judge it again: python -m integration_tests.harness.history.check {kept / HISTORY_FILE}")
+    return lines
 
 
 def report(outcomes: Sequence[Outcome]) -> int:

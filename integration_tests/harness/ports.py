@@ -6,22 +6,26 @@ from __future__ import annotations
 import random
 import socket
 
+LOOPBACK = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 20_000, 30_000
 ATTEMPTS_MAX = 200
 _taken: set[int] = set()
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port of `host` that nothing listens on and that this process was not given before."""
+def free_port(*hosts: str) -> int:
+    """Return a port that nothing listens on at any of `hosts` (none: 127.0.0.1), another one at each call of this process."""
     for _ in range(ATTEMPTS_MAX):
         port = random.randint(FIRST_PORT, LAST_PORT)
-        if port in _taken:
-            continue
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-        _taken.add(port)
-        return port
-    raise RuntimeError(f"no free port on {host} after {ATTEMPTS_MAX} attempts")
+        if port not in _taken and all(_is_free(host, port) for host in hosts or (LOOPBACK,)):
+            _taken.add(port)
+            return port
+    raise RuntimeError(f"no free port on {hosts} after {ATTEMPTS_MAX} attempts")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,29 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One real server process: start, kill, pause, restart with the same arguments, and its log."""
+"""One real process: start, kill, pause, stop, restart with the same command, its memory and its log."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 STOP_TIMEOUT_S = 20.0
 LOG_TAIL_BYTES = 4_000
 
 
 class Process:
-    """A server of this project, run as `python -m <arguments>`; its output goes to one log file over all restarts.
+    """A Python program, run as `python <arguments>`; its output goes to one log file over all restarts.
 
-    `prefix` is a command that runs another one in its own process, as `ip netns exec` does.
+    Args:
+        name: for messages.
+        arguments: of Python, as `-m brokerd run ...`.
+        log_path: log file, which may not exist yet.
+        prefix: a command that runs another one in its own process, as `ip netns exec` does.
+        environment: of the process; None: that of this one.
+        stop_timeout_s: seconds that an orderly stop may take.
     """
 
-    def __init__(self, name: str, arguments: list[str], log_path: Path, *, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log_path: Path,
+        *,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> None:
         self.name = name
-        self.arguments = arguments
+        self.arguments = list(arguments)
         self.log_path = log_path
         self.prefix = tuple(prefix)
+        self.stop_timeout_s = stop_timeout_s
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -34,21 +53,39 @@ class Process:
     @property
     def pid(self) -> int:
         """Process id; the process must have been started."""
-        assert self._process is not None, f"{self.name} was never started"
-        return self._process.pid
+        return self._started().pid
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory now; the process must run."""
+        return psutil.Process(self.pid).memory_info().rss
 
     def start(self) -> None:
         """Start the process; it must not be running."""
         assert not self.running, f"{self.name} runs already"
         with self.log_path.open("ab") as log:
-            command = [*self.prefix, sys.executable, "-m", *self.arguments]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            command = [*self.prefix, sys.executable, *self.arguments]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait until the process ends by itself; return the exit status.
+
+        Raises:
+            TimeoutError: it did not end in time.
+        """
+        try:
+            return self._started().wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.name} did not end within {timeout_s} s: {self.log_tail()}") from None
 
     def kill(self) -> None:
         """Kill with SIGKILL and wait for the end."""
         self._signal(signal.SIGKILL)
-        assert self._process is not None
-        self._process.wait(STOP_TIMEOUT_S)
+        self.wait(STOP_TIMEOUT_S)
+
+    def ask_to_stop(self) -> None:
+        """Ask for an orderly stop (SIGTERM); `stop` waits for it."""
+        self._signal(signal.SIGTERM)
 
     def stop(self) -> int:
         """Ask for an orderly stop; return the exit status.
@@ -56,13 +93,12 @@ class Process:
         Raises:
             TimeoutError: the process did not stop in time; it is then killed.
         """
-        self._signal(signal.SIGTERM)
-        assert self._process is not None
+        self.ask_to_stop()
         try:
-            return self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+            return self.wait(self.stop_timeout_s)
+        except TimeoutError:
             self.kill()
-            raise TimeoutError(f"{self.name} did not stop within {STOP_TIMEOUT_S} s: {self.log_tail()}") from None
+            raise
 
     def pause(self) -> None:
         """Stop the process's time (SIGSTOP)."""
@@ -72,12 +108,19 @@ class Process:
         """Let the process go on (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
+    def log_text(self) -> str:
+        """Return the whole log."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
     def log_tail(self) -> str:
         """Return the end of the log."""
         data = self.log_path.read_bytes() if self.log_path.exists() else b""
         return data[-LOG_TAIL_BYTES:].decode(errors="replace")
 
+    def _started(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process
+
     def _signal(self, number: signal.Signals) -> None:
         if self.running:
-            assert self._process is not None
-            self._process.send_signal(number)
+            self._started().send_signal(number)

@@ -17,8 +17,9 @@ from lograft import Admin
 from lograft.errors import LograftError
 from lograft.types import PartitionDescription
 
-from integration_tests.harness.cluster import Cluster, Place
+from integration_tests.harness.cluster import Cluster, Place, stop_in_order
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
+from integration_tests.harness.history.replica_files import compare_replicas
 from integration_tests.harness.load.record_load import Load, LoadSettings
 from integration_tests.harness.wait import wait_for
 
@@ -167,6 +168,18 @@ class Scene:
         except TimeoutError as error:
             return [f"{what}: {error}"]
         return []
+
+    def compare_files(self) -> list[str]:
+        """Stop the brokers in order, once all replicas are in sync, and compare the files of the replicas.
+
+        Returns:
+            What is wrong with the ends of the brokers, and what differs.
+        """
+        self.wait_in_sync()
+        brokers = self.cluster.brokers.values()
+        problems = stop_in_order(brokers)
+        directories = [self.cluster.data_directory(process) for process in brokers]
+        return problems + compare_replicas(directories, replicas=self.shape.replicas, partitions=self.shape.partitions)
 
     def led_by(self, leaders: Sequence[int], broker_id: int) -> list[int]:
         """Partitions that a broker leads."""

@@ -3,10 +3,10 @@
 
 Owns namespaces, addresses and cuts. Everything is made inside namespaces of the calling process (network, mounts and
 process ids), so the kernel removes all of it when that process ends, however it ends, and nothing else on the machine is
-touched. `enter` starts a program again inside; it needs root or user namespaces for everybody.
+touched. `run_inside` starts a module inside; that needs root, or user namespaces for all users.
 
-A cut is a neighbour entry with a hardware address that nobody has: what A sends to B leaves A and arrives nowhere, and
-nobody is told. It needs neither netfilter nor a traffic classifier. All entries are fixed from the start, so that no
+A cut is a neighbour entry with a hardware address that no machine has: what A sends to B leaves A and arrives nowhere, and
+neither is told. It needs neither netfilter nor a traffic classifier. All entries are fixed from the start, so that no
 address resolution fails either.
 
 A connection that is forgotten is a routing rule for its addresses and ports, in the namespace of the sender, that leads nowhere:
@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -35,8 +36,8 @@ UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--
 AS_USER = ("--map-root-user",)
 
 
-def why_not() -> tuple[str, ...] | str:
-    """Return the command that runs another one in namespaces of its own, or the reason why there is none."""
+def unshare_command() -> tuple[str, ...] | str:
+    """Return the command that runs another one in namespaces of its own, or the reason why there is none here."""
     for program in ("unshare", "ip", "ss"):
         if shutil.which(program) is None:
             return f"there is no program `{program}`"
@@ -54,8 +55,21 @@ def why_not() -> tuple[str, ...] | str:
 
 
 def is_inside() -> bool:
-    """Whether this process was started inside by `why_not`'s command."""
+    """Whether this process was started by `run_inside`."""
     return os.environ.get(INSIDE) == "1"
+
+
+def run_inside(command: Sequence[str], module: str, *arguments: str) -> int:
+    """Run `python -m module arguments` in namespaces of its own, to its end; return the exit status.
+
+    Args:
+        command: what `unshare_command` gave.
+        module: module with an entry of its own.
+        arguments: of the module.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    own = [*command, sys.executable, "-m", module, *arguments]
+    return subprocess.run(own, env=environment | {INSIDE: "1"}, check=False).returncode
 
 
 def run(*arguments: str) -> None:

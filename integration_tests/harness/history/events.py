@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+HISTORY_FILE = "history.jsonl"
+"""Name of the file in the directory of a run."""
 FLUSH_S = 1.0
 """Seconds after which a written line is in the file, whatever becomes of this process."""
 

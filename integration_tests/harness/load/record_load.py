@@ -17,12 +17,11 @@ from typing import Self
 from lograft import TopicPartition
 
 from integration_tests.harness.history.checker import STALE_END_S_MAX, Verdict, check
-from integration_tests.harness.history.events import HistoryFile, read_history
+from integration_tests.harness.history.events import HISTORY_FILE, HistoryFile, read_history
 from integration_tests.harness.load.readers import REOPEN_S, EndReader, Poller, Reader, read_everything
 from integration_tests.harness.load.senders import Acknowledgements, Sender
 from integration_tests.harness.wait import wait_for
 
-HISTORY_FILE = "history.jsonl"
 WAIT_TIMEOUT_S = 240.0
 
 

@@ -25,13 +25,10 @@ from pathlib import Path
 from lograft import Admin, Producer
 from lograft.types import ConfigResource
 
+from integration_tests.harness.cluster import DevServer
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
-from integration_tests.harness.process import Process
-from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.clients.toolchains import CLIENTS, BuildError, Client, run_bounded
 
-READY_PATTERN = re.compile(r"lograft dev: ready on (127\.0\.0\.1:\d+)")
-READY_TIMEOUT_S = 30.0
 CLIENT_TIMEOUT_S = 90.0
 AGAIN_PATTERN = re.compile(r"dead connection: read again after (\d+\.\d) s")
 GO_ON_S_MAX = 25.0
@@ -50,26 +47,6 @@ class Outcome:
     result: str
     seconds: float = 0.0
     note: str = ""
-
-
-@contextmanager
-def dev_server(directory: Path) -> Generator[str, None, None]:
-    """Run `lograft dev` in `directory`; the value is its address."""
-    arguments = ["brokerd", "dev", "--port", "0", "--data-dir", str(directory / "data")]
-    server = Process("lograft dev", arguments, directory / "server.log")
-    server.start()
-    try:
-        yield wait_for(lambda: _ready_address(server), timeout_s=READY_TIMEOUT_S, what="`lograft dev` to be ready")
-    finally:
-        if server.running:
-            server.stop()
-
-
-def _ready_address(server: Process) -> str | None:
-    found = READY_PATTERN.search(server.log_tail())
-    if found is None and not server.running:
-        raise RuntimeError(f"`lograft dev` ended before it was ready:\n{server.log_tail()}")
-    return found[1] if found else None
 
 
 def write_zstd_topic(address: str) -> None:
@@ -156,10 +133,10 @@ def run_all(clients: tuple[Client, ...] = CLIENTS) -> list[Outcome]:
     if usable:
         with (
             tempfile.TemporaryDirectory(prefix="lograft-clients-") as directory,
-            dev_server(Path(directory)) as address,
-            ForgetfulProxy(address) as proxy,
+            DevServer(Path(directory)) as server,
+            ForgetfulProxy(server.bootstrap) as proxy,
         ):
-            write_zstd_topic(address)
+            write_zstd_topic(server.bootstrap)
             outcomes += [run_client(client, proxy, Path(directory)) for client in usable]
     return sorted(outcomes, key=lambda outcome: outcome.client)
 

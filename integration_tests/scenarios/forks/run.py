@@ -13,7 +13,6 @@ import argparse
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,9 +25,10 @@ from typing import Final
 
 from lograft import Admin, Consumer, TopicPartition
 
+from integration_tests.harness.cluster import DevServer
 from integration_tests.harness.ports import free_port
+from integration_tests.harness.process import Process
 from integration_tests.harness.wait import wait_for
-from integration_tests.scenarios.clients.run import dev_server
 from integration_tests.scenarios.forks.parent import WAYS
 from integration_tests.scenarios.forks.work import KINDS, OWN_VALUE
 
@@ -128,7 +128,7 @@ def run_gunicorn(case: Case, count: int, environment: dict[str, str], result: Re
     """Have a prefork server serve as many requests, each by a worker of its own."""
     port = free_port()
     arguments = ["-c", "python:integration_tests.scenarios.forks.web", "--bind", f"127.0.0.1:{port}"]
-    command = [sys.executable, "-m", "gunicorn", *arguments, "integration_tests.scenarios.forks.web:application"]
+    command = ["-m", "gunicorn", *arguments, "integration_tests.scenarios.forks.web:application"]
 
     def is_served() -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_TIMEOUT_S)
@@ -152,7 +152,7 @@ def run_gunicorn(case: Case, count: int, environment: dict[str, str], result: Re
 def run_celery(case: Case, count: int, environment: dict[str, str], result: Result) -> None:
     """Have a prefork pool do as many tasks, each in a child of its own."""
     options = ["--pool", "prefork", "--concurrency", "2", "--loglevel", "ERROR", "--without-gossip", "--without-mingle"]
-    command = [sys.executable, "-m", "celery", "-A", "integration_tests.scenarios.forks.jobs", "worker", *options]
+    command = ["-m", "celery", "-A", "integration_tests.scenarios.forks.jobs", "worker", *options]
 
     def use() -> None:
         run_program(["-m", "integration_tests.scenarios.forks.jobs", str(count)], environment, result, is_quiet=True)
@@ -177,26 +177,22 @@ def run_server(
     """
     statuses = Path(environment["FORKS_STATUSES"])
     quiet = {**environment, "PYTHONWARNINGS": "ignore"}
-    with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=quiet)
-        try:
-            use()
-            wait_for(
-                lambda: len(read_lines(statuses)) >= count, timeout_s=CASE_TIMEOUT_S, what=f"{count} children to end"
-            )
-            result.statuses.update(read_lines(statuses))
-            server.send_signal(signal.SIGTERM)
-            if server.wait(STOP_TIMEOUT_S):
-                result.problems.append(f"the server ended with {server.returncode}")
-        except (TimeoutError, subprocess.TimeoutExpired) as error:
-            result.problems.append(str(error))
-            result.statuses.update(read_lines(statuses))
-        finally:
-            if server.poll() is None:
-                server.kill()
-                server.wait()
-            log.seek(0)
-            judge_output(log.read(), result, is_quiet=False)
+    log = statuses.with_name("server.log")
+    server = Process("the server", command, log, environment=quiet, stop_timeout_s=STOP_TIMEOUT_S)
+    server.start()
+    try:
+        use()
+        wait_for(lambda: len(read_lines(statuses)) >= count, timeout_s=CASE_TIMEOUT_S, what=f"{count} children to end")
+        result.statuses.update(read_lines(statuses))
+        status = server.stop()
+        if status:
+            result.problems.append(f"the server ended with {status}")
+    except (TimeoutError, subprocess.TimeoutExpired) as error:
+        result.problems.append(str(error))
+        result.statuses.update(read_lines(statuses))
+    finally:
+        server.kill()
+        judge_output(server.log_text(), result, is_quiet=False)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -273,12 +269,12 @@ def run(cases: list[Case], count: int, budget_s: float) -> int:
     started_s = time.monotonic()
     failed = left = 0
     print(f"{'way':<11} {'clients':<9} {'load':<5} {'delivered':>9}  {'exit statuses':<22} {'seconds':>7}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="lograft-forks-") as name, dev_server(Path(name)) as address:
+    with tempfile.TemporaryDirectory(prefix="lograft-forks-") as name, DevServer(Path(name)) as server:
         for case in cases:
             if time.monotonic() - started_s > budget_s:
                 left += 1
                 continue
-            result = run_case(case, count, address)
+            result = run_case(case, count, server.bootstrap)
             print_row(case, result)
             failed += bool(result.problems)
     if left:

@@ -20,7 +20,7 @@ from lograft import Admin, BatchReceipt, Consumer, Producer, TopicPartition
 from lograft.errors import LograftError
 from lograft.internal.v1 import controller_pb2
 
-from integration_tests.harness.combined import CombinedNodes
+from integration_tests.harness.cluster import CombinedCluster
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.fuzz.carrier_client import ANSWER_S, CarrierClient
 from integration_tests.scenarios.fuzz.carrier_damage import FORBIDDEN
@@ -131,7 +131,7 @@ def run(directory: Path, inputs: int, seed: int) -> Outcome:
         seed: names the inputs.
     """
     outcome = Outcome()
-    with CombinedNodes(directory, count=3, arguments=SNAPSHOTS) as nodes, Admin(nodes.bootstrap) as admin:
+    with CombinedCluster(directory, count=3, arguments=SNAPSHOTS) as nodes, Admin(nodes.bootstrap) as admin:
         for topic in (QUIET, LIVELY):
             admin.create_topic(
                 topic, partition_count=PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"}
@@ -175,7 +175,7 @@ def run(directory: Path, inputs: int, seed: int) -> Outcome:
     return outcome
 
 
-def _restart(nodes: CombinedNodes, end: Callable[[], int | None], outcome: Outcome) -> None:
+def _restart(nodes: CombinedCluster, end: Callable[[], int | None], outcome: Outcome) -> None:
     status = end()
     if status:
         outcome.fail(f"a server ended with {status}: {nodes.logs()}")
@@ -189,7 +189,7 @@ def _fill(bootstrap: str) -> dict[tuple[int, int], bytes]:
     return read_all(bootstrap, QUIET)
 
 
-def register_stranger(nodes: CombinedNodes, admin: Admin) -> Stranger:
+def register_stranger(nodes: CombinedCluster, admin: Admin) -> Stranger:
     """Register a broker that has no process.
 
     Raises:
@@ -226,7 +226,7 @@ def register_stranger(nodes: CombinedNodes, admin: Admin) -> Stranger:
     return wait_for(register, timeout_s=SERVE_S, what="a controller", interval_s=0.5)
 
 
-def _attack_all(nodes: CombinedNodes, inputs: int, seed: int, facts: Callable[[], Facts], outcome: Outcome) -> None:
+def _attack_all(nodes: CombinedCluster, inputs: int, seed: int, facts: Callable[[], Facts], outcome: Outcome) -> None:
     attackers = [Attacker(nodes, 1 + number, seed * 10 + number, facts, outcome) for number in range(3)]
     threads = [
         threading.Thread(target=attacker.attack, args=(inputs // 3 + (number < inputs % 3),), daemon=True)
@@ -240,10 +240,10 @@ def _attack_all(nodes: CombinedNodes, inputs: int, seed: int, facts: Callable[[]
         attacker.close()
 
 
-def _log_problems(nodes: CombinedNodes) -> list[str]:
+def _log_problems(nodes: CombinedCluster) -> list[str]:
     problems: list[str] = []
     for process in nodes.processes.values():
-        text = process.log_path.read_text(errors="replace")
+        text = process.log_text()
         for fault in FAULTS_IN_LOGS:
             if fault in text:
                 position = text.index(fault)
@@ -253,7 +253,7 @@ def _log_problems(nodes: CombinedNodes) -> list[str]:
     return problems
 
 
-def _wait_until_serving(nodes: CombinedNodes, admin: Admin) -> None:
+def _wait_until_serving(nodes: CombinedCluster, admin: Admin) -> None:
     """Until every replica is in sync again: one more server may then be taken away.
 
     Raises:
@@ -280,7 +280,7 @@ def _wait_until_serving(nodes: CombinedNodes, admin: Admin) -> None:
 
 
 def _compare(
-    nodes: CombinedNodes, quiet: dict[tuple[int, int], bytes], sender: Sender, outcome: Outcome, when: str
+    nodes: CombinedCluster, quiet: dict[tuple[int, int], bytes], sender: Sender, outcome: Outcome, when: str
 ) -> None:
     if (found := read_all(nodes.bootstrap, QUIET)) != quiet:
         outcome.fail(f"{when}: {QUIET} has {len(found)} records, and had {len(quiet)}")

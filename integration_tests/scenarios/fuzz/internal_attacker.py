@@ -25,7 +25,7 @@ from lograft.errors import LograftError
 from lograft.internal.v1 import controller_pb2, net_pb2, quorum_pb2
 from lograft.wire.codes import ErrorCode
 
-from integration_tests.harness.combined import CombinedNodes
+from integration_tests.harness.cluster import CombinedCluster
 from integration_tests.scenarios.fuzz.admin_requests import ADMIN_MAKERS
 from integration_tests.scenarios.fuzz.carrier_client import ANSWER_S, Call, CarrierClient, credit, frames
 from integration_tests.scenarios.fuzz.carrier_damage import DAMAGES, GREETINGS, Then, hello_of
@@ -133,7 +133,7 @@ class Attacker:
     """
 
     def __init__(
-        self, nodes: CombinedNodes, target: int, seed: int, facts: Callable[[], Facts], outcome: Outcome
+        self, nodes: CombinedCluster, target: int, seed: int, facts: Callable[[], Facts], outcome: Outcome
     ) -> None:
         self._rng = random.Random(seed)
         self._methods, self._others = methods(), others()

@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 
 import grpc
-import psutil
 from lograft import Admin, Consumer, TopicPartition
 from lograft.v1 import admin_pb2, log_pb2
 from lograft.wire.batch import RecordBatch, encode_batch
@@ -208,11 +207,11 @@ def run(directory: Path, inputs: int, seed: int) -> tuple[collections.Counter[st
         broker = cluster.brokers[BROKER_ID_FIRST]
         outcomes: collections.Counter[str] = collections.Counter()
         attack(cluster.bootstrap, min(inputs, WARM_UP_INPUTS), seed, outcomes)
-        before = psutil.Process(broker.pid).memory_info().rss
+        before = broker.rss_bytes
         attack(cluster.bootstrap, inputs - min(inputs, WARM_UP_INPUTS), seed + 1, outcomes)
         if not broker.running:
             raise RuntimeError(f"the broker died: {broker.log_tail()}")
-        growth = psutil.Process(broker.pid).memory_info().rss - before
+        growth = broker.rss_bytes - before
         stored = read_everything(cluster.bootstrap)
         broker.kill()
         broker.start()
@@ -223,7 +222,7 @@ def run(directory: Path, inputs: int, seed: int) -> tuple[collections.Counter[st
 
 def read_everything_after_restart(cluster: Cluster) -> int:
     """Wait until the broker serves again, and read everything once more."""
-    wait_for(cluster.serving, timeout_s=30.0, what="the broker to serve again")
+    wait_for(cluster.is_serving, timeout_s=30.0, what="the broker to serve again")
     return read_everything(cluster.bootstrap)
 
 

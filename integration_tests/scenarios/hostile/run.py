@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from integration_tests.harness.cluster import DevServer
 from integration_tests.scenarios.hostile.attackers import IDLE_CONNECTIONS, KINDS, SPARE_DESCRIPTORS
-from integration_tests.scenarios.hostile.target import PeakSampler, Usage, running_server, usage, write_backlog
+from integration_tests.scenarios.hostile.target import PeakSampler, Usage, usage, write_backlog
 
 MIB: Final = 1024 * 1024
 GROWTH_BYTES_MAX: Final = 512 * MIB
@@ -148,13 +149,14 @@ def cpu_s(pid: int) -> float:
 def attack(scenario: str, directory: Path, hold_s: float) -> Result:
     """Run one scenario on a fresh directory."""
     write_backlog(directory)
-    with running_server(directory, "server") as (server, address), child("healthy", address) as healthy:
+    with DevServer(directory) as dev, child("healthy", dev.bootstrap) as healthy:
+        server = dev.process
         pause(WARM_UP_S)
         healthy.ask()
         pause(CALM_S)
         idle, calm = usage(server.pid), healthy.ask()
         with PeakSampler(server.pid) as sampler:
-            with child("attackers", scenario, address) as attackers:
+            with child("attackers", scenario, dev.bootstrap) as attackers:
                 seen = attackers.line()
                 began_s, used_s = time.monotonic(), cpu_s(server.pid)
                 pause(hold_s)

@@ -5,21 +5,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from lograft import Admin, Producer
 
-from integration_tests.harness.ports import free_port
-from integration_tests.harness.process import Process
-from integration_tests.harness.wait import wait_for
+from integration_tests.harness.cluster import DevServer
 from integration_tests.scenarios.hostile.attackers import BACKLOG_TOPIC, BOMB_TOPIC
 
-HOST = "127.0.0.1"
-START_TIMEOUT_S = 120.0
-READY_LINE = "ready on"
 SAMPLE_INTERVAL_S = 0.1
 BACKLOG_PARTITION_BYTES = 64 * 1024 * 1024
 BACKLOG_VALUE_BYTES = (1_000_000, 60_000)
@@ -77,35 +70,14 @@ class PeakSampler:
             self.peak = self.peak.most(usage(self._pid))
 
 
-@contextmanager
-def running_server(directory: Path, name: str) -> Iterator[tuple[Process, str]]:
-    """Run a server until the end of the block; gives it and its address."""
-    port = free_port(HOST)
-    address = f"{HOST}:{port}"
-    command = ["brokerd", "dev", "--port", str(port), "--data-dir", str(directory / "data")]
-    server = Process(name, command, directory / f"{name}.log")
-    server.start()
-    try:
-        wait_for(lambda: _is_serving(server), timeout_s=START_TIMEOUT_S, what="the server to serve")
-        yield server, address
-    finally:
-        server.stop()
-
-
 def write_backlog(directory: Path) -> None:
     """Write what the readers are to read, by a server of its own: the one under attack begins without what that left in memory."""
-    with running_server(directory, "backlog") as (_, address):
-        with Admin(address) as admin:
+    with DevServer(directory, name="backlog") as server:
+        with Admin(server.bootstrap) as admin:
             admin.create_topic(BACKLOG_TOPIC, partition_count=4, configs={"flush.policy": "none"})
             admin.create_topic(BOMB_TOPIC, configs={"flush.policy": "none"})
         for partition, value_bytes in enumerate(BACKLOG_VALUE_BYTES):
-            with Producer(address, linger_ms=0) as producer:
+            with Producer(server.bootstrap, linger_ms=0) as producer:
                 for _ in range(BACKLOG_PARTITION_BYTES // value_bytes):
                     producer.send(BACKLOG_TOPIC, bytes(value_bytes), partition=partition)
                     producer.flush()
-
-
-def _is_serving(server: Process) -> bool:
-    if not server.running:
-        raise RuntimeError(f"the server ended: {server.log_tail()}")
-    return READY_LINE in server.log_tail()

@@ -6,8 +6,6 @@ Owns one kind of fault each, chosen at random by seed. A server is hurt by one o
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,12 +17,13 @@ from lograft import Admin, TopicPartition
 from lograft.errors import LograftError
 from lograft.types import ElectionType
 
+from integration_tests.harness.cluster import broker_name
+from integration_tests.harness.faults.disks import empty_disk, fill_disk
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy, Way
 from integration_tests.harness.faults.namespaces import Namespaces
 from integration_tests.harness.process import Process
 from integration_tests.harness.scene import TOPIC, Scene
 
-FILLER = "filler"
 SKEW_MS_MAX = 3_600_000
 """An hour, either way."""
 
@@ -55,8 +54,7 @@ class World:
 
     def processes(self) -> dict[str, Process]:
         """All servers by name."""
-        cluster = self.scene.cluster
-        return {process.name: process for process in (*cluster.voters.values(), *cluster.brokers.values())}
+        return self.scene.cluster.processes
 
     def take(self, names: Sequence[str]) -> None:
         """Have servers for oneself."""
@@ -90,7 +88,7 @@ class World:
         """The leader of a random partition, if it is free."""
         state = self.scene.state()
         leader_id = None if not state else self.rng.choice(state).leader_id
-        name = f"broker-{leader_id}"
+        name = "" if leader_id is None else broker_name(leader_id)
         return [name] if name in free else []
 
 
@@ -261,15 +259,6 @@ def through_proxies(proxies: Mapping[str, ForgetfulProxy]) -> Forget:
     return forget
 
 
-def fill_disk(path: Path, *, keep_bytes: int) -> None:
-    """Write a file on a disk until so much room is left, or less."""
-    chunk = bytes(1024 * 1024)
-    # No room for the next byte: that is what it is for.
-    with contextlib.suppress(OSError), (path / FILLER).open("wb", buffering=0) as file:
-        while (room_bytes := free_bytes(path) - keep_bytes) > 0:
-            file.write(chunk[: max(4_096, room_bytes)])
-
-
 class DiskFull:
     """Fills the small disk of one broker, up to its limit or to the last byte; healing removes the filler."""
 
@@ -287,7 +276,7 @@ class DiskFull:
 
     def heal(self, world: World) -> str:
         """Remove the file."""
-        (self._path / FILLER).unlink(missing_ok=True)
+        empty_disk(self._path)
         return f"free {self._path.name}"
 
 
@@ -388,9 +377,3 @@ class Reassign:
 def skew_path(directory: Path, name: str) -> Path:
     """File with the skew of a server's clock."""
     return directory / f"{name}.skew"
-
-
-def free_bytes(path: Path) -> int:
-    """Bytes that can still be written to a file system."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,12 +23,12 @@ from pathlib import Path
 
 from lograft import Admin
 
-from integration_tests.harness.cluster import BROKER_ID_FIRST
+from integration_tests.harness.cluster import BROKER_ID_FIRST, broker_name, names_of
+from integration_tests.harness.faults.disks import small_disk
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
-from integration_tests.harness.faults.namespaces import INSIDE, Namespaces, is_inside, why_not
+from integration_tests.harness.faults.namespaces import Namespaces, is_inside, run_inside, unshare_command
 from integration_tests.harness.history.checker import EXIT_STATUS
-from integration_tests.harness.history.replica_files import compare_replicas
-from integration_tests.harness.kept import keep_evidence
+from integration_tests.harness.outcome import keep_evidence
 from integration_tests.harness.scene import Scene, Shape, scene_under_load
 from integration_tests.scenarios.jepsen.conductor import Conductor
 from integration_tests.scenarios.jepsen.nemeses import (
@@ -86,27 +84,15 @@ class Result:
         return 2 if self.not_run else self.status
 
 
-@contextmanager
-def small_disk(path: Path, size_bytes: int) -> Generator[None]:
-    """Have a tmpfs at a path."""
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "lograft-small", str(path)]
-    subprocess.run(mount, check=True, capture_output=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True, capture_output=True)
-
-
 def run(directory: Path, *, shape: Shape, seconds: float, seed: int, names: list[str]) -> Result:
     """Run a cluster with nemeses and judge it."""
     result = Result()
     network: Namespaces | None = None
-    brokers = [f"broker-{broker_id}" for broker_id in range(BROKER_ID_FIRST, BROKER_ID_FIRST + shape.brokers)]
+    brokers = [broker_name(BROKER_ID_FIRST + index) for index in range(shape.brokers)]
     if is_inside():
-        network = Namespaces([f"voter-{voter_id}" for voter_id in range(1, shape.voters + 1)] + brokers)
+        network = Namespaces(names_of(voter_count=shape.voters, broker_count=shape.brokers))
     else:
-        reason = why_not()
+        reason = unshare_command()
         text = reason if isinstance(reason, str) else "not in namespaces of its own"
         result.not_run = {name: text for name in names if name in NEED_NAMESPACES}
         names = [name for name in names if name not in NEED_NAMESPACES]
@@ -134,7 +120,8 @@ def _disk(path: Path, names: list[str], seconds: float) -> Generator[None]:
     if "disk-full" not in names:
         yield
         return
-    with small_disk(path, DISK_BYTES + int(DISK_BYTES_A_MINUTE * seconds / 60)):
+    with small_disk(path, size_bytes=DISK_BYTES + int(DISK_BYTES_A_MINUTE * seconds / 60)) as is_mounted:
+        assert is_mounted, "namespaces permit to mount"
         yield
 
 
@@ -164,7 +151,7 @@ def conduct(scene: Scene, nemeses: list[Nemesis], result: Result, *, seconds: fl
         *verdict.lines(anomalies_max=ANOMALIES_PRINTED_MAX),
     ]
     if not conductor.problems:
-        compare_files(scene, result)
+        result.problems += scene.compare_files()
 
 
 def _silences(conductor: Conductor) -> list[str]:
@@ -175,18 +162,6 @@ def _silences(conductor: Conductor) -> list[str]:
     return [
         f"longest silence after {conductor.counts['half-open alone']} blows to connections alone, s: {', '.join(times)}"
     ]
-
-
-def compare_files(scene: Scene, result: Result) -> None:
-    """Stop the brokers in order and compare the files of the replicas."""
-    scene.wait_in_sync()
-    for process in scene.cluster.brokers.values():
-        status = process.stop()
-        if status != 0:
-            result.problems.append(f"{process.name} ended with {status}")
-    directories = [scene.cluster.directory / process.name for process in scene.cluster.brokers.values()]
-    shape = scene.shape
-    result.problems += compare_replicas(directories, replicas=shape.replicas, partitions=shape.partitions)
 
 
 def make_nemeses(
@@ -246,11 +221,9 @@ def main() -> int:
         "--rate", type=float, default=default.rate_per_s, help="values a second, all partitions together"
     )
     arguments = parser.parse_args()
-    command = why_not()
+    command = unshare_command()
     if not is_inside() and not isinstance(command, str):
-        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        again = [*command, sys.executable, "-m", "integration_tests.scenarios.jepsen.run", *sys.argv[1:]]
-        return subprocess.run(again, env=environment | {INSIDE: "1"}, check=False).returncode
+        return run_inside(command, "integration_tests.scenarios.jepsen.run", *sys.argv[1:])
     shape = dataclasses.replace(
         default,
         replicas=arguments.replicas,

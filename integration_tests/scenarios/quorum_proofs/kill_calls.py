@@ -69,7 +69,7 @@ def first_activation(scene: Scene, *, above_epoch: int) -> float:
     found = [
         when_s
         for voter in scene.cluster.voters.values()
-        for when_s, epoch in activations(voter.log_path.read_text(errors="replace"))
+        for when_s, epoch in activations(voter.log_text())
         if epoch > above_epoch
     ]
     return min(found)

@@ -10,20 +10,15 @@ and a cut of followers does not raise it at all (pre-vote). At the end all image
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
-from integration_tests.harness.faults.namespaces import INSIDE, Namespaces, is_inside, why_not
-from integration_tests.harness.outcome import Outcome, median_and_max
+from integration_tests.harness.cluster import Cluster, names_of, voter_name
+from integration_tests.harness.faults.namespaces import Namespaces, is_inside, run_inside, unshare_command
+from integration_tests.harness.outcome import Outcome, median_and_max, read_outcome
 from integration_tests.scenarios.quorum_proofs.direct import Voter
 from integration_tests.scenarios.quorum_proofs.probes import Probes, adopt, send, take
 from integration_tests.scenarios.quorum_proofs.scene import Scene, scene_under_load
@@ -122,7 +117,7 @@ def run_case(scene: Scene, network: Namespaces, probes: Probes, case: Case) -> C
     leader_id, epoch = scene.leader()
     followers = [voter_id for voter_id in scene.cluster.voters if voter_id != leader_id]
     minority_ids = [leader_id] * case.has_leader + followers[: case.follower_count]
-    minority = [f"voter-{voter_id}" for voter_id in minority_ids]
+    minority = [voter_name(voter_id) for voter_id in minority_ids]
     others = [process.name for process in scene.cluster.voters.values() if process.name not in minority]
     others += [process.name for process in scene.cluster.brokers.values()]
     registers = probes.create(scene, 2 * PROBES)
@@ -172,8 +167,7 @@ def run_case(scene: Scene, network: Namespaces, probes: Probes, case: Case) -> C
 def prove_inside(directory: Path, *, voters: int, rounds: int, rate_per_s: int = RATE_PER_S) -> Outcome:
     """Run every case `rounds` times and judge; only inside of namespaces."""
     outcome = Outcome(proof="partition", figures={"voters": voters, "rounds": rounds, "asked_per_s": rate_per_s})
-    names = [f"voter-{voter_id}" for voter_id in range(1, voters + 1)]
-    network = Namespaces([*names, f"broker-{BROKER_ID_FIRST}"])
+    network = Namespaces(names_of(voter_count=voters, broker_count=1))
     probes = Probes()
     done: list[Cut] = []
     disturbed = 0
@@ -206,17 +200,14 @@ def prove_inside(directory: Path, *, voters: int, rounds: int, rate_per_s: int =
 
 def prove(directory: Path, *, voters: int, rounds: int) -> Outcome:
     """Run the proof in a process of its own inside of namespaces; NOT RUN where they are not permitted."""
-    command = why_not()
+    command = unshare_command()
     if isinstance(command, str):
         return Outcome(proof="partition", figures={"voters": voters, "rounds": rounds}, not_run=command)
     arguments = ["--directory", str(directory), "--voters", str(voters), "--rounds", str(rounds)]
-    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    subprocess.run(
-        [*command, sys.executable, "-m", "integration_tests.scenarios.quorum_proofs.partition", *arguments],
-        env=environment | {INSIDE: "1"},
-        check=True,
-    )
-    return Outcome(**json.loads((directory / OUTCOME_FILE).read_text()))
+    status = run_inside(command, "integration_tests.scenarios.quorum_proofs.partition", *arguments)
+    if status != 0:
+        raise RuntimeError(f"the process inside of namespaces ended with {status}")
+    return read_outcome(directory / OUTCOME_FILE)
 
 
 def main() -> None:
@@ -228,7 +219,7 @@ def main() -> None:
     arguments = parser.parse_args()
     assert is_inside(), "run integration_tests.scenarios.quorum_proofs.run: it makes the namespaces"
     outcome = prove_inside(arguments.directory, voters=arguments.voters, rounds=arguments.rounds)
-    (arguments.directory / OUTCOME_FILE).write_text(json.dumps(dataclasses.asdict(outcome)))
+    outcome.write(arguments.directory / OUTCOME_FILE)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,9 @@ Exit status: 0 all passed, 1 one failed, 2 none failed and one could not run her
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
-import time
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 
-from integration_tests.harness.outcome import Outcome, report
+from integration_tests.harness.outcome import Outcome, report, run_in_directory
 from integration_tests.scenarios.quorum_proofs import (
     kill_calls,
     kill_leader,
@@ -44,20 +39,11 @@ def run_one(name: str, *, voters: int, rounds: int) -> Outcome:
     prove, share = PROOFS[name]
     own_rounds = max(1, rounds // share)
     print(f"{name}, {voters} voters, {own_rounds} rounds", flush=True)
-    started_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"lograft-{name}-") as directory:
-        try:
-            outcome = prove(Path(directory), voters=voters, rounds=own_rounds)
-        except Exception as error:
-            traceback.print_exc()
-            outcome = Outcome(proof=name, figures={"voters": voters, "rounds": own_rounds}, problems=[repr(error)])
-        if outcome.problems:
-            kept = Path(tempfile.mkdtemp(prefix=f"lograft-{name}-logs-"))
-            for file in Path(directory).glob("*.log"):
-                shutil.copy(file, kept)
-            print(f"logs of the servers: {kept}", flush=True)
-    outcome.figures["took_s"] = round(time.monotonic() - started_s)
-    return outcome
+    return run_in_directory(
+        name,
+        lambda directory: prove(directory, voters=voters, rounds=own_rounds),
+        figures={"voters": voters, "rounds": own_rounds},
+    )
 
 
 def main() -> int:

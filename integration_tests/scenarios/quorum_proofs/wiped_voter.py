@@ -9,11 +9,10 @@ without the replacement (with three voters), and started again.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+from integration_tests.harness.cli import run_lograft
 from integration_tests.harness.cluster import Cluster
 from integration_tests.harness.outcome import Outcome, median_and_max
 from integration_tests.harness.wait import wait_for
@@ -26,9 +25,7 @@ from integration_tests.scenarios.quorum_proofs.scene import (
 
 RATE_PER_S = 100
 UNAVAILABLE_S_MAX = 3.0
-COMMAND_TIMEOUT_S = 60.0
 CAUGHT_UP_AGE_MS_MAX = 2_000
-COMMAND = "import sys; from lograft.cli import main; main(sys.argv[1:])"
 
 
 def wait_observed(scene: Scene, voter_id: int, old_directory: bytes | None) -> None:
@@ -50,14 +47,7 @@ def wait_observed(scene: Scene, voter_id: int, old_directory: bytes | None) -> N
 
 def replace(scene: Scene, voter_id: int) -> str:
     """Run the one command; returns what is wrong with it, or nothing."""
-    arguments = ["quorum", "replace-voter", str(voter_id), "--bootstrap", scene.cluster.bootstrap]
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_TIMEOUT_S,
-        check=False,
-    )
+    done = run_lograft("quorum", "replace-voter", str(voter_id), "--bootstrap", scene.cluster.bootstrap)
     return "" if done.returncode == 0 else f"replace-voter {voter_id} ended with {done.returncode}: {done.stderr}"
 
 
@@ -73,7 +63,7 @@ def wipe_and_replace(scene: Scene, voter_id: int, outcome: Outcome) -> tuple[flo
     process = scene.cluster.voters[voter_id]
     killed_s = time.monotonic()
     process.kill()
-    shutil.rmtree(scene.cluster.directory / process.name)
+    shutil.rmtree(scene.cluster.data_directory(process))
     process.start()
     scene.leader(above_epoch=quorum.quorum_epoch if quorum.leader_id == voter_id else 0)
     wait_observed(scene, voter_id, before[voter_id])

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from lograft import ConfigResource
 
-from integration_tests.crash.real_disk import small_disk
-from integration_tests.harness.cluster import BROKER_ID_FIRST
+from integration_tests.harness.cluster import BROKER_ID_FIRST, broker_name
+from integration_tests.harness.faults.disks import empty_disk, fill_disk, small_disk
 from integration_tests.harness.outcome import Outcome
 from integration_tests.harness.scene import HEAL_TIMEOUT_S, Scene, Shape
 from integration_tests.harness.wait import wait_for
-from integration_tests.scenarios.jepsen.nemeses import FILLER, fill_disk
 from integration_tests.scenarios.replication_proofs.rounds import Limits, Round, prove
 
 MIN_FREE_BYTES = 32 * 1024 * 1024
@@ -43,7 +42,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
         lambda partitions: any(each.leader_id == broker_id for each in partitions), f"broker {broker_id} to lead"
     )
     led = scene.led_by(scene.leaders(), broker_id)
-    path = scene.cluster.directory / scene.cluster.brokers[broker_id].name
+    path = scene.cluster.data_directory(scene.cluster.brokers[broker_id])
     started_s = time.monotonic()
     fill_disk(path, keep_bytes=MIN_FREE_BYTES // 2)
     scene.wait_for_state(
@@ -55,7 +54,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
     scene.load.hold(served_s + HELD_S)
     returned = scene.led_by(scene.leaders(), broker_id)
     problems = [f"broker {broker_id} leads {returned} again although its disk is full"] if returned else []
-    (path / FILLER).unlink()
+    empty_disk(path)
     freed_s = time.monotonic()
 
     def leads_again() -> bool:
@@ -81,8 +80,8 @@ def run(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
     """Run all rounds and judge them."""
     if not shape.is_redundant:
         return Outcome(proof="full-disk", figures={"rounds": rounds}, not_run="it needs several replicas")
-    with small_disk(directory, name=f"broker-{BROKER_ID_FIRST}", size_bytes=DISK_BYTES) as mounted:
-        if mounted is None:
+    with small_disk(directory / broker_name(BROKER_ID_FIRST), size_bytes=DISK_BYTES) as is_mounted:
+        if not is_mounted:
             return Outcome(proof="full-disk", figures={"rounds": rounds}, not_run="mounting a tmpfs is not permitted")
         return prove(
             "full-disk",

@@ -12,17 +12,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from integration_tests.harness.cluster import BROKER_ID_FIRST
-from integration_tests.harness.faults.namespaces import INSIDE, Namespaces, is_inside, why_not
-from integration_tests.harness.outcome import Outcome
+from integration_tests.harness.cluster import names_of
+from integration_tests.harness.faults.namespaces import Namespaces, is_inside, run_inside, unshare_command
+from integration_tests.harness.outcome import Outcome, read_outcome
 from integration_tests.harness.scene import Scene, Shape
 from integration_tests.scenarios.replication_proofs.rounds import Limits, Round, prove
 
@@ -119,9 +116,7 @@ class IsolatingRounds:
 
 def prove_inside(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
     """Run all rounds and judge them; only inside of namespaces."""
-    voters = [f"voter-{voter_id}" for voter_id in range(1, shape.voters + 1)]
-    brokers = [f"broker-{broker_id}" for broker_id in range(BROKER_ID_FIRST, BROKER_ID_FIRST + shape.brokers)]
-    network = Namespaces(voters + brokers)
+    network = Namespaces(names_of(voter_count=shape.voters, broker_count=shape.brokers))
     run_round = IsolatingRounds(network).run_round
     limits = LIMITS if shape.is_redundant else {}
     return prove(
@@ -131,14 +126,15 @@ def prove_inside(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Ou
 
 def run(directory: Path, *, shape: Shape, rounds: int, seed: int) -> Outcome:
     """Run the proof in a process of its own inside of namespaces; NOT RUN where they are not permitted."""
-    command = why_not()
+    command = unshare_command()
     if isinstance(command, str):
         return Outcome(proof="isolate-leader", figures={"rounds": rounds}, not_run=command)
     arguments = {"shape": dataclasses.asdict(shape), "rounds": rounds, "seed": seed}
-    environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    own = [sys.executable, "-m", "integration_tests.scenarios.replication_proofs.isolate_leader", str(directory)]
-    subprocess.run([*command, *own, json.dumps(arguments)], env=environment | {INSIDE: "1"}, check=True)
-    return Outcome(**json.loads((directory / OUTCOME_FILE).read_text()))
+    own = "integration_tests.scenarios.replication_proofs.isolate_leader"
+    status = run_inside(command, own, str(directory), json.dumps(arguments))
+    if status != 0:
+        raise RuntimeError(f"the process inside of namespaces ended with {status}")
+    return read_outcome(directory / OUTCOME_FILE)
 
 
 def main() -> None:
@@ -151,7 +147,7 @@ def main() -> None:
     arguments = json.loads(given.arguments)
     shape = Shape(**arguments.pop("shape"))
     outcome = prove_inside(given.directory, shape=shape, **arguments)
-    (given.directory / OUTCOME_FILE).write_text(json.dumps(dataclasses.asdict(outcome)))
+    outcome.write(given.directory / OUTCOME_FILE)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from lograft import Admin, Consumer, Producer, TopicPartition
 from lograft.errors import LograftError
 from lograft.types import ElectionType, PartitionDescription
 
+from integration_tests.harness.cli import run_lograft
 from integration_tests.harness.cluster import Cluster
 from integration_tests.harness.outcome import Outcome
 from integration_tests.harness.scene import Shape
@@ -104,13 +103,11 @@ class Scene:
 
     def path(self, broker_id: int) -> Path:
         """Data directory of a broker."""
-        return self.cluster.directory / self.cluster.brokers[broker_id].name
+        return self.cluster.data_directory(self.cluster.brokers[broker_id])
 
     def doctor(self) -> tuple[int, str]:
         """Exit status and output of `lograft doctor`."""
-        command = [sys.executable, "-c", "from lograft.cli import main; main()", "doctor"]
-        command += ["--bootstrap", self.cluster.bootstrap]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        done = run_lograft("doctor", "--bootstrap", self.cluster.bootstrap, timeout_s=WAIT_S)
         return done.returncode, done.stdout + done.stderr
 
 

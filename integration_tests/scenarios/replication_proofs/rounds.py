@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from integration_tests.harness.cluster import Place
-from integration_tests.harness.history.replica_files import compare_replicas
 from integration_tests.harness.load.waits import Span, Wait, longest, summarize, touching
 from integration_tests.harness.outcome import Outcome, median_and_max, milliseconds
 from integration_tests.harness.scene import Scene, Shape, scene_under_load
@@ -204,10 +203,4 @@ def finish(scene: Scene, outcome: Outcome, forgiven: Counter[str]) -> None:
     outcome.figures["values"] = dict(verdict.value_counts)
     failures = scene.load.failures() - forgiven
     outcome.problems += [f"{count} values were not acknowledged: {what}" for what, count in failures.items()]
-    scene.wait_in_sync()
-    for process in scene.cluster.brokers.values():
-        status = process.stop()
-        if status != 0:
-            outcome.problems.append(f"{process.name} ended with {status}: {process.log_tail()}")
-    directories = [scene.cluster.directory / process.name for process in scene.cluster.brokers.values()]
-    outcome.problems += compare_replicas(directories, replicas=scene.shape.replicas, partitions=scene.shape.partitions)
+    outcome.problems += scene.compare_files()

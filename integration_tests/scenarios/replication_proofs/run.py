@@ -10,14 +10,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
-import time
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 
-from integration_tests.harness.kept import keep_evidence
-from integration_tests.harness.outcome import Outcome, report
+from integration_tests.harness.outcome import Outcome, report, run_in_directory
 from integration_tests.harness.scene import Shape
 from integration_tests.scenarios.replication_proofs import (
     full_disk,
@@ -52,18 +47,11 @@ def run_one(name: str, *, shape: Shape, rounds: int, seed: int) -> Outcome:
     prove, share = PROOFS[name]
     own_rounds = max(1, rounds // share)
     print(f"{name}, {shape.replicas} replicas, {own_rounds} rounds, seed {seed}", flush=True)
-    started_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"lograft-{name}-") as directory:
-        try:
-            outcome = prove(Path(directory), shape=shape, rounds=own_rounds, seed=seed)
-        except Exception as error:
-            traceback.print_exc()
-            figures = {"rounds": own_rounds, "replicas": shape.replicas, "seed": seed}
-            outcome = Outcome(proof=name, figures=dict(figures), problems=[repr(error)])
-        if outcome.problems:
-            print("\n".join(keep_evidence(Path(directory), name)), flush=True)
-    outcome.figures["took_s"] = round(time.monotonic() - started_s)
-    return outcome
+    return run_in_directory(
+        name,
+        lambda directory: prove(directory, shape=shape, rounds=own_rounds, seed=seed),
+        figures={"rounds": own_rounds, "replicas": shape.replicas, "seed": seed},
+    )
 
 
 def main() -> int:

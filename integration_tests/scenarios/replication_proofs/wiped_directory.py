@@ -28,7 +28,7 @@ def run_round(scene: Scene, rng: random.Random, number: int) -> Round:
     started_s = time.monotonic()
     process.kill()
     scene.hurt.add(broker_id)
-    shutil.rmtree(scene.cluster.directory / process.name)
+    shutil.rmtree(scene.cluster.data_directory(process))
     late = scene.served_despite(f"without broker {broker_id}")
     served_s = time.monotonic()
     process.start()

@@ -9,11 +9,8 @@ Exit status: 0 passed, 1 an election, a lost or doubled record, a fenced broker,
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +19,9 @@ from pathlib import Path
 
 from lograft import Admin
 
-from integration_tests.harness.combined import CombinedNodes
+from integration_tests.harness.cluster import CombinedCluster
 from integration_tests.harness.load.waits import summarize
-from integration_tests.harness.outcome import Outcome, milliseconds
+from integration_tests.harness.outcome import Outcome, milliseconds, run_in_directory
 from integration_tests.scenarios.soak.clients import CHUNK_RECORDS, Clients
 from integration_tests.scenarios.soak.ledger import Ledger, Values
 from integration_tests.scenarios.soak.observed import MIB, growth_mib_per_min, judge, leader_changes
@@ -75,7 +72,7 @@ class SoakSettings:
 
 
 def run(
-    directory: Path, settings: SoakSettings, *, meanwhile: Callable[[CombinedNodes], None] | None = None
+    directory: Path, settings: SoakSettings, *, meanwhile: Callable[[CombinedCluster], None] | None = None
 ) -> Outcome:
     """Run a soak in a directory and judge it.
 
@@ -91,7 +88,7 @@ def run(
     ledger = Ledger(settings.partitions, Values(settings.value_bytes))
     arguments = ("--retention-check-ms", str(RETENTION_CHECK_MS))
     with (
-        CombinedNodes(directory, count=3, arguments=arguments) as nodes,
+        CombinedCluster(directory, count=3, arguments=arguments) as nodes,
         # The admin lives longer than all other clients, so that the SDK's event loop is not ended and begun again.
         Admin(nodes.bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as admin,
     ):
@@ -175,10 +172,10 @@ def tell_cluster(watch: Watch, outcome: Outcome) -> None:
         print(f"  not answered: {text}")
 
 
-def print_warnings(nodes: CombinedNodes) -> None:
+def print_warnings(nodes: CombinedCluster) -> None:
     """Print how many warnings and errors each server logged, and the first of them."""
     for name, process in nodes.processes.items():
-        lines = process.log_path.read_text(errors="replace").splitlines()
+        lines = process.log_text().splitlines()
         counts = Counter(level for line in lines for level in ("WARNING", "ERROR", "CRITICAL") if f" {level} " in line)
         print(f"  {name} logged {dict(counts)}")
         odd = [line for line in lines if any(f" {level} " in line for level in ("WARNING", "ERROR", "CRITICAL"))]
@@ -202,17 +199,7 @@ def main() -> int:
         flush_policy=arguments.flush_policy,
     )
     print(settings, flush=True)
-    with tempfile.TemporaryDirectory(prefix="lograft-soak-") as name:
-        try:
-            outcome = run(Path(name), settings)
-        except Exception as error:
-            traceback.print_exc()
-            outcome = Outcome(proof="soak", problems=[repr(error)])
-        if outcome.problems:
-            kept = Path(tempfile.mkdtemp(prefix="lograft-soak-kept-"))
-            for file in Path(name).glob("*.log"):
-                shutil.copy(file, kept)
-            print(f"logs of the servers: {kept}")
+    outcome = run_in_directory("soak", lambda directory: run(directory, settings))
     outcome.print()
     return 1 if outcome.problems else 0
 

@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable
 
 import grpc
-import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lograft import Admin
 from lograft.errors import LograftError
 
-from integration_tests.harness.combined import CombinedNodes
+from integration_tests.harness.cluster import CombinedCluster
 from integration_tests.scenarios.soak.observed import Sample
 
 SAMPLE_INTERVAL_S = 2.0
@@ -71,12 +70,11 @@ class Watch:
         unanswered: samples that could not be taken.
     """
 
-    def __init__(self, nodes: CombinedNodes, admin: Admin, topic: str) -> None:
+    def __init__(self, nodes: CombinedCluster, admin: Admin, topic: str) -> None:
         self.samples: list[Sample] = []
         self.answers_s: dict[str, list[float]] = {name: [] for name in nodes.processes}
         self.unanswered: list[str] = []
         self._nodes, self._admin, self._topic = nodes, admin, topic
-        self._memory = {name: psutil.Process(process.pid) for name, process in nodes.processes.items()}
         self._channels = {name: grpc.insecure_channel(address) for name, address in nodes.addresses.items()}
         self._started_s = time.monotonic()
         self._threads = [Repeated("samples", self._try_sample, SAMPLE_INTERVAL_S)]
@@ -112,7 +110,7 @@ class Watch:
             fenced=tuple(sorted(broker.broker_id for broker in cluster.brokers if broker.fenced)),
             leader_epochs=tuple(each.leader_epoch for each in partitions),
             out_of_sync=sum(len(each.replicas) - len(each.isr) for each in partitions),
-            rss_bytes={name: process.memory_info().rss for name, process in self._memory.items()},
+            rss_bytes={name: process.rss_bytes for name, process in self._nodes.processes.items()},
             disk_bytes=self._nodes.disk_bytes(),
         )
 

@@ -11,6 +11,7 @@ import pytest
 from integration_tests.crash import kill_loop, real_disk, worker
 from integration_tests.crash.keyed_ledger import Found, KeyedLedger
 from integration_tests.crash.ledger import Ledger
+from integration_tests.harness.faults.disks import small_disk
 
 SHORT_ROUNDS = 3
 
@@ -36,10 +37,10 @@ def test_failed_fsync_ends_all_writing(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_full_disk_refuses_whole_appends_and_recovers(tmp_path: Path) -> None:
     """Without space an append changes nothing, reads go on, and with space again the log does too."""
-    with real_disk.small_disk(tmp_path) as mounted:
-        if mounted is None:
-            pytest.skip("this machine lets nobody mount a tmpfs")
-        refused, problems = real_disk.fill_up(mounted[0], seed=1, times=2)
+    with small_disk(tmp_path / "small", size_bytes=real_disk.TMPFS_BYTES) as is_mounted:
+        if not is_mounted:
+            pytest.skip("mounting a tmpfs is not permitted")
+        refused, problems = real_disk.fill_up(tmp_path / "small", seed=1, times=2)
     assert problems == []
     assert refused == 6
 

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -18,13 +15,13 @@ from lograft.v1 import admin_pb2, admin_pb2_grpc, metadata_pb2, metadata_pb2_grp
 
 from deploy.render import containers, render
 from integration_tests.harness.ports import free_port
+from integration_tests.harness.process import Process
 from integration_tests.harness.wait import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
 HOSTS = [f"127.0.0.{number}" for number in range(1, 5)]
 START_TIMEOUT_S = 40.0
-STOP_TIMEOUT_S = 20.0
 CALL_TIMEOUT_S = 5.0
 
 
@@ -37,10 +34,10 @@ class Pods:
         (server,) = containers(objects["StatefulSet"])
         self.probes = {name: server[f"{name}Probe"]["grpc"]["service"] for name in ("startup", "liveness", "readiness")}
         self.directory = directory
-        self.broker_port, self.quorum_port = _port_free_everywhere(), _port_free_everywhere()
-        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.broker_port, self.quorum_port = free_port(*HOSTS), free_port(*HOSTS)
+        self.running: dict[int, Process] = {}
 
-    def start(self, ordinal: int, **changes: str) -> subprocess.Popen[bytes]:
+    def start(self, ordinal: int, **changes: str) -> Process:
         """Start one pod."""
         environment = {
             **self.config,
@@ -55,22 +52,20 @@ class Pods:
             "LOGRAFT_DATA_DIR": str(self.directory / f"data-{ordinal}"),
             **changes,
         }
-        with self.log(ordinal).open("ab") as log:
-            command = [sys.executable, str(DEPLOY / "entrypoint.py")]
-            self.running[ordinal] = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
-        return self.running[ordinal]
+        name = environment["POD_NAME"]
+        log_path = self.directory / f"{name}.log"
+        process = Process(name, [str(DEPLOY / "entrypoint.py")], log_path, environment=environment)
+        process.start()
+        self.running[ordinal] = process
+        return process
 
     def stop_all(self) -> list[int]:
         """Stop every pod as Kubernetes does, with SIGTERM; return the exit statuses."""
         for process in self.running.values():
-            process.send_signal(signal.SIGTERM)
-        statuses = [process.wait(STOP_TIMEOUT_S) for process in self.running.values()]
+            process.ask_to_stop()
+        statuses = [process.stop() for process in self.running.values()]
         self.running.clear()
         return statuses
-
-    def log(self, ordinal: int) -> Path:
-        """Return the path of a pod's log."""
-        return self.directory / f"log-{ordinal}"
 
     def channel(self, ordinal: int) -> grpc.Channel:
         """Return a channel to a pod's public port."""
@@ -113,22 +108,9 @@ class Pods:
         try:
             wait_for(agreed, timeout_s=START_TIMEOUT_S, what=f"voters {voters} and brokers {brokers}")
         except TimeoutError as error:
-            logs = "\n".join(f"--- {ordinal}\n{self.log(ordinal).read_text()[-2_000:]}" for ordinal in self.running)
+            logs = "\n".join(f"--- {process.name}\n{process.log_tail()}" for process in self.running.values())
             views = {ordinal: self.view(ordinal) for ordinal in self.running}
             raise TimeoutError(f"{error}; views {views}\n{logs}") from None
-
-
-def _port_free_everywhere() -> int:
-    """Return a port that is free on each of HOSTS."""
-    while True:
-        port = free_port(HOSTS[0])
-        try:
-            for host in HOSTS[1:]:
-                with socket.socket() as probe:
-                    probe.bind((host, port))
-        except OSError:
-            continue
-        return port
 
 
 @pytest.fixture
@@ -138,7 +120,6 @@ def pods(tmp_path: Path) -> Generator[Pods, None, None]:
     yield running
     for process in running.running.values():
         process.kill()
-        process.wait(STOP_TIMEOUT_S)
 
 
 @pytest.mark.process
@@ -172,7 +153,7 @@ def test_pod_refuses_the_volume_of_another_cluster(pods: Pods) -> None:
     assert pods.stop_all() == [0]
     process = pods.start(0, LOGRAFT_VOTER_COUNT="1", LOGRAFT_CLUSTER_ID="another")
     assert process.wait(START_TIMEOUT_S) == 1
-    last_line = pods.log(0).read_text().splitlines()[-1]
+    last_line = process.log_text().splitlines()[-1]
     assert "another" in last_line
     pods.running.clear()
 
@@ -184,9 +165,7 @@ def test_liveness_does_not_depend_on_the_quorum(pods: Pods) -> None:
         pods.start(ordinal)
     pods.wait_for_view([1, 2, 3], {1, 2, 3})
     for ordinal in (1, 2):
-        lost = pods.running.pop(ordinal)
-        lost.kill()
-        lost.wait(STOP_TIMEOUT_S)
+        pods.running.pop(ordinal).kill()
     wait_for(lambda: pods.view(0) is None, timeout_s=START_TIMEOUT_S, what="the pod to lose its quorum leader")
     assert pods.passes(0, "liveness")
 

@@ -10,7 +10,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from lograft.errors import LograftError, OutcomeUnknownError, RequestTimeoutErro
 from lograft.settings import parse_bootstrap
 from lograft.types import BrokerState, ConsumerRecord
 
+from integration_tests.harness.cli import LOGRAFT
 from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy, Way
 from integration_tests.harness.wait import wait_for
@@ -270,9 +270,8 @@ def test_command_that_follows_hears_of_new_records(stage: Stage) -> None:
     """`lograft consume --follow`."""
     topic = stage.new_topic()
     stage.send(topic, 0, 1)
-    command = [sys.executable, "-c", "from lograft.cli import main; main()", "consume", topic, "--follow"]
     follower = subprocess.Popen(
-        [*command, "--from-beginning", "-n", "2", "--bootstrap", stage.bootstrap],
+        [*LOGRAFT, "consume", topic, "--follow", "--from-beginning", "-n", "2", "--bootstrap", stage.bootstrap],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "COLUMNS": "200"},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.scenarios.clients.run import dev_server
+from integration_tests.harness.cluster import DevServer
 from integration_tests.scenarios.forks.run import Case, all_cases, run_case
 
 CHILDREN = 6
@@ -19,8 +19,8 @@ QUICK = [case for case in all_cases() if case.load == "busy" and (case.kind == "
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Address of a cluster in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="lograft-forks-") as name, dev_server(Path(name)) as address:
-        yield address
+    with tempfile.TemporaryDirectory(prefix="lograft-forks-") as name, DevServer(Path(name)) as server:
+        yield server.bootstrap
 
 
 @pytest.mark.process

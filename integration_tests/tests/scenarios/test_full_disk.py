@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from lograft import Admin, Consumer, LograftError, Producer, TopicPartition
 
-from integration_tests.crash.real_disk import small_disk
-from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster
+from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster, broker_name
+from integration_tests.harness.faults.disks import empty_disk, fill_disk, free_bytes, small_disk
 from integration_tests.harness.wait import wait_for
-from integration_tests.scenarios.jepsen.nemeses import FILLER, free_bytes
 
 DISK_BYTES = 96 * 1024 * 1024
 MIN_FREE_BYTES = 32 * 1024 * 1024
@@ -20,14 +19,6 @@ WAIT_S = 60.0
 DELIVERY_TIMEOUT_MS = 1_000
 PLACE = TopicPartition("kept", 0)
 VALUES = [b"value-%d" % number for number in range(50)]
-
-
-def fill(path: Path) -> None:
-    """Leave no byte."""
-    with contextlib.suppress(OSError), (path / FILLER).open("wb", buffering=0) as file:
-        while (room_bytes := free_bytes(path)) > 0:
-            file.write(bytes(min(room_bytes, 1024 * 1024)))
-    assert free_bytes(path) == 0
 
 
 def read(bootstrap: str) -> list[bytes | None]:
@@ -55,11 +46,10 @@ def append(bootstrap: str, values: list[bytes]) -> bool:
 @pytest.mark.timeout(240)
 def test_broker_starts_on_a_disk_without_a_byte_left(tmp_path: Path) -> None:
     """It keeps its metadata, serves reads, follows changes of the metadata, and takes appends again when there is room."""
-    name = f"broker-{BROKER_ID_FIRST}"
-    with small_disk(tmp_path, name=name, size_bytes=DISK_BYTES) as mounted:
-        if mounted is None:
-            pytest.skip("this machine lets nobody mount a tmpfs")
-        path, _ = mounted
+    path = tmp_path / broker_name(BROKER_ID_FIRST)
+    with small_disk(path, size_bytes=DISK_BYTES) as is_mounted:
+        if not is_mounted:
+            pytest.skip("mounting a tmpfs is not permitted")
         arguments = ("--min-free-bytes", str(MIN_FREE_BYTES))
         with Cluster(tmp_path, voter_count=1, broker_count=1, broker_arguments=arguments) as cluster:
             broker, bootstrap = cluster.brokers[BROKER_ID_FIRST], cluster.bootstrap
@@ -67,13 +57,14 @@ def test_broker_starts_on_a_disk_without_a_byte_left(tmp_path: Path) -> None:
                 admin.create_topic(PLACE.topic)
                 assert append(bootstrap, VALUES)
                 broker.kill()
-                fill(path)
+                fill_disk(path)
+                assert free_bytes(path) == 0
                 broker.start()
-                wait_for(cluster.serving, timeout_s=WAIT_S, what="the broker to serve on a full disk")
+                wait_for(cluster.is_serving, timeout_s=WAIT_S, what="the broker to serve on a full disk")
                 assert read(bootstrap) == VALUES
                 assert not append(bootstrap, VALUES)
                 admin.delete_topic(admin.create_topic("news").topic)
-                (path / FILLER).unlink()
+                empty_disk(path)
                 wait_for(lambda: append(bootstrap, [b"last"]), timeout_s=WAIT_S, what="room to be noticed")
                 assert broker.running, broker.log_tail()
             values = read(bootstrap)
@@ -81,5 +72,5 @@ def test_broker_starts_on_a_disk_without_a_byte_left(tmp_path: Path) -> None:
             assert values[-1] == b"last"
             broker.kill()
             broker.start()
-            wait_for(cluster.serving, timeout_s=WAIT_S, what="the broker to serve again")
+            wait_for(cluster.is_serving, timeout_s=WAIT_S, what="the broker to serve again")
             assert read(bootstrap) == values

@@ -12,8 +12,8 @@ import pytest
 
 from integration_tests.harness.faults.namespaces import is_inside
 from integration_tests.harness.faults.skewed_clock import read_skew_ms
-from integration_tests.harness.kept import keep_evidence
-from integration_tests.harness.load.record_load import HISTORY_FILE
+from integration_tests.harness.history.events import HISTORY_FILE
+from integration_tests.harness.outcome import keep_evidence
 from integration_tests.harness.scene import Shape
 from integration_tests.scenarios.jepsen.nemeses import skew_path
 from integration_tests.scenarios.jepsen.run import NEED_NAMESPACES, NEMESES, Result, make_nemeses, run

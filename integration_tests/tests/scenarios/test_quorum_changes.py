@@ -11,20 +11,12 @@ import pytest
 from lograft import Admin
 from lograft.cli import main
 from lograft.errors import InvalidRequestError, LograftError, TopicAlreadyExistsError
-from lograft.types import QuorumDescription
 
 from integration_tests.harness.cluster import ADMIN_TIMEOUT_MS, Cluster
+from integration_tests.harness.metadata import quorum_of
 from integration_tests.harness.wait import wait_for
 
 TIMEOUT_S = 30.0
-
-
-def described(admin: Admin) -> QuorumDescription | None:
-    """State of the quorum; None while nobody can tell."""
-    try:
-        return admin.describe_quorum()
-    except LograftError:
-        return None
 
 
 def created(admin: Admin, topic: str) -> bool:
@@ -49,7 +41,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
 
 def observed_with_everything(admin: Admin, node_id: int) -> bool:
     """Whether a replica of this node fetches as an observer and has caught up."""
-    quorum = described(admin)
+    quorum = quorum_of(admin)
     found = () if quorum is None else quorum.observers
     return any(each.node_id == node_id and each.last_caught_up_age_ms is not None for each in found)
 
@@ -115,7 +107,7 @@ def test_leader_hands_over_to_the_voter_that_is_named(tmp_path: Path, capsys: py
             admin.add_voter(broker_id)
 
         def all_caught_up() -> bool:
-            found = described(admin)
+            found = quorum_of(admin)
             return found is not None and all(voter.last_caught_up_age_ms is not None for voter in found.voters)
 
         wait_for(all_caught_up, timeout_s=TIMEOUT_S, what="all voters to have everything")

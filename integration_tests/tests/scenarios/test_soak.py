@@ -10,7 +10,7 @@ import pytest
 from lograft import Admin
 from lograft.errors import LograftError
 
-from integration_tests.harness.combined import ADMIN_TIMEOUT_MS, CombinedNodes
+from integration_tests.harness.cluster import ADMIN_TIMEOUT_MS, CombinedCluster
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.soak.ledger import PROBLEMS_MAX, Ledger, Values
 from integration_tests.scenarios.soak.observed import (
@@ -52,7 +52,7 @@ def test_full_rate_beside_voters_causes_no_election(tmp_path: Path) -> None:
     assert records > 0
 
 
-def stop_the_quorum_leader(nodes: CombinedNodes) -> None:
+def stop_the_quorum_leader(nodes: CombinedCluster) -> None:
     """Stop the time of the server that leads the quorum until another one does."""
     with Admin(nodes.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin:
         old_id = admin.describe_quorum().leader_id

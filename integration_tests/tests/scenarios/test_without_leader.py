@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from lograft import Admin
 from lograft.errors import LograftError, StaleMetadataWarning
 
+from integration_tests.harness.cli import run_lograft
 from integration_tests.harness.cluster import Cluster
 
 
@@ -31,11 +30,7 @@ def test_topics_are_listed_and_described_while_the_quorum_has_no_leader(tmp_path
                 assert [topic.topic for topic in admin.list_topics()] == ["there"]
             with pytest.warns(StaleMetadataWarning):
                 assert admin.describe_topic("there").partition_count == 2
-        command = [sys.executable, "-c", "from lograft.cli import main; main()"]
-        options = ["--bootstrap", cluster.bootstrap, "--timeout-ms", "20000"]
-        done = subprocess.run(
-            [*command, "topics", "list", *options], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = run_lograft("topics", "list", "--bootstrap", cluster.bootstrap, "--timeout-ms", "20000")
         assert done.returncode == 0
         assert "there" in done.stdout
         assert "note: the metadata quorum has no leader" in done.stderr

@@ -14,8 +14,7 @@ from lograft.types import Durability
 from lograft.wire.codes import ErrorCode
 
 from integration_tests.harness.history.checker import check
-from integration_tests.harness.history.events import Event, Kind, Type, read_history
-from integration_tests.harness.load.record_load import HISTORY_FILE
+from integration_tests.harness.history.events import HISTORY_FILE, Event, Kind, Type, read_history
 from integration_tests.harness.load.senders import Acknowledgements, outcome_of
 from integration_tests.harness.scene import Shape, scene_under_load
 

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about the metadata of a cluster that may have no answer at the moment: then the answer is None, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lograft import Admin
+from lograft.errors import LograftError
+from lograft.types import PartitionDescription, QuorumDescription
+
+
+def quorum_of(admin: Admin) -> QuorumDescription | None:
+    """The quorum as its leader sees it; None while no broker answers."""
+    try:
+        return admin.describe_quorum()
+    except LograftError:
+        return None
+
+
+def unfenced_brokers(admin: Admin) -> set[int]:
+    """Ids of the brokers that may lead; none while no broker answers."""
+    try:
+        return {broker.broker_id for broker in admin.describe_cluster().brokers if not broker.fenced}
+    except LograftError:
+        return set()
+
+
+def partitions_of(admin: Admin, topic: str) -> Sequence[PartitionDescription] | None:
+    """The partitions of a topic; None while no broker answers."""
+    try:
+        return admin.describe_topic(topic).partitions
+    except LograftError:
+        return None
+
+
+def are_in_sync(partitions: Sequence[PartitionDescription]) -> bool:
+    """Whether every partition has a leader and all its replicas in sync."""
+    return all(each.leader_id is not None and set(each.isr) == set(each.replicas) for each in partitions)
