@@ -20,7 +20,7 @@ from lograft.types import PartitionDescription
 from integration_tests.harness.cluster import Cluster, Place, stop_in_order
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
 from integration_tests.harness.history.replica_files import compare_replicas
-from integration_tests.harness.load.record_load import Load, LoadSettings
+from integration_tests.harness.load.record_load import RecordLoad, RecordLoadSettings
 from integration_tests.harness.wait import wait_for
 
 TOPIC = "workload"
@@ -71,9 +71,9 @@ class Shape:
         """Replicas that must have a record before it is acknowledged: all but one, and at least one."""
         return max(1, self.replicas - 1)
 
-    def load_settings(self) -> LoadSettings:
+    def load_settings(self) -> RecordLoadSettings:
         """Of the load."""
-        return LoadSettings(
+        return RecordLoadSettings(
             topic=TOPIC,
             partition_count=self.partitions,
             senders=self.senders,
@@ -90,7 +90,7 @@ class Scene:
 
     shape: Shape
     cluster: Cluster
-    load: Load
+    load: RecordLoad
     admin: Admin
     hurt: set[int] = field(default_factory=set[int])
 
@@ -236,5 +236,5 @@ def scene_under_load(
             replication_factor=shape.replicas,
             configs={"min.insync.replicas": str(shape.min_isr)},
         )
-        with Load(cluster.bootstrap, directory, shape.load_settings(), seed=seed) as load:
+        with RecordLoad(cluster.bootstrap, directory, shape.load_settings(), seed=seed) as load:
             yield Scene(shape=shape, cluster=cluster, load=load, admin=admin)

@@ -3,18 +3,16 @@
 
 Owns the pace, the clients and the times of acknowledgements. What was acknowledged stands in a `Ledger`; only the load's
 thread writes it while the load runs. An operation that is due while too many are under way is not sent and counted as held
-back: the rate that was reached is stated, never assumed. *Standstill* is a span in which this process did not get to run
-at all, as when the machine was suspended: what was due then is left out, and nothing can be measured there.
+back: the rate that was reached is stated, never assumed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
@@ -24,7 +22,10 @@ from lograft.errors import LograftError, OutcomeUnknownError, TopicAlreadyExists
 from lograft.settings import REQUEST_TIMEOUT_MS
 from lograft.types import ConfigResource
 
+from integration_tests.harness.background import Background
 from integration_tests.harness.history.ledger import Ledger, Register
+from integration_tests.harness.load.pace import Pace, touches
+from integration_tests.harness.load.times import Span, gaps_s
 from integration_tests.harness.wait import wait_for
 
 CONFIG = "description"
@@ -37,9 +38,6 @@ REGISTER_SECONDS = 4
 """Registers for so many seconds of the rate, so that an outage and its unknown outcomes do not stop the writes."""
 RETIREMENT_S = 45.0
 """Longer than any request lives, on its way or in a server: 30 s."""
-TICK_S = 0.01
-STANDSTILL_S_MIN = 1.0
-"""A tick that comes so late shows a standstill."""
 START_TIMEOUT_S = 120.0
 DRAIN_TIMEOUT_S = 60.0
 GROUP = 10
@@ -51,7 +49,7 @@ CREATION_CALLS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Operation:
     """An operation that has ended, however it did: when, on the monotonic clock, and of how many calls with a time limit each."""
 
     began_s: float
@@ -64,7 +62,7 @@ class Span:
         return self.ended_s - self.began_s
 
 
-class Load:
+class MetadataLoad:
     """The load on the brokers at `bootstrap`; a context manager: it runs from the first register to the end.
 
     Args:
@@ -76,18 +74,16 @@ class Load:
     def __init__(self, bootstrap: str, *, rate_per_s: int, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> None:
         self.ledger = Ledger()
         self.acknowledged_s: list[float] = []
-        self.spans: list[Span] = []
+        self.operations: list[Operation] = []
         self.failures: Counter[str] = Counter()
-        self.standstills: list[tuple[float, float]] = []
         self.held_back = 0
         self.longest_call_s = 0.0
         self.running_since_s = 0.0
         self._bootstrap = bootstrap
         self._rate_per_s = rate_per_s
+        self._pace = Pace(rate_per_s)
         self._request_timeout_ms = request_timeout_ms
-        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
+        self._thread = Background("the load", lambda: uvloop.run(self._main()), join_timeout_s=DRAIN_TIMEOUT_S)
         self._clients: list[aio.Admin] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._number = 0
@@ -97,7 +93,7 @@ class Load:
         self._thread.start()
         try:
             wait_for(
-                lambda: bool(self.running_since_s) or self._error is not None,
+                lambda: bool(self.running_since_s) or self._thread.broken is not None,
                 timeout_s=START_TIMEOUT_S,
                 what="the registers of the load",
             )
@@ -114,14 +110,13 @@ class Load:
 
     def stop(self) -> None:
         """Send nothing more, wait for what is under way, and let the clients go. Idempotent."""
-        self._stop.set()
-        self._thread.join(DRAIN_TIMEOUT_S)
-        assert not self._thread.is_alive(), f"the load did not end within {DRAIN_TIMEOUT_S} s"
+        with suppress(RuntimeError):
+            # `check` says so.
+            self._thread.join()
 
     def check(self) -> None:
         """Raise what ended the load, if something did."""
-        if self._error is not None:
-            raise RuntimeError("the load broke") from self._error
+        self._thread.check()
 
     def acknowledged_since(self, when_s: float) -> bool:
         """Whether an operation was acknowledged after a time of the monotonic clock."""
@@ -130,15 +125,16 @@ class Load:
 
     def longest_gap_s(self, start_s: float, end_s: float) -> float:
         """Longest time without an acknowledgement that touches the given span of the monotonic clock."""
-        times = self.acknowledged_s
-        before = max((each for each in times if each <= start_s), default=start_s)
-        inside = [each for each in times if start_s < each < end_s]
-        points = [before, *inside, end_s]
-        return max(later - earlier for earlier, later in pairwise(points))
+        return max(gaps_s(self.acknowledged_s, start_s, end_s))
+
+    @property
+    def standstills(self) -> list[Span]:
+        """Spans in which this process did not get to run."""
+        return self._pace.standstills
 
     def stood_still(self, start_s: float, end_s: float) -> bool:
         """Whether a standstill touches the given span of the monotonic clock."""
-        return any(began_s < end_s and ended_s > start_s for began_s, ended_s in self.standstills)
+        return touches(self.standstills, start_s, end_s)
 
     def standstill_s(self) -> float:
         """Seconds of all standstills together."""
@@ -153,45 +149,30 @@ class Load:
 
     # -- in the load's thread
 
-    def _run(self) -> None:
-        try:
-            uvloop.run(self._main())
-        except BaseException as error:
-            self._error = error
-
     async def _main(self) -> None:
         timeout_ms = self._request_timeout_ms
         self._clients = [aio.Admin(self._bootstrap, request_timeout_ms=timeout_ms) for _ in range(CLIENTS)]
         try:
             await self._make_registers()
             self.running_since_s = time.monotonic()
-            loop = asyncio.get_running_loop()
-            ended: asyncio.Future[None] = loop.create_future()
-            loop.call_soon(self._tick, ended, time.monotonic(), 0, time.monotonic())
-            await ended
+            await self._send_at_pace()
             while self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
             await asyncio.gather(*(client.close() for client in self._clients))
 
     async def _make_registers(self) -> None:
-        while len(self.ledger.registers) < REGISTER_SECONDS * self._rate_per_s and not self._stop.is_set():
+        while len(self.ledger.registers) < REGISTER_SECONDS * self._rate_per_s and not self._thread.stopping.is_set():
             await asyncio.gather(*(self._create(self._next_client()) for _ in range(GROUP)))
 
-    def _tick(self, ended: asyncio.Future[None], started_s: float, sent: int, expected_s: float) -> None:
-        """Send what is due, and come again."""
-        if self._stop.is_set():
-            ended.set_result(None)
-            return
-        now_s = time.monotonic()
-        if now_s - expected_s >= STANDSTILL_S_MIN:
-            self.standstills.append((expected_s, now_s))
-            started_s += now_s - expected_s
-        due = int((now_s - started_s) * self._rate_per_s)
-        for _ in range(due - sent):
-            self._send()
-        loop = asyncio.get_running_loop()
-        loop.call_later(TICK_S, self._tick, ended, started_s, due, time.monotonic() + TICK_S)
+    async def _send_at_pace(self) -> None:
+        pace = self._pace
+        pace.start(time.monotonic())
+        while not self._thread.stopping.is_set():
+            for _ in range(pace.due(time.monotonic())):
+                self._send()
+            pace.rest(time.monotonic())
+            await asyncio.sleep(pace.next_s - time.monotonic())
 
     def _send(self) -> None:
         if len(self._tasks) >= IN_FLIGHT_MAX:
@@ -229,7 +210,7 @@ class Load:
         else:
             self.ledger.topic_acknowledged(topic, created.topic_id)
             self._note_time(began_s)
-        self.spans.append(Span(began_s, time.monotonic(), CREATION_CALLS))
+        self.operations.append(Operation(began_s, time.monotonic(), CREATION_CALLS))
 
     async def _write(self, client: aio.Admin, register: Register) -> None:
         began_s = time.monotonic()
@@ -245,7 +226,7 @@ class Load:
         else:
             self.ledger.write_acknowledged(register)
             self._note_time(began_s)
-        self.spans.append(Span(began_s, time.monotonic(), 1))
+        self.operations.append(Operation(began_s, time.monotonic(), 1))
 
     def _note_time(self, began_s: float) -> None:
         now_s = time.monotonic()

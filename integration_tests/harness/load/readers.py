@@ -11,11 +11,11 @@ import math
 import random
 import threading
 import time
-from abc import ABC, abstractmethod
 
 from lograft import Consumer, TopicPartition
 from lograft.errors import LograftError
 
+from integration_tests.harness.background import Background
 from integration_tests.harness.history.events import HistoryFile, Kind, Type
 
 POLL_TIMEOUT_MS = 200
@@ -35,43 +35,7 @@ FINAL_TIMEOUT_S = 200.0
 """For one partition, after all faults."""
 
 
-class Reader(ABC):
-    """A thread that works until stopped; what breaks it is raised by `join`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.broken: BaseException | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Begin to read."""
-        self._thread.start()
-
-    def ask_to_stop(self) -> None:
-        """End soon."""
-        self._stop.set()
-
-    def join(self) -> None:
-        """Wait for the end; raises what broke it, if something did."""
-        self._stop.set()
-        self._thread.join(JOIN_TIMEOUT_S)
-        assert not self._thread.is_alive(), f"{self.name} did not end within {JOIN_TIMEOUT_S} s"
-        if self.broken is not None:
-            raise RuntimeError(f"{self.name} broke") from self.broken
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self.broken = error
-
-    @abstractmethod
-    def _work(self) -> None:
-        """Read until asked to stop."""
-
-
-class Poller(Reader):
+class Poller(Background):
     """Reads all given partitions along.
 
     Attributes:
@@ -88,7 +52,7 @@ class Poller(Reader):
         seed: int,
         reopen_s: tuple[float, float] | None = REOPEN_S,
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, self._poll, join_timeout_s=JOIN_TIMEOUT_S)
         self.reached = dict.fromkeys((tp.partition for tp in tps), 0)
         self._reopen_s = reopen_s
         self._bootstrap = bootstrap
@@ -96,11 +60,11 @@ class Poller(Reader):
         self._rng = random.Random(seed)
         self._positions = dict.fromkeys(tps, 0)
 
-    def _work(self) -> None:
-        while not self._stop.is_set():
+    def _poll(self) -> None:
+        while not self.stopping.is_set():
             with Consumer(self._bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as consumer:
                 if not self._assign(consumer) or not self._poll_for_a_while(consumer):
-                    self._stop.wait(AFTER_ERROR_S)
+                    self.stopping.wait(AFTER_ERROR_S)
 
     def _assign(self, consumer: Consumer) -> bool:
         op = self._history.begin(self.name, Kind.ASSIGN)
@@ -116,7 +80,7 @@ class Poller(Reader):
     def _poll_for_a_while(self, consumer: Consumer) -> bool:
         """Poll until an error or the end of this consumer; returns whether there was no error."""
         until_s = math.inf if self._reopen_s is None else time.monotonic() + self._rng.uniform(*self._reopen_s)
-        while time.monotonic() < until_s and not self._stop.wait(POLL_INTERVAL_S):
+        while time.monotonic() < until_s and not self.stopping.wait(POLL_INTERVAL_S):
             op = self._history.begin(self.name, Kind.POLL)
             try:
                 records = consumer.poll(POLL_RECORDS, POLL_TIMEOUT_MS)
@@ -135,7 +99,7 @@ class Poller(Reader):
         return True
 
 
-class EndReader(Reader):
+class EndReader(Background):
     """Asks for the ends of all given partitions at intervals.
 
     Attributes:
@@ -143,15 +107,15 @@ class EndReader(Reader):
     """
 
     def __init__(self, bootstrap: str, name: str, tps: list[TopicPartition], *, history: HistoryFile) -> None:
-        super().__init__(name)
+        super().__init__(name, self._ask, join_timeout_s=JOIN_TIMEOUT_S)
         self.asked_s = 0.0
         self._bootstrap = bootstrap
         self._history = history
         self._tps = tps
 
-    def _work(self) -> None:
+    def _ask(self) -> None:
         with Consumer(self._bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as consumer:
-            while not self._stop.wait(END_INTERVAL_S):
+            while not self.stopping.wait(END_INTERVAL_S):
                 op = self._history.begin(self.name, Kind.END)
                 asked_s = time.monotonic()
                 try:

@@ -16,9 +16,11 @@ from typing import Self
 
 from lograft import TopicPartition
 
+from integration_tests.harness.background import Background
 from integration_tests.harness.history.checker import STALE_END_S_MAX, Verdict, check
 from integration_tests.harness.history.events import HISTORY_FILE, HistoryFile, read_history
-from integration_tests.harness.load.readers import REOPEN_S, EndReader, Poller, Reader, read_everything
+from integration_tests.harness.load.pace import touches
+from integration_tests.harness.load.readers import REOPEN_S, EndReader, Poller, read_everything
 from integration_tests.harness.load.senders import Acknowledgements, Sender
 from integration_tests.harness.wait import wait_for
 
@@ -26,7 +28,7 @@ WAIT_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSettings:
+class RecordLoadSettings:
     """How much is sent and read.
 
     Attributes:
@@ -48,10 +50,10 @@ class LoadSettings:
     delivery_timeout_ms: int = 120_000
 
 
-class Load:
+class RecordLoad:
     """A context manager: it runs from the first acknowledgement in every partition until `stop`."""
 
-    def __init__(self, bootstrap: str, directory: Path, settings: LoadSettings, *, seed: int = 0) -> None:
+    def __init__(self, bootstrap: str, directory: Path, settings: RecordLoadSettings, *, seed: int = 0) -> None:
         self.settings = settings
         self.tps = [TopicPartition(settings.topic, number) for number in range(settings.partition_count)]
         self.history = HistoryFile(directory / HISTORY_FILE)
@@ -71,7 +73,7 @@ class Load:
             for number in range(settings.pollers + settings.lasting_pollers)
         ]
         self.end_reader = EndReader(bootstrap, "e0", self.tps, history=self.history)
-        self._readers: list[Reader] = [*self.pollers, self.end_reader]
+        self._readers: list[Background] = [*self.pollers, self.end_reader]
         self._is_stopped = False
         self.started_s = 0.0
 
@@ -109,8 +111,7 @@ class Load:
     def check_alive(self) -> None:
         """Raise what broke a client of the load, if something did."""
         for each in (*self.senders, *self._readers):
-            if each.broken is not None:
-                raise RuntimeError(f"{each.name} broke") from each.broken
+            each.check()
 
     def stop(self) -> None:
         """End all clients, senders first, and wait for the fates of what is under way. Idempotent."""
@@ -169,8 +170,7 @@ class Load:
 
     def stood_still(self, start_s: float, end_s: float) -> bool:
         """Whether a standstill of this process touches the span."""
-        standstills = (each for sender in self.senders for each in sender.standstills)
-        return any(began_s < end_s and ended_s > start_s for began_s, ended_s in standstills)
+        return any(touches(sender.standstills, start_s, end_s) for sender in self.senders)
 
     def failures(self) -> Counter[str]:
         """Values that were not acknowledged, by error."""

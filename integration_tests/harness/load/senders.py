@@ -8,18 +8,18 @@ partition, and the noticing of standstills. What is due while a partition has to
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import Counter, deque
-from itertools import pairwise
 from typing import NamedTuple
 
 from lograft import BatchReceipt, Producer
 from lograft.errors import DeliveryError, LograftError
 from lograft.wire.codes import ErrorCode
 
+from integration_tests.harness.background import Background
 from integration_tests.harness.history.events import HistoryFile, Kind, Type
-from integration_tests.harness.load.waits import Wait
+from integration_tests.harness.load.pace import Pace
+from integration_tests.harness.load.times import Span, Wait, gaps_s
 
 DEFINITE = frozenset(
     {
@@ -35,9 +35,6 @@ DEFINITE = frozenset(
     }
 )
 """Refusals before anything was appended."""
-TICK_S = 0.01
-STANDSTILL_S_MIN = 1.0
-"""A tick that comes so late shows that this process did not get to run."""
 WAITING_MAX = 1_000
 """Values of one sender and partition without a known fate; more are held back."""
 LINGER_MS = 2
@@ -80,15 +77,7 @@ class Acknowledgements:
 
     def gaps_s(self, partition: int, start_s: float, end_s: float) -> list[float]:
         """Times between acknowledgements that touch the given span, the last one before it and its end included."""
-        before, inside = start_s, list[float]()
-        for when_s in reversed(self.times_s[partition]):
-            if when_s <= start_s:
-                before = when_s
-                break
-            if when_s < end_s:
-                inside.append(when_s)
-        points = [before, *reversed(inside), end_s]
-        return [later - earlier for earlier, later in pairwise(points)]
+        return gaps_s(self.times_s[partition], start_s, end_s)
 
 
 class Acknowledged(NamedTuple):
@@ -98,7 +87,7 @@ class Acknowledged(NamedTuple):
     offset: int
 
 
-class Sender:
+class Sender(Background):
     """Sends to all partitions in turn until stopped.
 
     Args:
@@ -129,78 +118,51 @@ class Sender:
         acknowledgements: Acknowledgements | None = None,
         first: int = 0,
     ) -> None:
-        self.name = name
+        super().__init__(name, self._produce, join_timeout_s=JOIN_TIMEOUT_S)
         self.latest: dict[int, Acknowledged] = {}
         self.failures: Counter[str] = Counter()
         self.acknowledged_count = 0
         self.duplicate_batches = 0
         self.held_back = 0
-        self.standstills: list[tuple[float, float]] = []
-        self.broken: BaseException | None = None
         self._bootstrap = bootstrap
         self._topic = topic
         self._partitions = [*partitions[first:], *partitions[:first]]
-        self._rate_per_s = rate_per_s
+        self._pace = Pace(rate_per_s)
         self._delivery_timeout_ms = delivery_timeout_ms
         self._history = history
         self._acknowledgements = acknowledgements
         # Operation and time of `send()` of each value without a known fate, in the order of sending.
         self._waiting: dict[int, deque[tuple[int, float]]] = {partition: deque() for partition in partitions}
         self._number = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def start(self) -> None:
-        """Begin to send."""
-        self._thread.start()
-
-    def ask_to_stop(self) -> None:
-        """Send nothing more; what is under way is waited for by `join`."""
-        self._stop.set()
-
-    def join(self) -> None:
-        """Wait for the fates of what is under way, and raise what broke the sender, if something did."""
-        self._stop.set()
-        self._thread.join(JOIN_TIMEOUT_S)
-        assert not self._thread.is_alive(), f"{self.name} did not end within {JOIN_TIMEOUT_S} s"
-        self.check()
-
-    def check(self) -> None:
-        """Raise what broke the sender, if something did."""
-        if self.broken is not None:
-            raise RuntimeError(f"{self.name} broke") from self.broken
+    @property
+    def standstills(self) -> list[Span]:
+        """Spans in which this process did not get to run."""
+        return self._pace.standstills
 
     # -- in the thread of the sender
 
-    def _run(self) -> None:
+    def _produce(self) -> None:
+        """Send until asked to stop, and wait for the fates of what is under way."""
+        producer = Producer(
+            self._bootstrap,
+            acks="all",
+            linger_ms=LINGER_MS,
+            delivery_timeout_ms=self._delivery_timeout_ms,
+            on_batch=self._on_batch,
+        )
         try:
-            producer = Producer(
-                self._bootstrap,
-                acks="all",
-                linger_ms=LINGER_MS,
-                delivery_timeout_ms=self._delivery_timeout_ms,
-                on_batch=self._on_batch,
-            )
-            try:
-                self._send_at_pace(producer)
-            finally:
-                self._close(producer)
-        except BaseException as error:
-            self.broken = error
+            self._send_at_pace(producer)
+        finally:
+            self._close(producer)
 
     def _send_at_pace(self, producer: Producer) -> None:
-        started_s = expected_s = time.monotonic()
-        done = 0
-        while not self._stop.wait(max(0.0, expected_s - time.monotonic())):
-            now_s = time.monotonic()
-            if now_s - expected_s >= STANDSTILL_S_MIN:
-                self.standstills.append((expected_s, now_s))
-                started_s += now_s - expected_s
-            due = int((now_s - started_s) * self._rate_per_s)
-            for _ in range(due - done):
+        pace = self._pace
+        pace.start(time.monotonic())
+        while not self.stopping.wait(max(0.0, pace.next_s - time.monotonic())):
+            for _ in range(pace.due(time.monotonic())):
                 self._send(producer)
-            done = due
-            expected_s = time.monotonic() + TICK_S
+            pace.rest(time.monotonic())
 
     def _send(self, producer: Producer) -> None:
         partition = self._partitions[self._number % len(self._partitions)]

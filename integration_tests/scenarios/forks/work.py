@@ -14,12 +14,16 @@ from typing import Final, Protocol
 from lograft import Admin, Consumer, Producer, TopicPartition, aio
 from lograft.errors import ForkedClientError
 
+from integration_tests.harness.background import Repeated
+
 KINDS: Final = ("blocking", "asyncio", "admin")
 PACE_S: Final = 0.002
 """Seconds between two bursts of a parent under load."""
 BURST_RECORDS: Final = 50
 BUSY_VALUE: Final = bytes(100)
 START_TIMEOUT_S: Final = 60
+STOP_TIMEOUT_S: Final = 120.0
+"""Seconds that the last burst of a load may take."""
 OWN_VALUE: Final = b"of a child"
 
 
@@ -35,33 +39,11 @@ class Clients(Protocol):
         ...
 
 
-class _Load:
-    """Something that is done again and again in a thread."""
-
-    def __init__(self, burst: Callable[[], None]) -> None:
-        self._burst = burst
-        self._stopped = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopped.wait(PACE_S):
-                self._burst()
-        except BaseException as error:
-            self._failure = error
-
-    def stop(self) -> None:
-        """Return when it has ended.
-
-        Raises:
-            BaseException: what ended it before.
-        """
-        self._stopped.set()
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+def _start_load(burst: Callable[[], None]) -> Repeated:
+    """Do something again and again in a thread."""
+    load = Repeated("load", burst, PACE_S, join_timeout_s=STOP_TIMEOUT_S)
+    load.start()
+    return load
 
 
 class BlockingClients:
@@ -74,7 +56,7 @@ class BlockingClients:
         self._consumer.assign([TopicPartition(topic, 0)])
         self._burst()
         self._producer.flush()
-        self._load = _Load(self._burst) if is_busy else None
+        self._load = _start_load(self._burst) if is_busy else None
 
     def _burst(self) -> None:
         for _ in range(BURST_RECORDS):
@@ -89,7 +71,7 @@ class BlockingClients:
     def stop(self) -> int:
         """See `Clients`."""
         if self._load is not None:
-            self._load.stop()
+            self._load.join()
         self._producer.close()
         self._consumer.close()
         return self._sent
@@ -102,7 +84,7 @@ class AdminClients:
         self._topic = topic
         self._admin = Admin(bootstrap)
         self._burst()
-        self._load = _Load(self._burst) if is_busy else None
+        self._load = _start_load(self._burst) if is_busy else None
 
     def _burst(self) -> None:
         self._admin.describe_topic(self._topic)
@@ -114,7 +96,7 @@ class AdminClients:
     def stop(self) -> int:
         """See `Clients`."""
         if self._load is not None:
-            self._load.stop()
+            self._load.join()
         self._admin.close()
         return 0
 

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import re
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from lograft import Admin, Producer
 
+from integration_tests.harness.background import Repeated
 from integration_tests.harness.cluster import DevServer
 from integration_tests.scenarios.hostile.attackers import BACKLOG_TOPIC, BOMB_TOPIC
 
@@ -54,20 +54,17 @@ class PeakSampler:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.peak = usage(pid)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="peak", daemon=True)
+        self._thread = Repeated("peak", self._look, SAMPLE_INTERVAL_S)
 
     def __enter__(self) -> PeakSampler:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
         self._thread.join()
 
-    def _run(self) -> None:
-        while not self._stop.wait(SAMPLE_INTERVAL_S):
-            self.peak = self.peak.most(usage(self._pid))
+    def _look(self) -> None:
+        self.peak = self.peak.most(usage(self._pid))
 
 
 def write_backlog(directory: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from integration_tests.harness.load.record_load import Load
+from integration_tests.harness.load.record_load import RecordLoad
 
 SILENCE_S_MAX = 20.0
 """Most seconds that a client may hear nothing: its liveness bound of 12 s, and 8 s in which streams are opened again, here and
@@ -31,7 +31,7 @@ class Silence:
         heard_s: seconds from the blow, by the name of a client that was heard.
     """
 
-    def __init__(self, load: Load, partitions: Sequence[int], since_s: float) -> None:
+    def __init__(self, load: RecordLoad, partitions: Sequence[int], since_s: float) -> None:
         self.heard_s: dict[str, float] = {}
         self._load = load
         self._partitions = partitions

@@ -20,7 +20,8 @@ from pathlib import Path
 from lograft.settings import REQUEST_TIMEOUT_MS
 
 from integration_tests.harness.cluster import Cluster
-from integration_tests.harness.load.metadata_load import STANDSTILL_S_MIN, Span
+from integration_tests.harness.load.metadata_load import Operation
+from integration_tests.harness.load.pace import STANDSTILL_S_MIN
 from integration_tests.harness.outcome import Figure, Outcome, median_and_max, milliseconds
 from integration_tests.scenarios.quorum_proofs.scene import Scene, scene_under_load
 
@@ -47,11 +48,11 @@ class Round:
         """Seconds in which nobody led."""
         return self.active_s - self.killed_s
 
-    def touched(self, spans: Sequence[Span]) -> list[Span]:
+    def touched(self, spans: Sequence[Operation]) -> list[Operation]:
         """Operations that were under way between the kill and the end of the round."""
         return [span for span in spans if span.ended_s > self.killed_s and span.began_s < self.ended_s]
 
-    def met(self, spans: Sequence[Span]) -> list[Span]:
+    def met(self, spans: Sequence[Operation]) -> list[Operation]:
         """Operations that were under way while nobody led."""
         return [span for span in spans if span.ended_s > self.killed_s and span.began_s < self.active_s]
 
@@ -107,14 +108,14 @@ def prove(directory: Path, *, voters: int, rounds: int, rate_per_s: int = RATE_P
                 disturbed += 1
             else:
                 done.append(this)
-            worst_s = max(span.took_s for span in this.touched(scene.load.spans))
+            worst_s = max(span.took_s for span in this.touched(scene.load.operations))
             print(
                 f"  round {len(done):3d}: nobody led for {this.gap_s * 1e3:5.0f} ms, longest call that has ended "
                 f"{worst_s * 1e3:5.0f} ms{', DISTURBED' if this.is_disturbed else ''}",
                 flush=True,
             )
         scene.finish(outcome)
-        spans, failures, standstill_s = scene.load.spans, scene.load.failures, scene.load.standstill_s()
+        spans, failures, standstill_s = scene.load.operations, scene.load.failures, scene.load.standstill_s()
     outcome.figures |= {"disturbed_rounds": disturbed, "failed": dict(failures)}
     outcome.figures |= call_figures(done, spans)
     if len(done) < rounds:
@@ -124,7 +125,7 @@ def prove(directory: Path, *, voters: int, rounds: int, rate_per_s: int = RATE_P
     return outcome
 
 
-def call_figures(rounds: Sequence[Round], spans: Sequence[Span]) -> dict[str, Figure]:
+def call_figures(rounds: Sequence[Round], spans: Sequence[Operation]) -> dict[str, Figure]:
     """Figures of the calls that touch the rounds, in milliseconds."""
     if not rounds:
         return {}
@@ -156,7 +157,7 @@ def quantiles(name: str, sorted_s: Sequence[float]) -> dict[str, Figure]:
     }
 
 
-def late_calls(spans: Sequence[Span], *, standstill_s: float) -> list[Span]:
+def late_calls(spans: Sequence[Operation], *, standstill_s: float) -> list[Operation]:
     """Operations that took longer than the time limits of their calls, whatever the machine did meanwhile."""
     limit_s = REQUEST_TIMEOUT_MS / 1000
     return [span for span in spans if span.took_s > span.calls * limit_s + LIMIT_SLACK_S + standstill_s]

@@ -20,7 +20,8 @@ from lograft.settings import REQUEST_TIMEOUT_MS
 from lograft.types import ConfigResource, QuorumDescription
 
 from integration_tests.harness.cluster import Cluster
-from integration_tests.harness.load.metadata_load import CONFIG, Load
+from integration_tests.harness.load.metadata_load import CONFIG, MetadataLoad
+from integration_tests.harness.metadata import quorum_of
 from integration_tests.harness.outcome import Figure, Outcome
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.quorum_proofs.direct import Voter, register_value
@@ -42,16 +43,13 @@ class Scene:
     """A cluster, a load on it, and clients for the proof's own changes and questions."""
 
     cluster: Cluster
-    load: Load
+    load: MetadataLoad
     admin: Admin
     watcher: Admin
 
     def quorum(self) -> QuorumDescription | None:
         """The quorum as its leader sees it; None while nobody answers."""
-        try:
-            return self.watcher.describe_quorum()
-        except LograftError:
-            return None
+        return quorum_of(self.watcher)
 
     def leader(self, *, above_epoch: int = 0) -> tuple[int, int]:
         """Wait for a leader of an epoch above the given one; returns its id and epoch."""
@@ -164,6 +162,6 @@ def scene_under_load(
         cluster,
         Admin(cluster.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin,
         Admin(cluster.bootstrap, request_timeout_ms=WATCH_TIMEOUT_MS) as watcher,
-        Load(cluster.bootstrap, rate_per_s=rate_per_s, request_timeout_ms=request_timeout_ms) as load,
+        MetadataLoad(cluster.bootstrap, rate_per_s=rate_per_s, request_timeout_ms=request_timeout_ms) as load,
     ):
         yield Scene(cluster=cluster, load=load, admin=admin, watcher=watcher)

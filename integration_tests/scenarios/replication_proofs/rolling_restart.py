@@ -12,7 +12,7 @@ import random
 import time
 from pathlib import Path
 
-from integration_tests.harness.load.waits import Span
+from integration_tests.harness.load.times import Span
 from integration_tests.harness.outcome import Outcome
 from integration_tests.harness.scene import Scene, Shape
 from integration_tests.scenarios.replication_proofs.rounds import Limits, Round, prove

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from integration_tests.harness.cluster import Place
-from integration_tests.harness.load.waits import Span, Wait, longest, summarize, touching
+from integration_tests.harness.load.times import Span, Wait, longest, summarize, touching
 from integration_tests.harness.outcome import Outcome, median_and_max, milliseconds
 from integration_tests.harness.scene import Scene, Shape, scene_under_load
 

@@ -7,12 +7,11 @@ long it did is told.
 
 from __future__ import annotations
 
-import threading
 import time
 
 from lograft import BatchReceipt, Consumer, Producer, TopicPartition
-from lograft.errors import LograftError
 
+from integration_tests.harness.background import Background
 from integration_tests.scenarios.soak.ledger import Ledger
 
 CHUNK_RECORDS = 100
@@ -26,7 +25,7 @@ JOIN_TIMEOUT_S = 180.0
 
 
 class Clients:
-    """See the module docstring.
+    """One producer and one consumer, from `start` to `stop`.
 
     Args:
         bootstrap: addresses of brokers.
@@ -40,9 +39,8 @@ class Clients:
         self.duplicate_batches = 0
         self._bootstrap, self._topic, self._ledger = bootstrap, topic, ledger
         self._unread_records_max = unread_records_max
-        self._stop_sending, self._stop_reading = threading.Event(), threading.Event()
-        self._sending = threading.Thread(target=self._guard, args=(self._send,), name="sender", daemon=True)
-        self._reading = threading.Thread(target=self._guard, args=(self._read,), name="reader", daemon=True)
+        self._sending = Background("sender", self._send, join_timeout_s=JOIN_TIMEOUT_S)
+        self._reading = Background("reader", self._read, join_timeout_s=JOIN_TIMEOUT_S)
 
     def start(self) -> None:
         """Begin to send and to read."""
@@ -52,36 +50,27 @@ class Clients:
     @property
     def are_well(self) -> bool:
         """False once one of them has ended by itself."""
-        return self._sending.is_alive() and self._reading.is_alive()
+        return self._sending.is_alive and self._reading.is_alive
 
     def stop(self) -> None:
         """Send no more, wait until everything is acknowledged and read, and end."""
-        self._stop_sending.set()
-        self._sending.join(JOIN_TIMEOUT_S)
-        self._stop_reading.set()
-        self._reading.join(JOIN_TIMEOUT_S)
         for thread in (self._sending, self._reading):
-            if thread.is_alive():
-                self._ledger.note(f"the {thread.name} did not end within {JOIN_TIMEOUT_S} s")
-
-    def _guard(self, work: object) -> None:
-        assert callable(work)
-        try:
-            work()
-        except (LograftError, AssertionError) as error:
-            self._ledger.note(f"{threading.current_thread().name}: {error!r}")
+            try:
+                thread.join()
+            except (TimeoutError, RuntimeError) as error:
+                self._ledger.note(f"{error}: {thread.broken!r}")
 
     def _send(self) -> None:
         ledger = self._ledger
         numbers = range(len(ledger.partitions))
         with Producer(self._bootstrap, acks="all", buffer_bytes=BUFFER_BYTES, on_batch=self._on_batch) as producer:
-            while not self._stop_sending.is_set():
+            while not self._sending.stopping.is_set():
                 for partition in numbers:
                     if ledger.unread(partition) < self._unread_records_max:
                         values = ledger.send(partition, CHUNK_RECORDS, time.monotonic())
                         producer.send_many(self._topic, values, partition=partition)
                 if any(ledger.unread(partition) >= self._unread_records_max for partition in numbers):
-                    self._stop_sending.wait(HELD_CHECK_S)
+                    self._sending.stopping.wait(HELD_CHECK_S)
                     self.held_s += HELD_CHECK_S
             producer.flush(FLUSH_TIMEOUT_MS)
 
@@ -100,8 +89,8 @@ class Clients:
                 [TopicPartition(self._topic, number) for number in range(len(ledger.partitions))], start="earliest"
             )
             give_up_s = None
-            while not (self._stop_reading.is_set() and ledger.is_all_read):
-                if self._stop_reading.is_set():
+            while not (self._reading.stopping.is_set() and ledger.is_all_read):
+                if self._reading.stopping.is_set():
                     give_up_s = give_up_s or time.monotonic() + JOIN_TIMEOUT_S / 2
                     if time.monotonic() > give_up_s:
                         return

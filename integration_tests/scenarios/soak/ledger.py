@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
 
-from integration_tests.harness.load.waits import Wait
+from integration_tests.harness.load.times import Wait
 
 NUMBER_BYTES = 8
 BODIES = 61

@@ -20,7 +20,7 @@ from pathlib import Path
 from lograft import Admin
 
 from integration_tests.harness.cluster import CombinedCluster
-from integration_tests.harness.load.waits import summarize
+from integration_tests.harness.load.times import summarize
 from integration_tests.harness.outcome import Outcome, milliseconds, run_in_directory
 from integration_tests.scenarios.soak.clients import CHUNK_RECORDS, Clients
 from integration_tests.scenarios.soak.ledger import Ledger, Values

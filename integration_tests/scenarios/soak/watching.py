@@ -7,7 +7,6 @@ bounds the longest stall of that loop from above (a busy client makes it longer)
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -16,48 +15,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from lograft import Admin
 from lograft.errors import LograftError
 
+from integration_tests.harness.background import Repeated
 from integration_tests.harness.cluster import CombinedCluster
 from integration_tests.scenarios.soak.observed import Sample
 
 SAMPLE_INTERVAL_S = 2.0
 ASK_INTERVAL_S = 0.1
 ASK_TIMEOUT_S = 10.0
-JOIN_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_MS = 5_000
 
 
-class Repeated:
-    """A thread that does something at intervals until stopped; what breaks it is raised by `join`."""
-
-    def __init__(self, name: str, step: Callable[[], None], interval_s: float) -> None:
-        self.broken: BaseException | None = None
-        self._step = step
-        self._interval_s = interval_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def join(self) -> None:
-        """End, and raise what broke it, if something did."""
-        self._stop.set()
-        self._thread.join(JOIN_TIMEOUT_S)
-        assert not self._thread.is_alive(), f"{self._thread.name} did not end within {JOIN_TIMEOUT_S} s"
-        if self.broken is not None:
-            raise RuntimeError(f"{self._thread.name} broke") from self.broken
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(self._interval_s):
-                self._step()
-        except BaseException as error:
-            self.broken = error
-
-
 class Watch:
-    """See the module docstring.
+    """Looks at a cluster at intervals, from `start` to `stop`.
 
     Args:
         nodes: the servers, which run.

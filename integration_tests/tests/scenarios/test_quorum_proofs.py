@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration_tests.harness.history.ledger import Ledger
-from integration_tests.harness.load.metadata_load import Load, Span
+from integration_tests.harness.load.metadata_load import MetadataLoad, Operation
 from integration_tests.harness.outcome import Outcome
 from integration_tests.scenarios.quorum_proofs import (
     kill_calls,
@@ -48,7 +48,7 @@ def test_worst_call_less_the_gap_is_of_one_round() -> None:
         kill_calls.Round(killed_s=10, active_s=12, ended_s=20, is_disturbed=False),
         kill_calls.Round(killed_s=30, active_s=30.5, ended_s=40, is_disturbed=False),
     ]
-    spans = [Span(9, 12.25, 1), Span(13, 13.5, 1), Span(25, 26, 1), Span(30, 32, 1)]
+    spans = [Operation(9, 12.25, 1), Operation(13, 13.5, 1), Operation(25, 26, 1), Operation(30, 32, 1)]
     figures = kill_calls.call_figures(rounds, spans)
     assert (figures["calls"], figures["met_calls"], figures["gap_max_ms"]) == (3, 2, 2_000)
     assert (figures["call_p50_ms"], figures["call_worst_ms"], figures["worst_less_gap_ms"]) == (2_000, 3_250, 1_500)
@@ -56,7 +56,7 @@ def test_worst_call_less_the_gap_is_of_one_round() -> None:
 
 def test_late_call_is_one_beyond_the_limits_of_its_calls() -> None:
     """A creation has the time limit twice; what the machine stood still is nobody's fault."""
-    spans = [Span(0, 30, 1), Span(0, 32, 1), Span(0, 60, 2), Span(0, 62, 2)]
+    spans = [Operation(0, 30, 1), Operation(0, 32, 1), Operation(0, 60, 2), Operation(0, 62, 2)]
     assert kill_calls.late_calls(spans, standstill_s=0.0) == [spans[1], spans[3]]
     assert kill_calls.late_calls(spans, standstill_s=5.0) == []
 
@@ -144,11 +144,11 @@ def test_ledger_gives_a_retired_register_to_nobody() -> None:
 
 def test_longest_gap_counts_from_the_last_acknowledgement_before() -> None:
     """The time without an acknowledgement begins before the fault and may last to the end of the span."""
-    load = Load("127.0.0.1:1", rate_per_s=1)
+    load = MetadataLoad("127.0.0.1:1", rate_per_s=1)
     load.acknowledged_s = [1.0, 2.0, 4.5, 5.0]
     assert load.longest_gap_s(3.0, 5.5) == 2.5
     assert load.longest_gap_s(4.6, 9.0) == 4.0
-    load.standstills = [(6.0, 8.0)]
+    load.standstills.append((6.0, 8.0))
     assert load.stood_still(7.0, 7.5)
     assert not load.stood_still(8.0, 9.0)
 

@@ -13,7 +13,7 @@ from lograft.wire.batch import encode_batch
 from lograft.wire.header import stamp
 
 from integration_tests.harness.history.replica_files import compare_replicas
-from integration_tests.harness.load.waits import Wait
+from integration_tests.harness.load.times import Wait
 from integration_tests.harness.outcome import Outcome
 from integration_tests.harness.scene import Scene, Shape
 from integration_tests.scenarios.replication_proofs import kill_all, rolling_restart, wiped_directory

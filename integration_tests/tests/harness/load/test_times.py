@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from integration_tests.harness.load.waits import Wait, longest, quantile, summarize, touching
+from integration_tests.harness.load.times import Wait, longest, quantile, summarize, touching
 
 
 def test_wait_belongs_to_every_span_that_it_touches() -> None:

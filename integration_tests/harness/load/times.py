@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long values waited from `send()` to their receipt, and what that was in a span of time. Pure.
+"""Waits of values from `send()` to their receipt, and gaps between acknowledgements, in spans of time. Pure.
 
 A wait belongs to a span when it touches it: a value that was sent before a fault and acknowledged in it waited in it, and so did
 one that was sent in it and acknowledged after it. Unlike gaps between acknowledgements, waits do not grow with the pace of the load.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 Span = tuple[float, float]
 """Beginning and end, in seconds of the monotonic clock."""
@@ -63,6 +64,25 @@ def touching(waits: Iterable[Wait], spans: Sequence[Span]) -> Iterator[Wait]:
     return (
         wait for wait in waits if any(wait.sent_s < end_s and wait.received_s > start_s for start_s, end_s in spans)
     )
+
+
+def gaps_s(times_s: Sequence[float], start_s: float, end_s: float) -> list[float]:
+    """Times between events that touch a span, the last event before it and its end included.
+
+    Args:
+        times_s: when the events happened, in order.
+        start_s: the beginning of the span.
+        end_s: its end.
+    """
+    before, inside = start_s, list[float]()
+    for when_s in reversed(times_s):
+        if when_s <= start_s:
+            before = when_s
+            break
+        if when_s < end_s:
+            inside.append(when_s)
+    points = [before, *reversed(inside), end_s]
+    return [later - earlier for earlier, later in pairwise(points)]
 
 
 def longest(waits: Iterable[Wait], count: int) -> list[Wait]:

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pace of a load: what is due, and standstills."""
+
+from __future__ import annotations
+
+from integration_tests.harness.load.pace import STANDSTILL_S_MIN, TICK_S, Pace, touches
+
+
+def test_what_is_due_follows_the_rate() -> None:
+    """Whenever one looks, all that became due since is given, once."""
+    pace = Pace(10.0)
+    pace.start(100.0)
+    assert [pace.due(100.0), pace.due(100.25), pace.due(100.3), pace.due(100.9)] == [0, 2, 1, 6]
+    pace.rest(100.9)
+    assert pace.next_s == 100.9 + TICK_S
+
+
+def test_standstill_is_noted_and_nothing_of_it_is_due() -> None:
+    """A look that comes far too late shows it; the pace goes on from there."""
+    pace = Pace(10.0)
+    pace.start(100.0)
+    pace.rest(100.0)
+    late_s = pace.next_s + STANDSTILL_S_MIN + 5.0
+    assert pace.due(late_s) == 0
+    assert pace.standstills == [(pace.next_s, late_s)]
+    assert pace.due(late_s + 0.5) in (4, 5)
+
+
+def test_spans_touch_when_they_have_a_moment_in_common() -> None:
+    """The end of one is not the beginning of another."""
+    assert touches([(6.0, 8.0)], 7.0, 7.5)
+    assert touches([(1.0, 2.0), (6.0, 8.0)], 5.0, 6.5)
+    assert not touches([(6.0, 8.0)], 8.0, 9.0)
+    assert not touches([], 8.0, 9.0)
