@@ -8,19 +8,21 @@ image for as long as it lives.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lograft import Admin
-from lograft.errors import LograftError
 from lograft.types import PartitionDescription
 
 from integration_tests.harness.cluster import Cluster, Place, stop_in_order
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
 from integration_tests.harness.history.replica_files import compare_replicas
 from integration_tests.harness.load.record_load import RecordLoad, RecordLoadSettings
+from integration_tests.harness.metadata import are_in_sync, partitions_of
+from integration_tests.harness.outcome import Outcome
 from integration_tests.harness.wait import wait_for
 
 TOPIC = "workload"
@@ -33,6 +35,8 @@ HEAL_TIMEOUT_S = 240.0
 """Everybody back, in sync and leading."""
 WATCH_TIMEOUT_MS = 3_000
 TOPIC_TIMEOUT_MS = 60_000
+ANOMALIES_MAX = 10
+"""Anomalies of a history that are told one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +50,11 @@ class Shape:
         replicas: replicas of each of them; with one, a partition is away for as long as its broker.
         senders: producers of the load.
         pollers: consumers of the load.
-        lasting_pollers: further consumers of the load, which are never made anew of their own accord.
+        lasting_pollers: further consumers of the load, which are replaced after an error alone.
         rate_per_s: values a second of the load.
         delivery_timeout_ms: of the producers.
+        value_bytes: size of each value; 0: as short as can be.
+        configs: of the topic, beside `min.insync.replicas`.
     """
 
     voters: int = VOTERS
@@ -60,6 +66,8 @@ class Shape:
     lasting_pollers: int = 0
     rate_per_s: float = 150.0
     delivery_timeout_ms: int = 120_000
+    value_bytes: int = 0
+    configs: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def is_redundant(self) -> bool:
@@ -81,6 +89,7 @@ class Shape:
             lasting_pollers=self.lasting_pollers,
             rate_per_s=self.rate_per_s,
             delivery_timeout_ms=self.delivery_timeout_ms,
+            value_bytes=self.value_bytes,
         )
 
 
@@ -108,14 +117,11 @@ class Scene:
         well = [broker_id for broker_id in self.cluster.brokers if broker_id not in self.hurt]
         if not well:
             return None
-        try:
-            with Admin(self.bootstrap_of(well), request_timeout_ms=WATCH_TIMEOUT_MS) as admin:
-                return admin.describe_topic(TOPIC).partitions
-        except LograftError:
-            return None
+        with Admin(self.bootstrap_of(well), request_timeout_ms=WATCH_TIMEOUT_MS) as admin:
+            return partitions_of(admin, TOPIC)
 
     def wait_for_state(self, is_right: Callable[[Sequence[PartitionDescription]], bool], what: str) -> list[int]:
-        """Wait for a state of the partitions; returns the leaders (-1: nobody)."""
+        """Wait for a state of the partitions; returns the leaders (-1: none)."""
         last: Sequence[PartitionDescription] | None = None
 
         def found() -> list[int] | None:
@@ -141,11 +147,7 @@ class Scene:
 
     def wait_in_sync(self) -> list[int]:
         """Wait until every partition has a leader and all its replicas in sync; returns the leaders."""
-
-        def all_in_sync(partitions: Sequence[PartitionDescription]) -> bool:
-            return all(each.leader_id is not None and set(each.isr) == set(each.replicas) for each in partitions)
-
-        return self.wait_for_state(all_in_sync, "all replicas in sync")
+        return self.wait_for_state(are_in_sync, "all replicas in sync")
 
     def wait_removed(self, broker_id: int) -> None:
         """Wait until a broker is in no ISR and leads nothing."""
@@ -168,6 +170,23 @@ class Scene:
         except TimeoutError as error:
             return [f"{what}: {error}"]
         return []
+
+    def judge(self, outcome: Outcome, *, forgiven: Counter[str] | None = None) -> None:
+        """End the load once all replicas are in sync, read everything, and judge the history.
+
+        Args:
+            outcome: gets problems and figures.
+            forgiven: values without an acknowledgement, by error, which are no problem.
+        """
+        self.wait_in_sync()
+        verdict, problems = self.load.judge()
+        outcome.problems += problems
+        outcome.problems += [f"ANOMALY {anomaly}" for anomaly in verdict.anomalies[:ANOMALIES_MAX]]
+        outcome.problems += [f"the history is {verdict.name}"] if verdict.name != "PASSED" else []
+        outcome.figures |= self.load.figures()
+        outcome.figures["values"] = dict(verdict.value_counts)
+        failures = self.load.failures() - (forgiven or Counter())
+        outcome.problems += [f"{count} values were not acknowledged: {what}" for what, count in failures.items()]
 
     def compare_files(self) -> list[str]:
         """Stop the brokers in order, once all replicas are in sync, and compare the files of the replicas.
@@ -234,7 +253,7 @@ def scene_under_load(
             TOPIC,
             partition_count=shape.partitions,
             replication_factor=shape.replicas,
-            configs={"min.insync.replicas": str(shape.min_isr)},
+            configs={"min.insync.replicas": str(shape.min_isr), **shape.configs},
         )
         with RecordLoad(cluster.bootstrap, directory, shape.load_settings(), seed=seed) as load:
             yield Scene(shape=shape, cluster=cluster, load=load, admin=admin)

@@ -95,7 +95,7 @@ def check(events: Iterable[Event], *, stale_end_s_max: float = STALE_END_S_MAX) 
 def losses(partition: str, found: PartitionEvidence) -> Iterator[Anomaly]:
     """Find values that must be there, as they were acknowledged or read, and are not.
 
-    With a final read that is what it lacks. Without one it is what nobody read although somebody read beyond it.
+    With a final read that is what it lacks. Without one it is what no reader got although one read beyond it.
     """
     final = found.final
     end = found.final_end

@@ -30,7 +30,7 @@ class Type(Enum):
     FAIL = "fail"
     """It did not take effect, and never will."""
     INFO = "info"
-    """Nobody knows, or it never will end."""
+    """The outcome is unknown, or it never ends."""
 
 
 class Kind(Enum):
@@ -38,7 +38,7 @@ class Kind(Enum):
 
     SEND = "send"
     ASSIGN = "assign"
-    """A consumer begins anew, at `offsets_by_partition`."""
+    """A consumer starts again, at `offsets_by_partition`."""
     POLL = "poll"
     END = "end"
     """Asks for the ends of partitions."""
@@ -152,6 +152,11 @@ class HistoryFile:
         with self._lock:
             self._write(self._op_count, "nemesis", Type.INFO, Kind.FAULT, {"text": text})
             self._op_count += 1
+
+    def flush(self) -> None:
+        """Have everything so far in the file."""
+        with self._lock:
+            self._file.flush()
 
     def close(self) -> None:
         """Have everything in the file. Further events are errors."""

@@ -94,7 +94,7 @@ class PartitionEvidence:
 
 
 class Evidence:
-    """See the module docstring.
+    """One pass over the events of a history.
 
     Attributes:
         partitions: evidence by partition.
@@ -212,7 +212,9 @@ class Evidence:
             if value not in read:
                 read.add(value)
                 if value not in writes:
-                    self._note("phantom", partition, f"op {event.op} reads {value} at {offset}, which nobody had sent")
+                    self._note(
+                        "phantom", partition, f"op {event.op} reads {value} at {offset}, which was not sent by then"
+                    )
 
     def _place(self, partition: str, found: PartitionEvidence, offset: int, value: str, source: str) -> None:
         there = found.log.setdefault(offset, value)

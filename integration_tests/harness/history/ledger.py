@@ -39,7 +39,7 @@ class Register:
         self.unknown.clear()
 
     def retire(self) -> None:
-        """Nobody knows what became of the last write."""
+        """The outcome of the last write is unknown."""
         self.unknown.add(self.sent)
         self.is_retired = True
 
@@ -65,7 +65,7 @@ class Ledger:
         self._free.append(register)
 
     def topic_unknown(self, topic: str) -> None:
-        """Nobody knows whether the topic was created."""
+        """It is unknown whether the topic was created."""
         self.unknown_count += 1
         self.unknown_topics.add(topic)
 
@@ -89,7 +89,7 @@ class Ledger:
         self._free.append(register)
 
     def write_unknown(self, register: Register) -> None:
-        """Nobody knows whether the write under way took effect, or when."""
+        """It is unknown whether the write under way took effect, or when."""
         self.unknown_count += 1
         register.retire()
 

@@ -33,7 +33,7 @@ CLIENTS = 8
 IN_FLIGHT_MAX = 2_000
 """Operations under way at once."""
 CREATION_EVERY = 50
-"""One operation in so many creates a topic, once there are registers enough: the broker opens every topic, and is not the subject."""
+"""One operation in so many creates a topic: the broker opens every topic, and is mostly not the subject."""
 REGISTER_SECONDS = 4
 """Registers for so many seconds of the rate, so that an outage and its unknown outcomes do not stop the writes."""
 RETIREMENT_S = 45.0
@@ -69,9 +69,17 @@ class MetadataLoad:
         bootstrap: addresses of the brokers.
         rate_per_s: operations a second.
         request_timeout_ms: of each call.
+        creation_every: one operation in so many creates a topic, once there are registers enough; the others change configs.
     """
 
-    def __init__(self, bootstrap: str, *, rate_per_s: int, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        rate_per_s: int,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+        creation_every: int = CREATION_EVERY,
+    ) -> None:
         self.ledger = Ledger()
         self.acknowledged_s: list[float] = []
         self.operations: list[Operation] = []
@@ -83,6 +91,7 @@ class MetadataLoad:
         self._rate_per_s = rate_per_s
         self._pace = Pace(rate_per_s)
         self._request_timeout_ms = request_timeout_ms
+        self._creation_every = creation_every
         self._thread = Background("the load", lambda: uvloop.run(self._main()), join_timeout_s=DRAIN_TIMEOUT_S)
         self._clients: list[aio.Admin] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,7 +189,7 @@ class MetadataLoad:
             return
         self._number += 1
         client = self._next_client()
-        if self._number % CREATION_EVERY == 0:
+        if self._number % self._creation_every == 0:
             work = self._create(client)
         else:
             register = self.ledger.take_register()

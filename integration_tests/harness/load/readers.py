@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers of a workload: some read along, one asks for ends, and one reads everything when it is over.
+"""Consumers of a load: some read along, one asks for ends, and one reads everything when it is over.
 
 Owns their threads and what they write into the history. An error is an operation with an unknown outcome, and a new consumer at the
 place where the old one stood: what it reads must go on from there without a gap.
@@ -11,12 +11,15 @@ import math
 import random
 import threading
 import time
+from collections.abc import Sequence
 
 from lograft import Consumer, TopicPartition
 from lograft.errors import LograftError
+from lograft.types import ConsumerRecord
 
 from integration_tests.harness.background import Background
 from integration_tests.harness.history.events import HistoryFile, Kind, Type
+from integration_tests.harness.load.values import decode_value
 
 POLL_TIMEOUT_MS = 200
 POLL_RECORDS = 500
@@ -89,8 +92,9 @@ class Poller(Background):
                 return False
             found: dict[str, list[tuple[int, str]]] = {}
             for record in records:
-                value = (record.value or b"").decode()
-                found.setdefault(f"{record.topic}-{record.partition}", []).append((record.offset, value))
+                found.setdefault(f"{record.topic}-{record.partition}", []).append(
+                    (record.offset, decode_value(record.value))
+                )
                 self._positions[TopicPartition(record.topic, record.partition)] = record.offset + 1
                 self.reached[record.partition] = max(self.reached[record.partition], record.offset + 1)
             self._history.end(op, self.name, Type.OK, Kind.POLL, records=found)
@@ -128,6 +132,41 @@ class EndReader(Background):
                 self._history.end(op, self.name, Type.OK, Kind.END, offsets_by_partition=found)
 
 
+def read_to_end(
+    consumer: Consumer, tps: Sequence[TopicPartition], deadline_s: float
+) -> tuple[list[ConsumerRecord], dict[TopicPartition, int]]:
+    """Read partitions from their starts to the ends that they have now.
+
+    Args:
+        consumer: whose assignment is replaced.
+        tps: partitions.
+        deadline_s: of the monotonic clock.
+
+    Returns:
+        All records below the ends, as they came, and the ends, exclusive.
+
+    Raises:
+        TimeoutError: it took too long.
+    """
+    ends = consumer.end_offsets(tps)
+    records: list[ConsumerRecord] = []
+    consumer.assign(tps)
+    while any(consumer.position(tp) < ends[tp] for tp in tps):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"read up to {[consumer.position(tp) for tp in tps]} of {ends}")
+        records += consumer.poll(FINAL_POLL_RECORDS, POLL_TIMEOUT_MS)
+    # What others write meanwhile lies beyond the ends that were asked for.
+    return [each for each in records if each.offset < ends[TopicPartition(each.topic, each.partition)]], ends
+
+
+def read_partitions(
+    bootstrap: str, tps: Sequence[TopicPartition], *, timeout_s: float = FINAL_TIMEOUT_S
+) -> list[ConsumerRecord]:
+    """Read all records that partitions have now; raises TimeoutError when that takes too long."""
+    with Consumer(bootstrap) as consumer:
+        return read_to_end(consumer, tps, time.monotonic() + timeout_s)[0]
+
+
 def read_everything(bootstrap: str, tps: list[TopicPartition], history: HistoryFile) -> list[str]:
     """Read each partition from its start to its end, into the history; returns what could not be read."""
     return [problem for tp in tps if (problem := _read_partition(bootstrap, tp, history))]
@@ -140,7 +179,7 @@ def _read_partition(bootstrap: str, tp: TopicPartition, history: HistoryFile) ->
         op = history.begin("final", Kind.READ, partition=str(tp))
         try:
             with Consumer(bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as consumer:
-                records, end = _read_to_end(consumer, tp, deadline_s)
+                records, ends = read_to_end(consumer, [tp], deadline_s)
         except (LograftError, TimeoutError) as error:
             problem = repr(error)
             history.end(op, "final", Type.INFO, Kind.READ, partition=str(tp), text=problem)
@@ -152,21 +191,8 @@ def _read_partition(bootstrap: str, tp: TopicPartition, history: HistoryFile) ->
             Type.OK,
             Kind.READ,
             partition=str(tp),
-            records={str(tp): records},
-            offsets_by_partition={str(tp): end},
+            records={str(tp): [(record.offset, decode_value(record.value)) for record in records]},
+            offsets_by_partition={str(tp): ends[tp]},
         )
         return ""
     return f"{tp} could not be read within {FINAL_TIMEOUT_S} s: {problem}"
-
-
-def _read_to_end(consumer: Consumer, tp: TopicPartition, deadline_s: float) -> tuple[list[tuple[int, str]], int]:
-    end = consumer.end_offsets([tp])[tp]
-    records: list[tuple[int, str]] = []
-    consumer.assign([tp])
-    while consumer.position(tp) < end:
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"read up to {consumer.position(tp)} of {end}")
-        polled = consumer.poll(FINAL_POLL_RECORDS, POLL_TIMEOUT_MS)
-        records += [(record.offset, (record.value or b"").decode()) for record in polled]
-    # What was written meanwhile by nobody knows whom would lie beyond the end that was asked for.
-    return [record for record in records if record[0] < end], end

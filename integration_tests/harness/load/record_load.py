@@ -35,10 +35,11 @@ class RecordLoadSettings:
         topic: topic, which exists.
         partition_count: its partitions.
         senders: producers; each sends to all partitions.
-        pollers: consumers; each reads all partitions, and is made anew now and then.
-        lasting_pollers: consumers that are made anew after an error alone.
+        pollers: consumers; each reads all partitions, and is replaced by a new one now and then.
+        lasting_pollers: consumers that are replaced after an error alone.
         rate_per_s: values a second, of all senders together.
         delivery_timeout_ms: of the producers.
+        value_bytes: size of each value; 0: as short as can be.
     """
 
     topic: str
@@ -48,6 +49,7 @@ class RecordLoadSettings:
     lasting_pollers: int = 0
     rate_per_s: float = 150.0
     delivery_timeout_ms: int = 120_000
+    value_bytes: int = 0
 
 
 class RecordLoad:
@@ -88,6 +90,7 @@ class RecordLoad:
             delivery_timeout_ms=settings.delivery_timeout_ms,
             history=self.history,
             acknowledgements=self.acknowledgements,
+            value_bytes=settings.value_bytes,
             first=number * settings.partition_count // settings.senders,
         )
 
@@ -176,15 +179,25 @@ class RecordLoad:
         """Values that were not acknowledged, by error."""
         return sum((sender.failures for sender in self.senders), Counter[str]())
 
+    @property
+    def acknowledged_count(self) -> int:
+        """Values acknowledged so far."""
+        return sum(sender.acknowledged_count for sender in self.senders)
+
+    @property
+    def duplicate_batches(self) -> int:
+        """Batches that brokers recognised as sent before."""
+        return sum(sender.duplicate_batches for sender in self.senders)
+
     def figures(self) -> dict[str, str | int | float | dict[str, int] | list[int]]:
         """What the load did, for a summary."""
         took_s = time.monotonic() - self.started_s
-        acknowledged = sum(sender.acknowledged_count for sender in self.senders)
+        acknowledged = self.acknowledged_count
         return {
             "acknowledged": acknowledged,
             "failed_or_unknown": self.failures().total(),
             "held_back": sum(sender.held_back for sender in self.senders),
-            "deduplicated_batches": sum(sender.duplicate_batches for sender in self.senders),
+            "deduplicated_batches": self.duplicate_batches,
             "reached_per_s": round(acknowledged / took_s, 1),
         }
 

@@ -20,6 +20,7 @@ from integration_tests.harness.background import Background
 from integration_tests.harness.history.events import HistoryFile, Kind, Type
 from integration_tests.harness.load.pace import Pace
 from integration_tests.harness.load.times import Span, Wait, gaps_s
+from integration_tests.harness.load.values import encode_value
 
 DEFINITE = frozenset(
     {
@@ -99,6 +100,7 @@ class Sender(Background):
         delivery_timeout_ms: of the producer.
         history: gets every send.
         acknowledgements: gets every receipt.
+        value_bytes: size of each value; 0: as short as can be.
         first: index of the partition to begin with: senders in step would reach a partition together, and leave it alone together.
 
     Attributes:
@@ -116,6 +118,7 @@ class Sender(Background):
         delivery_timeout_ms: int,
         history: HistoryFile,
         acknowledgements: Acknowledgements | None = None,
+        value_bytes: int = 0,
         first: int = 0,
     ) -> None:
         super().__init__(name, self._produce, join_timeout_s=JOIN_TIMEOUT_S)
@@ -131,6 +134,7 @@ class Sender(Background):
         self._delivery_timeout_ms = delivery_timeout_ms
         self._history = history
         self._acknowledgements = acknowledgements
+        self._value_bytes = value_bytes
         # Operation and time of `send()` of each value without a known fate, in the order of sending.
         self._waiting: dict[int, deque[tuple[int, float]]] = {partition: deque() for partition in partitions}
         self._number = 0
@@ -175,7 +179,7 @@ class Sender(Background):
         op = self._history.begin(self.name, Kind.SEND, partition=f"{self._topic}-{partition}", values=[value])
         waiting.append((op, time.monotonic()))
         try:
-            producer.send(self._topic, value.encode(), partition=partition)
+            producer.send(self._topic, encode_value(value, self._value_bytes), partition=partition)
         except LograftError as error:
             # The producer did not take it.
             waiting.pop()

@@ -3,7 +3,7 @@
 
     call = admin_call(rng, facts)
 
-`tame_admin` leaves questions as they are, and of the changes those that concern topics which nobody needs; the others are only tried.
+`tame_admin` leaves questions as they are, and of the changes those that concern spare topics; the others are only tried.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def admin_call(rng: random.Random, facts: Facts) -> controller_pb2.AdminCall:
 
 
 def tame_admin(request: Message, facts: Facts, *, may_disturb: bool) -> None:
-    """Take back what would change more than topics that nobody needs; with `may_disturb` let another voter lead.
+    """Take back what would change more than spare topics; with `may_disturb` let another voter lead.
 
     Args:
         request: a request, changed in place.

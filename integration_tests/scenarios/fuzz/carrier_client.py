@@ -99,7 +99,7 @@ class Call:
 
 
 class CarrierClient:
-    """See the module docstring.
+    """One connection to an internal port, and what the server owes on it.
 
     Args:
         host: address of the server.
@@ -218,7 +218,7 @@ class CarrierClient:
         """
         self._is_end_owed = True
         if self._is_cut and not self._is_over:
-            # What came next would be taken for the rest.
+            # The server would read what comes next as the rest.
             self._shut_down()
         while self._hear():
             pass
@@ -302,7 +302,7 @@ class CarrierClient:
 
     def _take(self, frame: Frame) -> None:
         if frame.call_id and frame.call_id % 2 == 0:
-            # A call of the other side, to the server that this one says it is: nobody answers.
+            # A call of the other side, to the server that this one says it is: it gets no answer.
             return
         if frame.call_id:
             self._take_of_call(frame)

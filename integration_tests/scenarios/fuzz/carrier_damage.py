@@ -2,7 +2,7 @@
 """What no correct server says on a connection of the carrier: frames that are damaged or out of place, greetings that do not fit.
 
     then = DAMAGES["unknown kind"](rng, client, probe)       # after a greeting that fits; `probe` is a ProbeRequest
-    then = GREETINGS["other cluster"](rng, client, facts)    # in the place of one
+    then = GREETINGS["other cluster"](rng, client, facts)    # instead of one
 
 Owns what is said, and what must become of the connection. Source: docs/net.md sections "Invariants" and "Bytes".
 """
@@ -51,7 +51,7 @@ Damage = Callable[[random.Random, CarrierClient, bytes], Then]
 """Says something, and returns what must become of the connection."""
 
 Greeting = Callable[[random.Random, CarrierClient, Facts], Then]
-"""The same, in the place of a greeting."""
+"""The same, instead of a greeting."""
 
 
 def _cut(rng: random.Random, client: CarrierClient, probe: bytes) -> Then:
@@ -380,5 +380,5 @@ GREETINGS: Final[dict[str, Greeting]] = {
 
 
 def hello_of(rng: random.Random, facts: Facts) -> bytes:
-    """A HELLO that fits, of a server that nobody can dial."""
+    """A HELLO that fits, of a server that cannot be dialled."""
     return _hello(rng, facts).SerializeToString()

@@ -31,7 +31,7 @@ class Voter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A partition of the topic that requests are about; nobody writes to it."""
+    """A partition of the topic that requests are about; it has no writer."""
 
     topic_id: bytes
     partition: int
@@ -44,7 +44,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stranger:
-    """A broker that is registered and has no process: what it says harms nobody."""
+    """A broker that is registered and has no process: what it says harms no server."""
 
     broker_id: int
     incarnation_id: bytes
@@ -103,7 +103,7 @@ def gather(admin: Admin, *, topic: str, ends: Sequence[int], stranger: Stranger)
     brokers = admin.describe_brokers()
     voter_ids = {voter.node_id for voter in quorum.voters}
     for broker in brokers:
-        # Some of the requests register it anew.
+        # Some of the requests register it again.
         if broker.broker_id == stranger.broker_id:
             stranger = replace(stranger, broker_epoch=broker.broker_epoch, incarnation_id=broker.incarnation_id)
     return Facts(

@@ -41,12 +41,12 @@ from metaquorum.net.methods import Method
 from metaquorum.net.service import decode_refusal
 
 FACTS_EVERY: Final = 50
-"""Inputs after which an attacker looks anew what the cluster is."""
+"""Inputs after which an attacker asks again what the cluster is."""
 DISTURB_EVERY: Final = 600
 """One of so many inputs may start an election, give a server another address, or take the place of a follower's stream."""
 TIMEOUTS_MS: Final = (0, 1, 100, 2**31, 2**32 - 1)
 ADMIN_TIMEOUT_MS: Final = 2_000
-"""A request that waits for metadata that nobody writes takes as long."""
+"""A request that waits for metadata that are never written takes as long."""
 CREDITS_BYTES: Final = (0, 1, 1_000, 2**31, 2**32 - 1)
 LIVENESS_S: Final = Limits().liveness_ms / 1_000
 UNKNOWN_METHOD: Final = "methods that there are none of"
@@ -116,13 +116,8 @@ def others() -> list[str]:
     return [*(FRAMES + name for name in DAMAGES), *(GREETING + name for name in GREETINGS), UNKNOWN_METHOD, GRPC]
 
 
-def identity(data: bytes) -> bytes:
-    """Pass a message through unparsed."""
-    return data
-
-
 class Attacker:
-    """See the module docstring.
+    """Attacks one server, over its internal port and its public one.
 
     Args:
         nodes: the servers.
@@ -234,7 +229,7 @@ class Attacker:
     def _hello(self, *, may_disturb: bool) -> bytes:
         if not may_disturb:
             return hello_of(self._rng, self._facts)
-        # Nobody can know that it is another one: the server may ask over this connection.
+        # The other side cannot know that it is another one: the server may ask over this connection.
         other = self._rng.choice(self._facts.voters)
         return Identity(
             cluster_id=self._facts.cluster_id,
@@ -350,7 +345,7 @@ class Attacker:
         )
         path = f"/lograft.internal.v1.{rng.choice(OLD_SERVICES)}/{name}"
         try:
-            self._public.unary_unary(path, identity, identity)(rng.randbytes(rng.randrange(100)), timeout=ANSWER_S)
+            self._public.unary_unary(path)(rng.randbytes(rng.randrange(100)), timeout=ANSWER_S)
         except grpc.RpcError as error:
             status: Any = error
             if status.code() is not grpc.StatusCode.UNIMPLEMENTED:

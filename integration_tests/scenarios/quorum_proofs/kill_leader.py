@@ -28,6 +28,7 @@ class Round:
 
     killed: int
     elected: int
+    new_leader_s: float
     unavailable_s: float
     round_s: float
     is_disturbed: bool
@@ -40,6 +41,7 @@ def run_round(scene: Scene) -> Round:
     killed_s = time.monotonic()
     scene.cluster.voters[leader_id].kill()
     elected, _ = scene.leader(above_epoch=epoch)
+    elected_s = time.monotonic()
     scene.wait_acknowledged(time.monotonic())
     scene.cluster.voters[leader_id].start()
     scene.wait_caught_up(leader_id)
@@ -48,6 +50,7 @@ def run_round(scene: Scene) -> Round:
     return Round(
         killed=leader_id,
         elected=elected,
+        new_leader_s=elected_s - killed_s,
         unavailable_s=scene.load.longest_gap_s(killed_s, ended_s),
         round_s=ended_s - killed_s,
         is_disturbed=scene.load.stood_still(killed_s, ended_s),

@@ -20,7 +20,7 @@ from lograft.settings import REQUEST_TIMEOUT_MS
 from lograft.types import ConfigResource, QuorumDescription
 
 from integration_tests.harness.cluster import Cluster
-from integration_tests.harness.load.metadata_load import CONFIG, MetadataLoad
+from integration_tests.harness.load.metadata_load import CONFIG, CREATION_EVERY, MetadataLoad
 from integration_tests.harness.metadata import quorum_of
 from integration_tests.harness.outcome import Figure, Outcome
 from integration_tests.harness.wait import wait_for
@@ -48,7 +48,7 @@ class Scene:
     watcher: Admin
 
     def quorum(self) -> QuorumDescription | None:
-        """The quorum as its leader sees it; None while nobody answers."""
+        """The quorum as its leader sees it; None while no broker answers."""
         return quorum_of(self.watcher)
 
     def leader(self, *, above_epoch: int = 0) -> tuple[int, int]:
@@ -155,13 +155,22 @@ class Scene:
 
 @contextmanager
 def scene_under_load(
-    cluster: Cluster, *, rate_per_s: int, request_timeout_ms: int = REQUEST_TIMEOUT_MS
+    cluster: Cluster,
+    *,
+    rate_per_s: int,
+    request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+    creation_every: int = CREATION_EVERY,
 ) -> Generator[Scene]:
     """Start the cluster and a load; at the end everything is stopped, whatever happens."""
     with (
         cluster,
         Admin(cluster.bootstrap, request_timeout_ms=ADMIN_TIMEOUT_MS) as admin,
         Admin(cluster.bootstrap, request_timeout_ms=WATCH_TIMEOUT_MS) as watcher,
-        MetadataLoad(cluster.bootstrap, rate_per_s=rate_per_s, request_timeout_ms=request_timeout_ms) as load,
+        MetadataLoad(
+            cluster.bootstrap,
+            rate_per_s=rate_per_s,
+            request_timeout_ms=request_timeout_ms,
+            creation_every=creation_every,
+        ) as load,
     ):
         yield Scene(cluster=cluster, load=load, admin=admin, watcher=watcher)

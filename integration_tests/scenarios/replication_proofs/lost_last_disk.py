@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lograft import Admin, Consumer, Producer, TopicPartition
-from lograft.errors import LograftError
+from lograft import Admin, Producer, TopicPartition
 from lograft.types import ElectionType, PartitionDescription
 
 from integration_tests.harness.cli import run_lograft
-from integration_tests.harness.cluster import Cluster
+from integration_tests.harness.cluster import Cluster, stop_in_order
+from integration_tests.harness.load.readers import read_partitions
+from integration_tests.harness.metadata import are_in_sync, partitions_of, unfenced_brokers
 from integration_tests.harness.outcome import Outcome
 from integration_tests.harness.scene import Shape
 from integration_tests.harness.wait import wait_for
@@ -75,19 +76,13 @@ class Scene:
 
     def state(self, topic: str) -> Sequence[PartitionDescription] | None:
         """The partitions of a topic; None while no broker answers."""
-        try:
-            with Admin(self.cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
-                return admin.describe_topic(topic).partitions
-        except LograftError:
-            return None
+        with Admin(self.cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
+            return partitions_of(admin, topic)
 
     def active(self) -> set[int]:
         """The brokers that may lead."""
-        try:
-            with Admin(self.cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
-                return {broker.broker_id for broker in admin.describe_cluster().brokers if not broker.fenced}
-        except LograftError:
-            return set()
+        with Admin(self.cluster.bootstrap, request_timeout_ms=TIMEOUT_MS) as admin:
+            return unfenced_brokers(admin)
 
     def wait_active(self) -> None:
         """Wait until all brokers may lead."""
@@ -98,8 +93,8 @@ class Scene:
         process = self.cluster.brokers[broker_id]
         if is_killed:
             process.kill()
-        elif (status := process.stop()) != 0:
-            raise AssertionError(f"{process.name} ended with {status}: {process.log_tail()}")
+        elif problems := stop_in_order([process]):
+            raise AssertionError(problems[0])
 
     def path(self, broker_id: int) -> Path:
         """Data directory of a broker."""
@@ -122,15 +117,7 @@ def send(bootstrap: str, topic: str, values: Sequence[bytes]) -> None:
 def read(bootstrap: str, topic: str) -> list[bytes | None]:
     """Return every value of a topic."""
     places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-    found: list[bytes | None] = []
-    with Consumer(bootstrap) as consumer:
-        ends = consumer.end_offsets(places)
-        consumer.assign(places)
-        deadline_s = time.monotonic() + WAIT_S
-        while any(consumer.position(place) < ends[place] for place in places):
-            assert time.monotonic() < deadline_s, "the topic cannot be read to its end"
-            found += [record.value for record in consumer.poll(1_000, 1_000)]
-    return found
+    return [record.value for record in read_partitions(bootstrap, places, timeout_s=WAIT_S)]
 
 
 def run_case(scene: Scene, case: Case, topic: str) -> list[str]:
@@ -147,14 +134,12 @@ def run_case(scene: Scene, case: Case, topic: str) -> list[str]:
     others = [broker_id for broker_id in cluster.brokers if broker_id != last]
     for broker_id in others:
         scene.stop(broker_id, is_killed=case.is_killed)
-    wait_for(
-        lambda: (
-            all(each.isr == (last,) for each in scene.state(topic) or () if last in each.replicas)
-            and scene.state(topic) is not None
-        ),
-        timeout_s=WAIT_S,
-        what=f"broker {last} to be the last one",
-    )
+
+    def is_alone() -> bool:
+        partitions = scene.state(topic)
+        return partitions is not None and all(each.isr == (last,) for each in partitions if last in each.replicas)
+
+    wait_for(is_alone, timeout_s=WAIT_S, what=f"broker {last} to be the last one")
     alone = _write_alone(scene, case, topic, last)
     scene.stop(last, is_killed=case.is_killed)
     path = scene.path(last)
@@ -179,14 +164,12 @@ def run_case(scene: Scene, case: Case, topic: str) -> list[str]:
         shutil.rmtree(path)
         shutil.move(shelf, path)
         cluster.brokers[last].start()
-    wait_for(
-        lambda: (
-            all(each.leader_id is not None and set(each.isr) == set(each.replicas) for each in scene.state(topic) or ())
-            and scene.state(topic) is not None
-        ),
-        timeout_s=WAIT_S,
-        what="all replicas in sync again",
-    )
+
+    def is_whole() -> bool:
+        partitions = scene.state(topic)
+        return partitions is not None and are_in_sync(partitions)
+
+    wait_for(is_whole, timeout_s=WAIT_S, what="all replicas in sync again")
     found = read(cluster.bootstrap, topic)
     lacking = set(values) | (set() if case.is_gone else set(alone))
     lacking -= {value for value in found if value is not None}

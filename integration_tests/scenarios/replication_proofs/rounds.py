@@ -21,7 +21,6 @@ from integration_tests.harness.outcome import Outcome, median_and_max, milliseco
 from integration_tests.harness.scene import Scene, Shape, scene_under_load
 
 DISTURBED_ROUNDS_MAX = 20
-ANOMALIES_MAX = 10
 LONGEST_SHOWN = 3
 """Longest waits of values that are printed one by one."""
 CALM_S = 2.0
@@ -128,7 +127,8 @@ def prove(
                 for what, found in this.spans.items():
                     spans.setdefault(what, []).extend(found)
             print(f"  round {done:3d}: {line_of(this)}{', DISTURBED' if is_disturbed else ''}", flush=True)
-        finish(scene, outcome, forgiven)
+        scene.judge(outcome, forgiven=forgiven)
+        outcome.problems += scene.compare_files()
         judge_waits(scene.load.acknowledgements.waits, spans, limits, outcome)
     outcome.figures["disturbed_rounds"] = disturbed
     if done < rounds:
@@ -184,23 +184,3 @@ def line_of(this: Round) -> str:
     """A round on one line."""
     times = [f"{what} max {max(values) * 1e3:.0f} ms" for what, values in this.times_s.items() if values]
     return ", ".join([this.text, *times, f"round {this.ended_s - this.started_s:.1f} s"])
-
-
-def finish(scene: Scene, outcome: Outcome, forgiven: Counter[str]) -> None:
-    """Read and judge everything, stop the brokers in order, and compare the files of replicas.
-
-    Args:
-        scene: of the proof.
-        outcome: gets problems and figures.
-        forgiven: values without an acknowledgement, by error, of rounds in which this machine stood still.
-    """
-    scene.wait_in_sync()
-    verdict, problems = scene.load.judge()
-    outcome.problems += problems
-    outcome.problems += [f"ANOMALY {anomaly}" for anomaly in verdict.anomalies[:ANOMALIES_MAX]]
-    outcome.problems += [f"the history is {verdict.name}"] if verdict.name != "PASSED" else []
-    outcome.figures |= scene.load.figures()
-    outcome.figures["values"] = dict(verdict.value_counts)
-    failures = scene.load.failures() - forgiven
-    outcome.problems += [f"{count} values were not acknowledged: {what}" for what, count in failures.items()]
-    outcome.problems += scene.compare_files()

@@ -7,10 +7,11 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from lograft import Admin, Consumer, LograftError, Producer, TopicPartition
+from lograft import Admin, LograftError, Producer, TopicPartition
 
 from integration_tests.harness.cluster import BROKER_ID_FIRST, Cluster, broker_name
 from integration_tests.harness.faults.disks import empty_disk, fill_disk, free_bytes, small_disk
+from integration_tests.harness.load.readers import read_partitions
 from integration_tests.harness.wait import wait_for
 
 DISK_BYTES = 96 * 1024 * 1024
@@ -23,13 +24,7 @@ VALUES = [b"value-%d" % number for number in range(50)]
 
 def read(bootstrap: str) -> list[bytes | None]:
     """Return every value of the partition."""
-    found: list[bytes | None] = []
-    with Consumer(bootstrap) as consumer:
-        end = consumer.end_offsets([PLACE])[PLACE]
-        consumer.assign([PLACE])
-        while consumer.position(PLACE) < end:
-            found += [record.value for record in consumer.poll(1_000, 1_000)]
-    return found
+    return [record.value for record in read_partitions(bootstrap, [PLACE], timeout_s=WAIT_S)]
 
 
 def append(bootstrap: str, values: list[bytes]) -> bool:

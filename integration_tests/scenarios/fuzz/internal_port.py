@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make fuzz`, second part: hostile servers, at three real servers that are voters and brokers.
+"""`make fuzz`, second part: hostile servers, at the internal ports of three combined servers.
 
 Every method of the carrier gets messages that are right, changed, damaged and shuffled; its connections get frames and greetings that
 are none. No process may end and no log may have a traceback; every request gets one typed final frame, or the connection ends, within
@@ -9,18 +9,21 @@ every acknowledged record.
 
 from __future__ import annotations
 
-import collections
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lograft import Admin, BatchReceipt, Consumer, Producer, TopicPartition
+from lograft import Admin, Producer, TopicPartition
 from lograft.errors import LograftError
 from lograft.internal.v1 import controller_pb2
 
 from integration_tests.harness.cluster import CombinedCluster
+from integration_tests.harness.history.checker import check
+from integration_tests.harness.history.events import HISTORY_FILE, HistoryFile, read_history
+from integration_tests.harness.load.readers import read_everything, read_partitions
+from integration_tests.harness.load.senders import Acknowledgements, Sender
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.fuzz.carrier_client import ANSWER_S, CarrierClient
 from integration_tests.scenarios.fuzz.carrier_damage import FORBIDDEN
@@ -30,7 +33,7 @@ from metaquorum.net.hello import Identity
 from metaquorum.net.methods import Method
 
 QUIET: Final = "fuzz-quiet"
-"""The topic that requests are about: records that are there before, and nobody writes to it."""
+"""The topic that requests are about: records that are there before, and no writer."""
 LIVELY: Final = "fuzz-lively"
 """The topic of the producer."""
 PARTITIONS: Final = 3
@@ -39,87 +42,26 @@ STALL_S: Final = 90.0
 """Longest time in which the producer may get no acknowledgement."""
 SERVE_S: Final = 120.0
 """Longest time until a cluster serves again."""
-SEND_PAUSE_S: Final = 0.05
+RATE_PER_S: Final = 20
+"""Records a second of the producer."""
 SNAPSHOTS: Final = ("--snapshot-interval-ms", "2000", "--kept-snapshots", "20")
 """Each server has a snapshot of the metadata soon, and keeps it for longer than an attacker believes what it knows."""
 FAULTS_IN_LOGS: Final = ("Traceback (most recent call last)", "event=quorum_node_failed", "AssertionError")
 
 
-# A client that means well.
-
-
-class Sender:
-    """Sends numbered records to `LIVELY`, one after the other, in a thread of its own.
-
-    Attributes:
-        acknowledged: number and place of each record that was.
-        stalled_s: longest time without an acknowledgement.
-    """
-
-    def __init__(self, bootstrap: str) -> None:
-        self._bootstrap = bootstrap
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
-        self.acknowledged: dict[int, tuple[int, int]] = {}
-        self.stalled_s = 0.0
-        self.error: Exception | None = None
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End when the last record is acknowledged."""
-        self._stop.set()
-        self._thread.join(2 * STALL_S)
-        if self._thread.is_alive():
-            self.error = TimeoutError("the producer did not end")
-
-    def _run(self) -> None:
-        try:
-            receipts: list[BatchReceipt] = []
-            timeout_ms = int(STALL_S * 1_000)
-            with Producer(
-                self._bootstrap, acks="all", delivery_timeout_ms=timeout_ms, on_batch=receipts.append
-            ) as producer:
-                number = 0
-                last_s = time.monotonic()
-                while not self._stop.wait(SEND_PAUSE_S):
-                    producer.send(LIVELY, b"%d" % number, partition=number % PARTITIONS)
-                    producer.flush(timeout_ms=timeout_ms)
-                    offset = receipts[-1].base_offset
-                    assert offset is not None, f"flushed, and not acknowledged: {receipts[-1]}"
-                    self.acknowledged[number] = (number % PARTITIONS, offset)
-                    number += 1
-                    self.stalled_s = max(self.stalled_s, time.monotonic() - last_s)
-                    last_s = time.monotonic()
-        except (LograftError, TimeoutError) as error:
-            self.error = error
-
-
-def read_all(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes]:
+def values_of(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes]:
     """Values of a topic by partition and offset.
 
     Raises:
         TimeoutError: a reader got nothing for too long.
     """
-    found: dict[tuple[int, int], bytes] = {}
-    places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-    with Consumer(bootstrap) as consumer:
-        ends = consumer.end_offsets(places)
-        consumer.assign(places)
-        deadline_s = time.monotonic() + SERVE_S
-        while any(consumer.position(place) < ends[place] for place in places):
-            batch = consumer.poll_batch(1_000)
-            if batch is not None:
-                for offset, value in zip(batch.offsets(), batch.values(), strict=True):
-                    found[batch.partition, offset] = value or b""
-            elif time.monotonic() > deadline_s:
-                raise TimeoutError(f"{topic}: {len(found)} records read, the ends are {ends}")
-    return found
+    records = read_partitions(bootstrap, places_of(topic), timeout_s=SERVE_S)
+    return {(record.partition, record.offset): record.value or b"" for record in records}
 
 
-# A run.
+def places_of(topic: str) -> list[TopicPartition]:
+    """All partitions of a topic."""
+    return [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
 
 
 def run(directory: Path, inputs: int, seed: int) -> Outcome:
@@ -131,7 +73,11 @@ def run(directory: Path, inputs: int, seed: int) -> Outcome:
         seed: names the inputs.
     """
     outcome = Outcome()
-    with CombinedCluster(directory, count=3, arguments=SNAPSHOTS) as nodes, Admin(nodes.bootstrap) as admin:
+    with (
+        HistoryFile(directory / HISTORY_FILE) as history,
+        CombinedCluster(directory, count=3, arguments=SNAPSHOTS) as nodes,
+        Admin(nodes.bootstrap) as admin,
+    ):
         for topic in (QUIET, LIVELY):
             admin.create_topic(
                 topic, partition_count=PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"}
@@ -145,15 +91,31 @@ def run(directory: Path, inputs: int, seed: int) -> Outcome:
             what="a snapshot of the metadata",
             interval_s=0.2,
         )
-        sender = Sender(nodes.bootstrap)
+        acknowledgements = Acknowledgements(PARTITIONS)
+        sender = Sender(
+            nodes.bootstrap,
+            "s0",
+            topic=LIVELY,
+            partitions=list(range(PARTITIONS)),
+            rate_per_s=RATE_PER_S,
+            delivery_timeout_ms=int(STALL_S * 1_000),
+            history=history,
+            acknowledgements=acknowledgements,
+        )
+        started_s = time.monotonic()
         sender.start()
         _attack_all(nodes, inputs, seed, lambda: gather(admin, topic=QUIET, ends=ends, stranger=stranger), outcome)
-        sender.stop()
-        if sender.error is not None:
-            outcome.fail(f"the producer ended: {sender.error!r}")
-        if sender.stalled_s > STALL_S:
-            outcome.fail(f"the producer got no acknowledgement for {sender.stalled_s:.0f} s")
-        outcome.acknowledged = len(sender.acknowledged)
+        try:
+            sender.join()
+        except (TimeoutError, RuntimeError) as error:
+            outcome.fail(f"the producer ended: {error}, {sender.broken!r}")
+        for what, count in sender.failures.items():
+            outcome.fail(f"{count} records of the producer were not acknowledged: {what}")
+        for partition in range(PARTITIONS):
+            stalled_s = acknowledgements.longest_gap_s(partition, started_s, time.monotonic())
+            if stalled_s > STALL_S:
+                outcome.fail(f"partition {partition} acknowledged nothing for {stalled_s:.0f} s")
+        outcome.acknowledged = sender.acknowledged_count
         for process in nodes.processes.values():
             if not process.running:
                 outcome.fail(f"{process.name} ended: {process.log_tail()}")
@@ -162,7 +124,7 @@ def run(directory: Path, inputs: int, seed: int) -> Outcome:
             outcome.fail("a request behind a greeting that does not fit was carried out")
         if outcome.problems:
             return outcome
-        _compare(nodes, quiet, sender, outcome, "after the attack")
+        _compare(nodes, quiet, history, outcome, "after the attack")
         for process in nodes.processes.values():
             _restart(nodes, process.stop, outcome)
             process.start()
@@ -170,7 +132,7 @@ def run(directory: Path, inputs: int, seed: int) -> Outcome:
             _restart(nodes, process.kill, outcome)
             process.start()
             _wait_until_serving(nodes, admin)
-        _compare(nodes, quiet, sender, outcome, "after the restarts")
+        _compare(nodes, quiet, history, outcome, "after the restarts")
         outcome.problems += [f"after the restarts: {problem}" for problem in _log_problems(nodes)]
     return outcome
 
@@ -186,7 +148,7 @@ def _fill(bootstrap: str) -> dict[tuple[int, int], bytes]:
         for number in range(100):
             producer.send(QUIET, b"quiet-%d" % number, partition=number % PARTITIONS)
         producer.flush()
-    return read_all(bootstrap, QUIET)
+    return values_of(bootstrap, QUIET)
 
 
 def register_stranger(nodes: CombinedCluster, admin: Admin) -> Stranger:
@@ -280,17 +242,15 @@ def _wait_until_serving(nodes: CombinedCluster, admin: Admin) -> None:
 
 
 def _compare(
-    nodes: CombinedCluster, quiet: dict[tuple[int, int], bytes], sender: Sender, outcome: Outcome, when: str
+    nodes: CombinedCluster, quiet: dict[tuple[int, int], bytes], history: HistoryFile, outcome: Outcome, when: str
 ) -> None:
-    if (found := read_all(nodes.bootstrap, QUIET)) != quiet:
+    if (found := values_of(nodes.bootstrap, QUIET)) != quiet:
         outcome.fail(f"{when}: {QUIET} has {len(found)} records, and had {len(quiet)}")
-    lively = read_all(nodes.bootstrap, LIVELY)
-    for number, place in sender.acknowledged.items():
-        if lively.get(place) != b"%d" % number:
-            outcome.fail(f"{when}: record {number} is not at {place}, where it was acknowledged")
-    repeated = [value for value, count in collections.Counter(lively.values()).items() if count > 1]
-    if repeated:
-        outcome.fail(f"{when}: {len(repeated)} records are there more than once, as {repeated[0]!r}")
+    for problem in read_everything(nodes.bootstrap, places_of(LIVELY), history):
+        outcome.fail(f"{when}: {problem}")
+    history.flush()
+    for anomaly in check(read_history(history.path)).anomalies:
+        outcome.fail(f"{when}: {anomaly}")
 
 
 def report(outcome: Outcome, inputs: int, seed: int) -> int:
