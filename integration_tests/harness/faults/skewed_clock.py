@@ -12,9 +12,20 @@ import runpy
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 READ_INTERVAL_S = 0.2
+
+
+def skew_path(directory: Path, name: str) -> Path:
+    """File with the skew of the clock of a server of a cluster."""
+    return directory / f"{name}.skew"
+
+
+def skewable(directory: Path) -> Callable[[str], Sequence[str]]:
+    """Launcher of a `Cluster` whose servers run with clocks that can be set wrong."""
+    return lambda name: ("integration_tests.harness.faults.skewed_clock", str(skew_path(directory, name)))
 
 
 def install(path: Path) -> None:

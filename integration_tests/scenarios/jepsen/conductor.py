@@ -138,7 +138,7 @@ class Conductor:
         print(f"  {time.monotonic() - self._world.scene.load.started_s:6.1f} s  {text}", flush=True)
 
     def _watch(self) -> None:
-        """Find servers that ended though nobody hurt them; start them again, so that the others are tried on."""
+        """Find servers that ended by themselves; start them again, so that the others are tried on."""
         for name, process in self._world.processes().items():
             if not process.running and name not in self._world.taken:
                 tail = process.log_tail().splitlines()[-3:]

@@ -21,6 +21,7 @@ from integration_tests.harness.cluster import broker_name
 from integration_tests.harness.faults.disks import empty_disk, fill_disk
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy, Way
 from integration_tests.harness.faults.namespaces import Namespaces
+from integration_tests.harness.faults.skewed_clock import skew_path
 from integration_tests.harness.process import Process
 from integration_tests.harness.scene import TOPIC, Scene
 
@@ -71,7 +72,7 @@ class World:
         self.scene.hurt = {broker_id for broker_id, process in brokers.items() if process.name in self.taken}
 
     def free(self, kind: str) -> list[str]:
-        """Names of servers of a kind ("broker", "voter") that nobody has."""
+        """Names of servers of a kind ("broker", "voter") that no nemesis has taken."""
         return [name for name in self.processes() if name.startswith(kind) and name not in self.taken]
 
     def choose(self) -> list[str]:
@@ -183,7 +184,7 @@ class Restart:
 
 
 class Partition:
-    """Cuts between servers; clients reach everybody. Nobody is taken: a cut server may be killed as well."""
+    """Cuts between servers; clients reach all servers. No server is taken: a cut one may be killed as well."""
 
     name = "partition"
 
@@ -221,7 +222,7 @@ class Forget(Protocol):
 
 
 class HalfOpen:
-    """Connections of one server die without a word; nobody is taken, and nothing can be healed: the ends must find out.
+    """Connections of one server die without a word; no server is taken, and nothing can be healed: the ends must find out.
 
     Args:
         forget: see `Forget`.
@@ -342,7 +343,7 @@ class Membership:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nobody is missing."""
+        """Whether no voter is missing."""
         return self._removed is None
 
 
@@ -372,8 +373,3 @@ class Reassign:
         except LograftError as error:
             return f"elect preferred leaders: {error.code.name}"
         return f"elect preferred leaders: {sum(each.error is None for each in results)} elected"
-
-
-def skew_path(directory: Path, name: str) -> Path:
-    """File with the skew of a server's clock."""
-    return directory / f"{name}.skew"

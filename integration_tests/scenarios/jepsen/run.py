@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from integration_tests.harness.cluster import BROKER_ID_FIRST, broker_name, name
 from integration_tests.harness.faults.disks import small_disk
 from integration_tests.harness.faults.forgetful_proxy import ForgetfulProxy
 from integration_tests.harness.faults.namespaces import Namespaces, is_inside, run_inside, unshare_command
+from integration_tests.harness.faults.skewed_clock import skewable
 from integration_tests.harness.history.checker import EXIT_STATUS
 from integration_tests.harness.outcome import keep_evidence
 from integration_tests.harness.scene import Scene, Shape, scene_under_load
@@ -44,7 +45,6 @@ from integration_tests.scenarios.jepsen.nemeses import (
     Reassign,
     Restart,
     World,
-    skew_path,
     through_proxies,
 )
 
@@ -123,11 +123,6 @@ def _disk(path: Path, names: list[str], seconds: float) -> Generator[None]:
     with small_disk(path, size_bytes=DISK_BYTES + int(DISK_BYTES_A_MINUTE * seconds / 60)) as is_mounted:
         assert is_mounted, "namespaces permit to mount"
         yield
-
-
-def skewable(directory: Path) -> Callable[[str], Sequence[str]]:
-    """Have every server run with a clock that can be set wrong."""
-    return lambda name: ("integration_tests.harness.faults.skewed_clock", str(skew_path(directory, name)))
 
 
 def conduct(scene: Scene, nemeses: list[Nemesis], result: Result, *, seconds: float, seed: int) -> None:

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 
-from integration_tests.harness.history.ledger import Ledger
-from integration_tests.harness.load.metadata_load import MetadataLoad, Operation
-from integration_tests.harness.outcome import Outcome
+from integration_tests.harness.load.metadata_load import Operation
 from integration_tests.scenarios.quorum_proofs import (
     kill_calls,
     kill_leader,
@@ -97,62 +94,6 @@ def test_rolling_restart_fails_no_call(tmp_path: Path) -> None:
     assert (outcome.verdict, outcome.problems) == ("PASSED", [])
 
 
-def test_ledger_notices_lost_and_repeated_changes() -> None:
-    """Each kind of damage is found, and what has an unknown outcome may be there or not."""
-    ledger = Ledger()
-    for number in range(3):
-        ledger.topic_acknowledged(f"t{number}", bytes([number]))
-    topics = {f"t{number}": bytes([number]) for number in range(3)}
-    written, unknown, refused = (ledger.take_register() for _ in range(3))
-    assert written is not None
-    assert unknown is not None
-    assert refused is not None
-    ledger.write_acknowledged(written)
-    ledger.write_unknown(unknown)
-    ledger.write_refused(refused)
-    values = {"t0": 1, "t1": 0, "t2": 0}
-    assert ledger.compare(topics, values) == []
-    assert ledger.compare(topics, values | {"t1": 1}) == []
-    assert ledger.compare(topics, values | {"t0": 0})
-    assert ledger.compare(topics, values | {"t1": 2})
-    assert ledger.compare(topics, values | {"t2": 1})
-    assert ledger.compare({name: topics[name] for name in ("t0", "t1")}, {"t0": 1, "t1": 0})
-    assert ledger.compare(topics | {"t1": b"other"}, values)
-    assert ledger.compare(topics | {"t1": topics["t0"]}, values)
-    assert ledger.compare(topics | {"t9": b"9"}, values)
-    ledger.topic_unknown("t9")
-    assert ledger.compare(topics | {"t9": b"9"}, values) == []
-    ledger.topic_repeated("t10")
-    assert len(ledger.problems) == 1
-
-
-def test_ledger_gives_a_retired_register_to_nobody() -> None:
-    """A write that may yet take effect would be taken for a later one; once it cannot, the register is used again."""
-    ledger = Ledger()
-    ledger.topic_acknowledged("t", b"t")
-    register = ledger.take_register()
-    assert register is not None
-    assert ledger.take_register() is None
-    ledger.write_unknown(register)
-    assert ledger.take_register() is None
-    ledger.release(register)
-    assert register.allowed() == {0, 1}
-    assert ledger.take_register() is register
-    ledger.write_acknowledged(register)
-    assert register.allowed() == {2}
-
-
-def test_longest_gap_counts_from_the_last_acknowledgement_before() -> None:
-    """The time without an acknowledgement begins before the fault and may last to the end of the span."""
-    load = MetadataLoad("127.0.0.1:1", rate_per_s=1)
-    load.acknowledged_s = [1.0, 2.0, 4.5, 5.0]
-    assert load.longest_gap_s(3.0, 5.5) == 2.5
-    assert load.longest_gap_s(4.6, 9.0) == 4.0
-    load.standstills.append((6.0, 8.0))
-    assert load.stood_still(7.0, 7.5)
-    assert not load.stood_still(8.0, 9.0)
-
-
 def test_minorities_are_minorities() -> None:
     """No cut takes a majority, and the leader and followers are both cut off, in both directions and in one."""
     for voters in (3, 5):
@@ -162,17 +103,3 @@ def test_minorities_are_minorities() -> None:
             (has_leader, lost) for has_leader in (True, False) for lost in partition.Lost
         }
         assert max(case.has_leader + case.follower_count for case in found) == (voters - 1) // 2
-
-
-def test_outcome_with_a_problem_has_failed() -> None:
-    """A problem outweighs everything, and the line says how many there were."""
-    assert Outcome(proof="p").verdict == "PASSED"
-    assert Outcome(proof="p", not_run="why").verdict == "NOT RUN"
-    failed = Outcome(proof="p", not_run="why", problems=["x"], figures={"voters": 3})
-    assert json.loads(failed.to_json()) == {
-        "proof": "p",
-        "verdict": "FAILED",
-        "voters": 3,
-        "problem_count": 1,
-        "not_run": "why",
-    }
