@@ -52,7 +52,7 @@ def older_version(rng: random.Random, content: bytes, older: bytes) -> bytes:
 
 
 def garbage_tail(rng: random.Random, content: bytes, older: bytes) -> bytes:
-    """Bytes of nobody behind the end: random, zeros, or a piece of the file itself."""
+    """Foreign bytes behind the end: random, zeros, or a piece of the file itself."""
     size_bytes = rng.randint(1, GARBAGE_BYTES_MAX)
     start = rng.randrange(len(content))
     return content + rng.choice((rng.randbytes(size_bytes), bytes(size_bytes), content[start : start + size_bytes]))

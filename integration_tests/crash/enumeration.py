@@ -169,5 +169,5 @@ def second_life(disk: SimDisk, history: History, settings: LogSettings) -> None:
     check_opened(opened, disk.list_directory(LOG_DIRECTORY), history, everything_kept=True)
     opened.log.close()
     opened = open_on(disk, settings, now_ms=0)
-    assert opened.report.clean, "a clean stop was taken for an unclean one"
+    assert opened.report.clean, "the log opened as after an unclean stop"
     check_opened(opened, disk.list_directory(LOG_DIRECTORY), history, everything_kept=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from lograft.wire.batch import encode_batch, read_header
 
-from integration_tests.crash.scrubbing import scrub_all
+from integration_tests.crash.maintenance import scrub_all
 from integration_tests.crash.templates import NOW_MS, Placed, Template, open_log
 from storage.errors import CorruptLogError, DataLossError, StorageError
 from storage.files.checkpoints import read_lines
@@ -82,7 +82,7 @@ class Examination:
         self._rng = rng
         self._by_offset = {placed.batch.header.base_offset: placed for placed in template.placed}
         self._contents = {file.name: file.read_bytes() for file in path.glob(f"*{LOG_SUFFIX}")}
-        # What a finished swap puts in the place of its originals.
+        # What a finished swap puts where its originals were.
         for file in path.glob(f"*{SWAP_SUFFIX}"):
             self._contents[file.name.partition("-")[0] + LOG_SUFFIX] = file.read_bytes()
         self._touched = {offset for offset, placed in self._by_offset.items() if self._is_touched(placed)}

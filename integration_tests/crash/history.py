@@ -7,7 +7,7 @@ Laws after an opening
     3. every offset from log start to log end is covered by exactly one batch; what was acknowledged as flushed (after the end of a
        process: as written) is there, unless an operation removed it
     4. what stands at an offset was written there; what a truncation dropped does not come back once it has returned
-       A restart under way may leave an empty log at its offset instead, which nobody ever wrote to
+       A restart under way may leave an empty log at its offset instead, which was never written to
     5. of a compacted log the newest record of each key is there, or deleted; nothing deleted is back
     6. leader epochs, look-ups by time and idempotence windows say what was written; a scrub finds nothing
 Source: docs/storage.md sections 2, 3, 6 and 10.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from lograft.wire.batch import iter_batches, read_batches, read_header
 from lograft.wire.limits import DEDUP_WINDOW_BATCHES
 
-from integration_tests.crash.scrubbing import scrub_once
+from integration_tests.crash.maintenance import scrub_once
 from storage.errors import DataLossError
 from storage.log.partition_log import OpenedLog, PartitionLog
 from storage.maintenance.scrub import LogScrub
@@ -67,7 +67,7 @@ class History:
         start_offset: the log start that was answered last, inclusive.
         starting_offset: the highest log start that a removal under way may bring; else `start_offset`.
         truncating_to: where a truncation under way cuts; None: none is.
-        restarting_to: where a restart under way begins anew; None: none is.
+        restarting_to: offset of a restart under way; None: none is.
         compacts: records may be replaced by newer ones of their key.
         lost: offsets that were damaged behind the log's back (first, end); empty if none.
         is_set_aside: the step of a directory operation that is never undone has returned.
@@ -107,7 +107,7 @@ class History:
         self.written_offset = min(self.written_offset, to_offset)
 
     def restart(self, offset: int) -> None:
-        """Forget everything: the log begins anew, empty, at an offset."""
+        """Forget everything: the log restarts, empty, at an offset."""
         self.records, self.sent, self.lost = {}, [], (0, 0)
         self.flushed_offset = self.written_offset = self.start_offset = self.starting_offset = offset
         self.truncating_to = self.restarting_to = None

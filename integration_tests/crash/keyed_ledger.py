@@ -116,7 +116,7 @@ class KeyedLedger:
         return {offset: put for offset, put in history.items() if start_offset <= offset < end_offset}
 
     def settle(self, *, start_offset: int, end_offset: int) -> None:
-        """Begin anew with what a reopened log holds: it is all flushed."""
+        """Start again with what a reopened log holds: it is all flushed."""
         self.puts = self._history(start_offset, end_offset)
         self.end_offset, self.announced = end_offset, []
         self.start_offset = self.starting_offset = start_offset

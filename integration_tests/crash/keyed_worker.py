@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from lograft.wire.batch import encode_batch, read_header
 
-from integration_tests.crash.scrubbing import scrub_once
+from integration_tests.crash.maintenance import scrub_once
 from storage.compaction.cleaner import Cleaner, CleanerSettings
 from storage.errors import DiskFailedError
 from storage.files.posix import PosixDisk

@@ -179,5 +179,7 @@ def _close(opened: OpenedLog, path: Path, rng: random.Random) -> list[str]:
     """Close a log, cleanly or not; return what its open invented or left lying about."""
     opened.log.close(clean=rng.randrange(2) == 0)
     left = [file.name for file in path.iterdir() if file.name.endswith(LEFTOVERS)]
-    damage = [f"{path.name}: a kill was taken for damage: {opened.report.damaged}"] if opened.report.damaged else []
+    damage = (
+        [f"{path.name}: after a kill the log reports damage: {opened.report.damaged}"] if opened.report.damaged else []
+    )
     return damage + ([f"{path.name}: after an open {left} is there"] if left else [])

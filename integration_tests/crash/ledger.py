@@ -104,7 +104,7 @@ class Ledger:
         return problems
 
     def settle(self, values: list[bytes], *, start_offset: int = 0) -> None:
-        """Begin anew with what a reopened log holds: it is all flushed."""
+        """Start again with what a reopened log holds: it is all flushed."""
         self.generations = [REMOVED] * start_offset + [int(value.partition(b"/")[0]) for value in values]
         self.flushed_offset = len(self.generations)
         self.start_offset = self.starting_offset = start_offset

@@ -40,7 +40,7 @@ class LogOperation:
         prepare: what the log is like before; not recorded.
         act: the operation; each of its calls is a crash point.
         settings: of the log.
-        judge: judges a crashed disk, in the place of opening the log.
+        judge: judges a crashed disk, instead of opening the log.
     """
 
     name: str
@@ -316,7 +316,7 @@ def seal(stage: Stage) -> None:
 
 
 def damaged(stage: Stage) -> None:
-    """A flushed batch of a sealed segment has changed; nobody has seen it yet."""
+    """A flushed batch of a sealed segment has changed; that is not known yet."""
     sealed(stage)
     # What this process wrote it does not verify.
     stage.close(clean=True)

@@ -23,7 +23,7 @@ def repair(stage: Stage) -> None:
 
 
 def sealed_and_damaged(stage: Stage) -> None:
-    """A flushed batch of a segment with a seal, snapshots and indexes has changed; nobody has seen it yet."""
+    """A flushed batch of a segment with a seal, snapshots and indexes has changed; that is not known yet."""
     flushed(stage)
     stage.seal()
     stage.scrub()
@@ -43,7 +43,7 @@ def repair_and_change(stage: Stage) -> None:
 
 
 def active_and_damaged(stage: Stage) -> None:
-    """A flushed batch of the segment that is appended to has changed; nobody has seen it yet."""
+    """A flushed batch of the segment that is appended to has changed; that is not known yet."""
     flushed(stage)
     stage.flush()
     stage.close(clean=True)

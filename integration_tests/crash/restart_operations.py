@@ -13,7 +13,7 @@ from storage.compaction.owner import LogCompaction
 
 
 def restart_above(stage: Stage) -> None:
-    """Begin anew above the log end, with a tail that is not flushed; other records follow, of an older leader epoch too."""
+    """Restart above the log end, with a tail that is not flushed; other records follow, of an older leader epoch too."""
     stage.restart(50)
     stage.fill(5, epoch=0)
     stage.flush()
@@ -24,7 +24,7 @@ def restart_above(stage: Stage) -> None:
 
 
 def restart_below(stage: Stage) -> None:
-    """Begin anew below the log start, then at 0; others follow at the old offsets, flushed, and a cut and a removal of these."""
+    """Restart below the log start, then at 0; others follow at the old offsets, flushed, and a cut and a removal of these."""
     stage.remove(20)
     stage.restart(6)
     stage.fill(12, epoch=2)
@@ -38,7 +38,7 @@ def restart_below(stage: Stage) -> None:
 
 
 def restart_inside(stage: Stage) -> None:
-    """Begin anew at the base of a segment, at the log start, and at the log end, with indexes, seals and snapshots there."""
+    """Restart at the base of a segment, at the log start, and at the log end, with indexes, seals and snapshots there."""
     stage.seal()
     stage.scrub()
     stage.restart(20)

@@ -15,8 +15,7 @@ from lograft.wire.batch import encode_batch, read_header
 from lograft.wire.header import PREFIX_BYTES, stamped_prefix
 
 from integration_tests.crash.history import FIRST_TIMESTAMP_MS, History, Record, Sent
-from integration_tests.crash.passes import begin_pass, compact_once
-from integration_tests.crash.scrubbing import scrub_once
+from integration_tests.crash.maintenance import begin_pass, compact_once, scrub_once
 from storage.compaction.pass_ import CompactionPass
 from storage.errors import DataLossError
 from storage.files.names import PartitionIdentity, partition_directory_name
@@ -46,7 +45,7 @@ class Point:
 
 
 class Stage:
-    """See the module docstring.
+    """A log on a simulated disk that records each call of the disk as a crash point.
 
     Args:
         settings: of the log.
@@ -89,7 +88,7 @@ class Stage:
         return opened
 
     def append(self, count: int = 2, *, epoch: int = 0, size_bytes: int = 10, producer: bool = True) -> None:
-        """Append one batch of records without keys, of producer 1 or of nobody."""
+        """Append one batch of records without keys, of producer 1 or without a producer."""
         base_offset = self.log.log_end_offset
         values = [f"{base_offset + at}-{epoch}-{len(self.points)}".encode() for at in range(count)]
         self.put([(None, value.ljust(size_bytes, b"v")) for value in values], epoch=epoch, producer=producer)
@@ -150,7 +149,7 @@ class Stage:
         self._settle_start()
 
     def restart(self, offset: int) -> None:
-        """Drop everything and begin anew at an offset; from the call on it may be so, from its return on it must."""
+        """Drop everything and restart the log at an offset; from the call on that may show, from its return on it must."""
         self.history.restarting_to = offset
         self.log.restart_at(offset)
         self.history.restart(offset)
@@ -191,7 +190,7 @@ class Stage:
             scrub_once(scrub, self.log, now_ms=self.now_ms, interval_ms=1)
 
     def damage(self, sent: Sent) -> None:
-        """Change a byte of a flushed batch behind the log's back; nobody has noticed yet."""
+        """Change a byte of a flushed batch behind the log's back; it is not known yet."""
         for name in self.disk.list_directory(LOG_DIRECTORY):
             path = f"{LOG_DIRECTORY}/{name}"
             at = self.disk.read_file(path).find(sent.data[21:]) if name.endswith(".log") else -1

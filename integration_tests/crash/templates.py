@@ -18,8 +18,7 @@ from pathlib import Path
 from lograft.wire.batch import check_batch, iter_batches, read_header
 from lograft.wire.limits import MAX_BATCH_BYTES
 
-from integration_tests.crash.passes import compact_once
-from integration_tests.crash.scrubbing import scrub_all
+from integration_tests.crash.maintenance import compact_once, scrub_all
 from storage.errors import DataLossError
 from storage.files.names import SWAP_SUFFIX, PartitionIdentity
 from storage.files.posix import PosixDisk
@@ -200,7 +199,7 @@ def _check_known(kind: Kind, placed: list[Placed], model: LogModel) -> None:
     """Every record stands where it was appended, and nothing is missing that compaction does not take."""
     records = {record.offset: (record.key, record.value) for batch in model.batches for record in batch.records}
     found = {record.offset: (record.key, record.value) for each in placed for record in each.batch.records}
-    assert found.items() <= records.items(), "the template holds records of nobody"
+    assert found.items() <= records.items(), "the template holds records that were not written"
     first_offset = placed[0].batch.header.base_offset
     if kind in (Kind.PLAIN, Kind.REMOVED):
         assert set(found) == {offset for offset in records if offset >= first_offset}, "the template has a gap"

@@ -22,7 +22,7 @@ from dataclasses import replace
 from lograft.wire.batch import encode_batch, read_batches, read_header
 
 from integration_tests.crash.keyed_worker import KeyedWorker
-from integration_tests.crash.scrubbing import scrub_once
+from integration_tests.crash.maintenance import scrub_once
 from storage.errors import DiskFailedError
 from storage.files.posix import PosixDisk
 from storage.log.partition_log import PartitionLog

@@ -62,7 +62,7 @@ class StruckWorld(Protocol):
 
 
 class Faults:
-    """See the module docstring."""
+    """Chooses what strikes the machines of a world, and when."""
 
     def __init__(self, world: StruckWorld) -> None:
         self._world = world

@@ -37,7 +37,7 @@ LOOK_MS: Final = 50
 
 
 class LastDisk:
-    """See the module docstring.
+    """The fault, step by step.
 
     Args:
         world: see `StruckWorld`.

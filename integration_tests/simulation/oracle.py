@@ -52,7 +52,7 @@ Key = tuple[bytes, int]
 
 
 class Oracle:
-    """See the module docstring."""
+    """Looks at every replica after every event of it, and knows what was ever committed."""
 
     def __init__(self, scheduler: Scheduler, counts: Counter[str]) -> None:
         self._scheduler = scheduler

@@ -17,7 +17,7 @@ from storage.testing.sim_disk import SimDisk
 
 
 class SimProcess:
-    """See the module docstring.
+    """One process of a simulated machine, from its start to its end.
 
     Args:
         scheduler: virtual time.

@@ -21,7 +21,7 @@ SECOND_PATH: Final = "/second"
 
 
 class TwoDisks(SimDisk):
-    """See the module docstring.
+    """The disk of a machine that has a second one.
 
     Attributes:
         second: the second disk.

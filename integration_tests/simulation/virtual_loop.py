@@ -88,7 +88,7 @@ class LoopOwner(Protocol):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """See the module docstring.
+    """The event loop of one simulated process, on virtual time.
 
     Args:
         scheduler: virtual time.

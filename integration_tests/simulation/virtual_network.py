@@ -284,7 +284,7 @@ class Inbox:
 
 
 class Network:
-    """See the module docstring.
+    """All connections between the machines of a world.
 
     Args:
         scheduler: virtual time.

@@ -2,8 +2,8 @@
 """A TCP proxy that can forget its connections, as a NAT does, or a machine that is lost.
 
 Owns the ways between those who connect and one server, in a thread of its own. What is forgotten stays open and is read on both
-sides, and nothing of it goes on: not a byte, not an end. New connections are taken and carried all the time. So nobody hears
-anything from TCP itself; with a real lost machine the kernel of the sender would at least miss its acknowledgements.
+sides, and nothing of it goes on: not a byte, not an end. New connections are taken and carried all the time. So TCP itself tells
+neither end anything; with a real lost machine the kernel of the sender would at least miss its acknowledgements.
 
 Use: start it before what is behind it, have the server advertise `proxy.address` (`--advertise`), and set `proxy.target`.
 All methods may be called from any thread.
@@ -134,7 +134,7 @@ class _Link:
 
 
 class ForgetfulProxy:
-    """See the module docstring; a context manager.
+    """A proxy before one server; a context manager.
 
     Args:
         target: `host:port` of the server; may be set later, before anybody connects.
@@ -246,7 +246,7 @@ class ForgetfulProxy:
 
     async def _dial(self, link: _Link) -> None:
         """Connect to the server."""
-        assert self.target is not None, "nobody has said where connections go"
+        assert self.target is not None, "there is no target for connections"
         host, _, port = self.target.rpartition(":")
         try:
             await asyncio.get_running_loop().create_connection(lambda: link.server, host, int(port))

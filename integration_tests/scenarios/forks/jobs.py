@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """An application of Celery whose clients are made in the worker's main process; its prefork pool takes a new child for each task.
 
-Environment: as `web`, and FORKS_QUEUE (directory of the queue).
+The environment is that of `work.environment_of`.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import celery
 from celery.signals import worker_init
 
 from integration_tests.scenarios.forks.statuses import note_statuses
-from integration_tests.scenarios.forks.work import Clients, start_clients, work
+from integration_tests.scenarios.forks.work import (
+    Clients,
+    queue_path,
+    start_clients_by_environment,
+    statuses_path,
+    work_by_environment,
+)
 
-_queue = os.environ["FORKS_QUEUE"]
+_queue = queue_path()
 app = celery.Celery("forks", broker="filesystem://")
 app.conf.update(
     broker_transport_options={
@@ -38,10 +42,8 @@ _clients: Clients | None = None
 def on_start(**_others: Any) -> None:
     """Make clients in the worker's main process, before its pool is forked."""
     global _clients
-    environment = os.environ
-    note_statuses(Path(environment["FORKS_STATUSES"]))
-    is_busy = environment["FORKS_LOAD"] == "busy"
-    _clients = start_clients("blocking", environment["FORKS_BOOTSTRAP"], environment["FORKS_TOPIC"], is_busy=is_busy)
+    note_statuses(statuses_path())
+    _clients = start_clients_by_environment()
 
 
 @app.task(name="forks.job")
@@ -49,7 +51,7 @@ def job() -> None:
     """Work with clients of the child's own."""
     assert _clients is not None, "the pool was forked before the clients were made"
     _clients.check_refused()
-    work("blocking", os.environ["FORKS_BOOTSTRAP"], os.environ["FORKS_TOPIC"])
+    work_by_environment()
 
 
 if __name__ == "__main__":

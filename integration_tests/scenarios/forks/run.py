@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from integration_tests.harness.ports import free_port
 from integration_tests.harness.process import Process
 from integration_tests.harness.wait import wait_for
 from integration_tests.scenarios.forks.parent import WAYS
-from integration_tests.scenarios.forks.work import KINDS, OWN_VALUE
+from integration_tests.scenarios.forks.work import KINDS, OWN_VALUE, environment_of
 
 LOADS: Final = ("idle", "busy")
 CHILDREN: Final = 1_000
@@ -216,14 +215,7 @@ def run_case(case: Case, count: int, address: str) -> Result:
         admin.create_topic(topic, configs={"flush.policy": "none"})
         for each in ("queue", "queue-control"):
             (Path(name) / each).mkdir()
-        environment = {
-            **os.environ,
-            "FORKS_BOOTSTRAP": address,
-            "FORKS_TOPIC": topic,
-            "FORKS_LOAD": case.load,
-            "FORKS_STATUSES": f"{name}/statuses",
-            "FORKS_QUEUE": f"{name}/queue",
-        }
+        environment = environment_of(bootstrap=address, topic=topic, load=case.load, directory=Path(name))
         sent = RUNNERS[case.way](case, count, environment, result)
         seen = read_values(address, topic)
         admin.delete_topic(topic)

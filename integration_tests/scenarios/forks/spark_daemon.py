@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PySpark's daemon, which forks Spark's Python workers, with clients made in it first (`spark.python.daemon.module`).
 
-Environment: as `web`. The daemon itself ignores how its workers end; here that is noted.
+The environment is that of `work.environment_of`. The daemon itself ignores how its workers end; here that is noted.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from pyspark import daemon
 
 from integration_tests.scenarios.forks.statuses import note_statuses
-from integration_tests.scenarios.forks.work import start_clients
+from integration_tests.scenarios.forks.work import start_clients_by_environment, statuses_path
 
 _set_handler = signal.signal
 
@@ -32,13 +31,7 @@ def _handle(number: int, handler: Any) -> Any:
 
 
 if __name__ == "__main__":
-    environment = os.environ
-    note_statuses(Path(environment["FORKS_STATUSES"]))
+    note_statuses(statuses_path())
     signal.signal = _handle
-    clients = start_clients(
-        "blocking",
-        environment["FORKS_BOOTSTRAP"],
-        environment["FORKS_TOPIC"],
-        is_busy=environment["FORKS_LOAD"] == "busy",
-    )
+    clients = start_clients_by_environment()
     daemon.manager()

@@ -1,30 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Spark program of COUNT tasks with a Python worker for each: `python -m integration_tests.scenarios.forks.spark_driver COUNT`.
 
-The driver has clients at work, and so has the daemon that forks the workers. Environment: as `web`.
+The driver has clients at work, and so has the daemon that forks the workers. The environment is that of `work.environment_of`.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 
 from lograft.spark import local_session
 
-from integration_tests.scenarios.forks.work import start_clients, work
+from integration_tests.scenarios.forks.work import start_clients_by_environment, work_by_environment
 
 
 def task(_items: Iterator[int]) -> None:
     """Work with clients of the worker's own."""
-    work("blocking", os.environ["FORKS_BOOTSTRAP"], os.environ["FORKS_TOPIC"])
+    work_by_environment()
 
 
 def main() -> int:
     """Run the tasks."""
-    count, environment = int(sys.argv[1]), os.environ
-    is_busy = environment["FORKS_LOAD"] == "busy"
-    clients = start_clients("blocking", environment["FORKS_BOOTSTRAP"], environment["FORKS_TOPIC"], is_busy=is_busy)
+    count = int(sys.argv[1])
+    clients = start_clients_by_environment()
     settings = {
         "spark.python.worker.reuse": "false",
         "spark.python.use.daemon": "true",

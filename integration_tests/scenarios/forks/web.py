@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A web application for gunicorn whose clients are made in the master, and gunicorn's settings for it.
 
-Environment: FORKS_BOOTSTRAP, FORKS_TOPIC, FORKS_LOAD, FORKS_STATUSES (file that gets a line with each worker's exit status).
-Every worker serves one request and ends; then the master forks the next one.
+The environment is that of `work.environment_of`. Every worker serves one request and ends; then the master forks the next one.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from integration_tests.scenarios.forks.statuses import note_statuses
-from integration_tests.scenarios.forks.work import Clients, start_clients, work
+from integration_tests.scenarios.forks.work import (
+    Clients,
+    start_clients_by_environment,
+    statuses_path,
+    work_by_environment,
+)
 
 preload_app = True
 workers = 2
@@ -26,25 +28,21 @@ _clients: Clients | None = None
 
 def on_starting(_server: Any) -> None:
     """Watch the ends of workers."""
-    note_statuses(Path(os.environ["FORKS_STATUSES"]))
+    note_statuses(statuses_path())
 
 
 def master_clients() -> Clients:
     """Return the clients of the master."""
     global _clients
     if _clients is None:
-        environment = os.environ
-        is_busy = environment["FORKS_LOAD"] == "busy"
-        _clients = start_clients(
-            "blocking", environment["FORKS_BOOTSTRAP"], environment["FORKS_TOPIC"], is_busy=is_busy
-        )
+        _clients = start_clients_by_environment()
     return _clients
 
 
 def application(_environment: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Serve a request with clients of the worker's own."""
     master_clients().check_refused()
-    work("blocking", os.environ["FORKS_BOOTSTRAP"], os.environ["FORKS_TOPIC"])
+    work_by_environment()
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [b"done"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What parents and children of `make forks` do with clients.
+"""What parents and children of `make forks` do with clients, and the environment that tells programs of others which cluster it is.
 
 Owns the clients of a parent, idle or under load, and what a child has to find: those of its parent refuse, its own work.
 """
@@ -7,8 +7,10 @@ Owns the clients of a parent, idle or under load, and what a child has to find: 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final, Protocol
 
 from lograft import Admin, Consumer, Producer, TopicPartition, aio
@@ -168,6 +170,39 @@ class AsyncioClients:
         if self._failure is not None:
             raise self._failure
         return self._sent
+
+
+def environment_of(*, bootstrap: str, topic: str, load: str, directory: Path) -> dict[str, str]:
+    """Return the environment of a program that is not ours: this process's one, and what the functions below read."""
+    return {
+        **os.environ,
+        "FORKS_BOOTSTRAP": bootstrap,
+        "FORKS_TOPIC": topic,
+        "FORKS_LOAD": load,
+        "FORKS_STATUSES": str(directory / "statuses"),
+        "FORKS_QUEUE": str(directory / "queue"),
+    }
+
+
+def statuses_path() -> Path:
+    """File that gets a line with the exit status of each child, by the environment."""
+    return Path(os.environ["FORKS_STATUSES"])
+
+
+def queue_path() -> str:
+    """Directory of Celery's queue, by the environment."""
+    return os.environ["FORKS_QUEUE"]
+
+
+def start_clients_by_environment() -> Clients:
+    """Make blocking clients of a parent as the environment says, and use them."""
+    is_busy = os.environ["FORKS_LOAD"] == "busy"
+    return start_clients("blocking", os.environ["FORKS_BOOTSTRAP"], os.environ["FORKS_TOPIC"], is_busy=is_busy)
+
+
+def work_by_environment() -> None:
+    """Do in a child what the environment says, with clients of its own."""
+    work("blocking", os.environ["FORKS_BOOTSTRAP"], os.environ["FORKS_TOPIC"])
 
 
 def start_clients(kind: str, bootstrap: str, topic: str, *, is_busy: bool) -> Clients:

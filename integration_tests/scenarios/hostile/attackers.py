@@ -59,11 +59,6 @@ def say(**what: object) -> None:
     print(json.dumps(what), flush=True)
 
 
-def identity(data: bytes) -> bytes:
-    """Pass a message through unparsed."""
-    return data
-
-
 def fetch_open(partition: int) -> bytes:
     """Return the opening of a fetch stream that may be sent nearly everything at once."""
     route = log_pb2.FetchRoute(route=1, topic=BACKLOG_TOPIC, partition=partition, offset=0)
@@ -91,7 +86,7 @@ def new_channel(address: str) -> grpc.aio.Channel:
 
 def stream(channel: grpc.aio.Channel, method: str) -> Any:
     """Open a bidirectional stream of bytes."""
-    return channel.stream_stream(method, identity, identity)()
+    return channel.stream_stream(method)()
 
 
 async def end_of_input() -> None:
@@ -174,7 +169,7 @@ async def channels(address: str) -> Seen:
             await call.write(produce_open() if kind == 2 else fetch_open(3))
         else:
             request = metadata_pb2.WatchClusterRequest().SerializeToString()
-            call = channel.unary_stream(WATCH, identity, identity)(request)
+            call = channel.unary_stream(WATCH)(request)
             held.append(call)
         await call.read()
 
@@ -258,7 +253,7 @@ async def huge(address: str) -> Seen:
         await call.read()
 
     async def send_append(channel: grpc.aio.Channel) -> None:
-        await channel.unary_unary(APPEND, identity, identity)(append, timeout=CALL_TIMEOUT_S)
+        await channel.unary_unary(APPEND)(append, timeout=CALL_TIMEOUT_S)
 
     half = HUGE_SENDERS // 2
     await repeat(address, seen, [*[send_batch] * half, *[send_append] * half])
@@ -300,7 +295,7 @@ def main() -> int:
     kind, address = sys.argv[1:]
     say(**asyncio.run(KINDS[kind](address)))
     sys.stdout.flush()
-    # What is still open belongs to the attack: nobody waits for it.
+    # What is still open belongs to the attack: it is not waited for.
     os._exit(0)
 
 

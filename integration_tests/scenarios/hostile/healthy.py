@@ -20,6 +20,8 @@ from contextlib import suppress
 import lograft.aio
 from lograft import Admin, TopicPartition
 
+from integration_tests.harness.load.times import quantile
+
 TOPIC = "healthy"
 RECORDS_PER_S = 50
 VALUE = bytes(100)
@@ -28,8 +30,8 @@ REPORT_WAIT_S = 20.0
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not exceed; NaN of none."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+    """Return the smallest value that at least `share` (above 0) of the values do not exceed; NaN of none."""
+    return quantile(ordered, share) if ordered else math.nan
 
 
 class Healthy:

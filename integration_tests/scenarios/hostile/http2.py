@@ -25,7 +25,7 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 def header_block(fields: list[tuple[str, str]]) -> bytes:
-    """Encode header fields, each shorter than 127 bytes, as literals that nobody indexes."""
+    """Encode header fields, each shorter than 127 bytes, as literals that are not indexed."""
     block = b""
     for name, value in fields:
         block += b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()

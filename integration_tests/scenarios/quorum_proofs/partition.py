@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof: a minority of the voters is cut off under load, in both directions or one, and nobody notices it in the data.
+"""Proof: a minority of the voters is cut off under load, in both directions or one, and the data show nothing of it.
 
 Servers run in network namespaces of their own (`namespaces`); the clients reach all of them all the time. A cut separates a
 minority from the other voters and from the broker, while reads and writes go straight to the minority. It must acknowledge
@@ -27,7 +27,7 @@ RATE_PER_S = 100
 HOLD_S = 6.0
 """Seconds of a cut: several fetch timeouts and elections."""
 AFTER_S = 3.0
-"""Seconds after the healing in which nobody may be disturbed: several elections."""
+"""Seconds after the healing in which no call may be disturbed: several elections."""
 PROBES = 4
 PROBE_TIMEOUT_S = 1.0
 DISTURBED_CUTS_MAX = 20

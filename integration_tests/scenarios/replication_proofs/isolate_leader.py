@@ -3,7 +3,7 @@
 
 Servers run in network namespaces of their own (`integration_tests.harness.faults.namespaces`). A round cuts the leader of
 a random partition off: from brokers and voters, both ways, or only what it sends, or only what it should receive; from
-brokers alone; from voters alone. Meanwhile a guest sends to its partitions who asked nobody but that broker who leads;
+brokers alone; from voters alone. Meanwhile a guest, which asked that broker alone who leads, sends to its partitions;
 what it was told stands in the history like everything else.
 """
 

@@ -201,7 +201,9 @@ def _while_gone(scene: Scene, case: Case, topic: str, last: int) -> list[str]:
         if each.leader_id == last:
             problems.append(f"partition {each.partition}: broker {last} leads without its directory")
         elif each.leader_id is None and (awaited != [last] or f"{topic}:{each.partition} is offline" not in said):
-            problems.append(f"partition {each.partition} is offline and nobody says why: {awaited}, {said[:200]}")
+            problems.append(
+                f"partition {each.partition} is offline and the reason is not told: {awaited}, {said[:200]}"
+            )
         elif each.leader_id is not None and case.min_isr == 1:
             problems.append(f"partition {each.partition}: broker {each.leader_id} leads, which was not in sync")
     if any(each.leader_id is None for each in scene.state(topic) or ()) and status != 1:

@@ -29,7 +29,7 @@ class Clients:
 
     Args:
         bootstrap: addresses of brokers.
-        topic: a topic to which nobody has sent.
+        topic: a topic without records.
         ledger: gets everything.
         unread_records_max: records of a partition that may be acknowledged and not read.
     """
