@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Background:
-    """One thread. `broken` is written by it alone, and stays.
+    """One thread. `broken` is written by it, and by callbacks of its work; it stays.
 
     Args:
         name: of the thread, for messages.
