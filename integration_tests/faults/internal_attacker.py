@@ -33,7 +33,7 @@ from integration_tests.faults.internal_requests import CALLS, as_follower, tame
 from integration_tests.faults.message_mutations import mutate, out_of_range
 from integration_tests.faults.mutations import mutate_frame
 from integration_tests.soak.nodes import CombinedNodes
-from metaquorum.controller_service.admin_service import REQUEST_TYPES
+from metaquorum.controller_service.admin_operations import REQUEST_TYPES
 from metaquorum.net.connection import Limits
 from metaquorum.net.frames import Kind
 from metaquorum.net.hello import Identity

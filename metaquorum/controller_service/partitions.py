@@ -1,27 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests about reassignments to a command, outcomes and lists to answers: two calls of AdminService.
+"""Leaders and replicas of partitions: requests of AdminService to commands, outcomes and images to answers.
 
-Owns the translation, and the token of a page: number of the next partition, a colon, name of its topic. Must not decide.
+Owns the translation, and the token of a page of reassignments: number of the next partition, a colon, name of its topic. Must not
+decide who leads or which replicas a partition gets.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.commands import PartitionsAltered, Reassignment, ReassignPartitions, Refusal
+from metaquorum.controller.commands import (
+    ElectionKind,
+    ElectionResult,
+    ElectionTarget,
+    ElectLeaders,
+    LeadersElected,
+    PartitionsAltered,
+    Reassignment,
+    ReassignPartitions,
+    Refusal,
+)
 from metaquorum.controller.limits import MAX_LISTED_TOPICS
 from metaquorum.controller.reassignment import settled_replicas
 from metaquorum.controller.reassignment_list import ListCursor, list_reassignments
-from metaquorum.controller_service.commit_waiters import CommandError, Outcome
-from metaquorum.controller_service.partition_codec import to_error
+from metaquorum.controller_service.codec import to_error, to_partition
+from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.controller_service.operation import Member
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.state import PartitionImage
 
-_MAX_TOKEN_DIGITS = 10
+_KINDS: Final = {
+    admin_pb2.ELECTION_TYPE_PREFERRED: ElectionKind.PREFERRED,
+    admin_pb2.ELECTION_TYPE_UNCLEAN: ElectionKind.UNCLEAN,
+}
+
+_MAX_TOKEN_DIGITS: Final = 10
 
 
-def command(request: admin_pb2.AlterPartitionReassignmentsRequest) -> ReassignPartitions:
+def elect(request: admin_pb2.ElectLeadersRequest, _member: Member) -> ElectLeaders:
+    """Return the command of a request.
+
+    Raises:
+        CommandError: INVALID_REQUEST, the election is of no known type.
+    """
+    kind = _KINDS.get(request.type)
+    if kind is None:
+        raise CommandError(
+            ErrorCode.INVALID_REQUEST, f"an election is preferred or unclean; type {request.type} is neither"
+        )
+    return ElectLeaders(
+        kind=kind,
+        targets=tuple(
+            ElectionTarget(topic=each.topic, partitions=tuple(each.partitions) or None) for each in request.topics
+        ),
+        validate_only=request.validate_only,
+    )
+
+
+def elected(_request: admin_pb2.ElectLeadersRequest, result: LeadersElected) -> admin_pb2.ElectLeadersResponse:
+    """Return what the elections of a request came to."""
+    return admin_pb2.ElectLeadersResponse(results=map(_election, result.results))
+
+
+def _election(result: ElectionResult) -> admin_pb2.ElectionResult:
+    outcome = result.outcome
+    return admin_pb2.ElectionResult(
+        topic=result.topic,
+        partition=result.partition,
+        state=None if isinstance(outcome, Refusal) else to_partition(outcome),
+        elected=result.elected,
+        error=to_error(outcome) if isinstance(outcome, Refusal) else None,
+    )
+
+
+def reassign(request: admin_pb2.AlterPartitionReassignmentsRequest, _member: Member) -> ReassignPartitions:
     """Return the command of a request.
 
     Raises:
@@ -46,28 +101,25 @@ def command(request: admin_pb2.AlterPartitionReassignmentsRequest) -> ReassignPa
     )
 
 
-def answer(
-    request: admin_pb2.AlterPartitionReassignmentsRequest, outcome: Outcome
+def reassigned(
+    request: admin_pb2.AlterPartitionReassignmentsRequest, result: PartitionsAltered
 ) -> admin_pb2.AlterPartitionReassignmentsResponse:
     """Return what became of the reassignments of a request."""
-    response = outcome.response
-    assert isinstance(response, PartitionsAltered), f"unexpected {response}"
     return admin_pb2.AlterPartitionReassignmentsResponse(
         results=[
             admin_pb2.ReassignmentResult(
                 topic=asked.topic,
                 partition=asked.partition,
                 replicas_before=None if before is None else settled_replicas(before),
-                state=None if isinstance(result, Refusal) else _state(result),
-                error=to_error(result) if isinstance(result, Refusal) else None,
+                state=None if isinstance(after, Refusal) else _state(after),
+                error=to_error(after) if isinstance(after, Refusal) else None,
             )
-            for asked, before, result in zip(request.reassignments, response.before, response.results, strict=True)
-        ],
-        metadata_offset=0 if request.validate_only else outcome.metadata_offset,
+            for asked, before, after in zip(request.reassignments, result.before, result.results, strict=True)
+        ]
     )
 
 
-def list_answer(
+def list_ongoing(
     request: admin_pb2.ListPartitionReassignmentsRequest, image: MetadataImage
 ) -> admin_pb2.ListPartitionReassignmentsResponse:
     """Return one page of the reassignments that are under way.
