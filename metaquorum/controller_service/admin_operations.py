@@ -43,7 +43,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "UpdateFeatureLevel": Change(features.update, Done, plain(admin_pb2.UpdateFeatureLevelResponse)),
     "ElectLeaders": Change(partitions.elect, LeadersElected, partitions.elected),
     "AlterPartitionReassignments": Change(partitions.reassign, PartitionsAltered, partitions.reassigned),
-    "ListPartitionReassignments": Query(partitions.list_ongoing),
+    "ListPartitionReassignments": Call(partitions.list_ongoing, changes=False),
     "DescribeBrokers": Call(brokers.describe, changes=False),
     "RemoveBroker": Change(brokers.remove, Done, plain(admin_pb2.RemoveBrokerResponse)),
     "DescribeQuorum": Call(quorum.describe, changes=False),

@@ -11,7 +11,7 @@ from typing import Final
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.broker_states import BrokerState, state_of
+from metaquorum.controller.brokers import BrokerState, state_of
 from metaquorum.controller.commands import RemoveBroker
 from metaquorum.controller_service.commit_waiters import CommandError
 from metaquorum.controller_service.controller_host import ControllerHost

@@ -13,12 +13,14 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import AlterConfigs, Refusal, ResourceChanges
 from metaquorum.controller.configs import ConfigSource, ConfigValue, describe
-from metaquorum.controller.limits import MAX_DESCRIBED_RESOURCES
 from metaquorum.controller_service.commit_waiters import CommandError
 from metaquorum.controller_service.operation import Member
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigResource
 from metaquorum.metadata.state import TopicImage
+
+MAX_DESCRIBED_RESOURCES: Final = 1_000
+"""Resources of one request that describes configs."""
 
 _RESOURCES: Final = {
     admin_pb2.CONFIG_RESOURCE_TYPE_TOPIC: ConfigResource.TOPIC,

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from lograft.v1 import admin_pb2
 
-from metaquorum.controller.commands import UpdateFeatureLevel
-from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME
-from metaquorum.controller.voter_levels import VoterLevels
+from metaquorum.controller.commands import UpdateFeatureLevel, VoterLevels
 from metaquorum.controller_service.operation import Member
+from metaquorum.metadata.records import FEATURE_LEVEL, FEATURE_NAME
 
 
 def update(request: admin_pb2.UpdateFeatureLevelRequest, member: Member) -> UpdateFeatureLevel:

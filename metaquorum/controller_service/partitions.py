@@ -23,14 +23,14 @@ from metaquorum.controller.commands import (
     ReassignPartitions,
     Refusal,
 )
-from metaquorum.controller.limits import MAX_LISTED_TOPICS
-from metaquorum.controller.reassignment import settled_replicas
-from metaquorum.controller.reassignment_list import ListCursor, list_reassignments
+from metaquorum.controller.reassignment import ListCursor, list_reassignments, settled_replicas
 from metaquorum.controller_service.codec import to_error, to_partition
 from metaquorum.controller_service.commit_waiters import CommandError
 from metaquorum.controller_service.operation import Member
-from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.state import PartitionImage
+
+MAX_LISTED_TOPICS: Final = 1_000
+"""Topics that one request for a list of reassignments may name."""
 
 _KINDS: Final = {
     admin_pb2.ELECTION_TYPE_PREFERRED: ElectionKind.PREFERRED,
@@ -119,20 +119,22 @@ def reassigned(
     )
 
 
-def list_ongoing(
-    request: admin_pb2.ListPartitionReassignmentsRequest, image: MetadataImage
+async def list_ongoing(
+    request: admin_pb2.ListPartitionReassignmentsRequest, member: Member, timeout_ms: int
 ) -> admin_pb2.ListPartitionReassignmentsResponse:
     """Return one page of the reassignments that are under way.
 
     Raises:
-        CommandError: INVALID_REQUEST, too many topics, or the token is none.
+        CommandError: INVALID_REQUEST, too many topics, or the token is none; or as `Member.catch_up`.
     """
+    await member.catch_up(request, timeout_ms)
+    image = member.host.image
     if len(request.topics) > MAX_LISTED_TOPICS:
         raise CommandError(
             ErrorCode.INVALID_REQUEST,
             f"a request names at most {MAX_LISTED_TOPICS} topics, this one {len(request.topics)}; use several",
         )
-    page = list_reassignments(image, _cursor(request.page_token), tuple(request.topics) or None)
+    page = list_reassignments(image, member.host.settings, _cursor(request.page_token), tuple(request.topics) or None)
     return admin_pb2.ListPartitionReassignmentsResponse(
         reassignments=[
             admin_pb2.OngoingReassignment(topic=topic, partition=partition.partition, state=_state(partition))

@@ -26,7 +26,6 @@ from metaquorum.controller.commands import (
     TopicCreated,
     TopicDeleted,
 )
-from metaquorum.controller.limits import MAX_CREATED_TOPICS
 from metaquorum.controller_service import configs
 from metaquorum.controller_service.codec import to_topic
 from metaquorum.controller_service.commit_waiters import RETRY_AFTER_MS, CommandError, Outcome
@@ -40,6 +39,9 @@ DEFAULT_PAGE_SIZE: Final = 1_000
 
 MAX_PAGE_SIZE: Final = 10_000
 """Topics on a page at most."""
+
+MAX_CREATED_TOPICS: Final = 1_000
+"""Topics that one request creates."""
 
 SLICE_TOPICS: Final = 50
 """Topics that are decided in one turn of the event loop, and whose commits are waited for together."""
