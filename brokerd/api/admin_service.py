@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """AdminService on a broker: passes requests on to the active controller, answers those about its own log directories.
 
-Owns the read-your-writes of a change: it answers once this broker has applied it, so that the client's next question to
-the same broker sees it. Must not understand more of a request than that.
+Serves the operations of `metaquorum.controller_service.admin_operations`; what it needs to know of one stands in its row and in the
+descriptor of its messages. Owns the read-your-writes of a change: it answers once this broker has applied it, so that the client's
+next question to the same broker sees it. While the quorum has no leader it answers some questions from its own image, and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from lograft.internal.v1 import controller_pb2 as pb
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
@@ -22,57 +23,20 @@ from brokerd.api.metadata_export import export_handler
 from brokerd.controller_client.controller_calls import ControllerCalls, ControllerRefusedError
 from brokerd.failure import RefusedError, refused
 from brokerd.limits import FORWARD_WAIT_MS
-from metaquorum.controller_service import topic_answers
+from metaquorum.controller_service import admin_operations
+from metaquorum.controller_service.admin_operations import OPERATIONS, REQUEST_TYPES, RESPONSE_TYPES
 from metaquorum.controller_service.commit_waiters import CommandError
-from metaquorum.metadata.image import MetadataImage
+from metaquorum.controller_service.operation import Call, Change, Export, OfBroker, Query
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.methods import Method
 
-_ImageQuestion = admin_pb2.ListTopicsRequest | admin_pb2.DescribeTopicRequest
-_ImageAnswer = admin_pb2.ListTopicsResponse | admin_pb2.DescribeTopicResponse
-
-SERVICE: Final = "lograft.v1.AdminService"
+SERVICE: Final = admin_operations.SERVICE.full_name
 
 APPLY_WAIT_MS: Final = 2_000
 """Most milliseconds that the answer to a change waits for this broker to apply it."""
 
-READ_METHODS: Final = (
-    "ListTopics",
-    "DescribeTopic",
-    "DescribeConfigs",
-    "DescribeFeatureLevel",
-    "DescribeQuorum",
-    "ListPartitionReassignments",
-    "DescribeBrokers",
-)
-
 IMAGE_WAIT_MS: Final = 3_000
 """Milliseconds that a question waits for a controller before this broker answers it from its own image, if it can."""
-
-IMAGE_ANSWERS: Final[dict[str, tuple[type[_ImageQuestion], Callable[[MetadataImage, Any], _ImageAnswer]]]] = {
-    "ListTopics": (admin_pb2.ListTopicsRequest, topic_answers.list_topics),
-    "DescribeTopic": (admin_pb2.DescribeTopicRequest, topic_answers.describe_topic),
-}
-"""Questions that a broker can answer while the quorum has no leader; the answer says that it did."""
-
-CHANGE_METHODS: Final[dict[str, Callable[[bytes], int]]] = {
-    "CreateTopic": lambda data: admin_pb2.CreateTopicResponse.FromString(data).metadata_offset,
-    "CreateTopics": lambda data: admin_pb2.CreateTopicsResponse.FromString(data).metadata_offset,
-    "CreatePartitions": lambda data: admin_pb2.CreatePartitionsResponse.FromString(data).metadata_offset,
-    "AlterConfigs": lambda data: admin_pb2.AlterConfigsResponse.FromString(data).metadata_offset,
-    "UpdateFeatureLevel": lambda data: admin_pb2.UpdateFeatureLevelResponse.FromString(data).metadata_offset,
-    "DeleteTopic": lambda data: admin_pb2.DeleteTopicResponse.FromString(data).metadata_offset,
-    "ElectLeaders": lambda data: admin_pb2.ElectLeadersResponse.FromString(data).metadata_offset,
-    "AlterPartitionReassignments": lambda data: (
-        admin_pb2.AlterPartitionReassignmentsResponse.FromString(data).metadata_offset
-    ),
-    "RemoveBroker": lambda data: admin_pb2.RemoveBrokerResponse.FromString(data).metadata_offset,
-    "AddVoter": lambda data: admin_pb2.AddVoterResponse.FromString(data).metadata_offset,
-    "RemoveVoter": lambda data: admin_pb2.RemoveVoterResponse.FromString(data).metadata_offset,
-    # The leader is no part of the image, so there is nothing to wait for.
-    "TransferLeadership": lambda data: 0,
-}
-"""Methods that change something, each with the way to the metadata offset in its answer."""
 
 
 class AdminService:
@@ -88,18 +52,32 @@ class AdminService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server needs."""
-        methods = {name: raw_unary(self._behaviour(name)) for name in (*READ_METHODS, *CHANGE_METHODS)}
         own = self._log_directories
-        methods["DescribeLogDirectories"] = unary(admin_pb2.DescribeLogDirectoriesRequest, own.describe)
-        methods["DeleteUnknownPartitions"] = unary(admin_pb2.DeleteUnknownPartitionsRequest, own.delete_unknown)
-        methods["ExportMetadata"] = export_handler(self._calls)
-        methods["MoveReplica"] = unary(admin_pb2.MoveReplicaRequest, own.move)
+        methods = {
+            "DescribeLogDirectories": unary(admin_pb2.DescribeLogDirectoriesRequest, own.describe),
+            "DeleteUnknownPartitions": unary(admin_pb2.DeleteUnknownPartitionsRequest, own.delete_unknown),
+            "MoveReplica": unary(admin_pb2.MoveReplicaRequest, own.move),
+        }
+        for name, operation in OPERATIONS.items():
+            match operation:
+                case OfBroker():
+                    assert name in methods, f"{name} is an operation of a broker, and this one does not serve it"
+                case Export():
+                    methods[name] = export_handler(self._calls)
+                case _:
+                    methods[name] = raw_unary(self._behaviour(name, operation))
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    def _behaviour(self, name: str) -> Callable[[bytes, ServicerContext], Coroutine[None, None, bytes]]:
-        read_offset = CHANGE_METHODS.get(name)
-        is_answered_alone = name in IMAGE_ANSWERS
-        most_ms = IMAGE_WAIT_MS if is_answered_alone else FORWARD_WAIT_MS
+    def _behaviour(
+        self, name: str, operation: Change[Any, Any] | Query[Any] | Call[Any]
+    ) -> Callable[[bytes, ServicerContext], Coroutine[None, None, bytes]]:
+        response_type = RESPONSE_TYPES[name]
+        fields = response_type.DESCRIPTOR.fields_by_name
+        # The leader of the quorum is no part of the image: after a handover there is nothing to wait for.
+        waits = operation.changes and "metadata_offset" in fields
+        # An answer that can say that it was given without a leader may be given so.
+        alone = operation if isinstance(operation, Query) and "without_leader" in fields else None
+        most_ms = FORWARD_WAIT_MS if alone is None else IMAGE_WAIT_MS
 
         async def forward(request: bytes, context: ServicerContext) -> bytes:
             try:
@@ -107,33 +85,35 @@ class AdminService:
                     Method.ADMIN,
                     pb.AdminCall(method=name, request=request).SerializeToString(),
                     timeout_ms=left_ms(context, at_most_ms=most_ms),
-                    is_read_only=read_offset is None,
+                    is_read_only=not operation.changes,
                 )
             except ControllerRefusedError:
                 raise
             except RefusedError as error:
-                if not is_answered_alone or error.failure.code is not ErrorCode.QUORUM_UNAVAILABLE:
+                if alone is None or error.failure.code is not ErrorCode.QUORUM_UNAVAILABLE:
                     raise
-                return self._answer_alone(name, request, error)
+                return self._answer_alone(alone, REQUEST_TYPES[name], request, error)
             response = pb.AdminAnswer.FromString(answer).response
-            if read_offset is not None:
+            if waits:
                 # Not reached in time: the change is made all the same, and the answer says at which offset.
                 wait_ms = left_ms(context, at_most_ms=APPLY_WAIT_MS)
-                await self._observer.wait_for(read_offset(response), timeout_ms=wait_ms)
+                offset: int = cast("Any", response_type.FromString(response)).metadata_offset
+                await self._observer.wait_for(offset, timeout_ms=wait_ms)
             return response
 
         return forward
 
-    def _answer_alone(self, name: str, data: bytes, refusal: RefusedError) -> bytes:
+    def _answer_alone(
+        self, query: Query[Any], request_type: type[Message], data: bytes, refusal: RefusedError
+    ) -> bytes:
         """Answer from the image of this broker; raises the refusal where the request asks for something newer."""
-        request_type, answer = IMAGE_ANSWERS[name]
         image = self._observer.image
         try:
-            request = request_type.FromString(data)
+            request: Any = request_type.FromString(data)
             check_cluster(request.cluster_id, self._cluster_id)
             if request.min_metadata_offset > image.metadata_offset:
                 raise refusal
-            response = answer(image, request)
+            response: Any = query.answer(request, image)
         except CommandError as error:
             raise refused(error.code, error.message) from error
         except DecodeError:

@@ -38,7 +38,7 @@ STATM: Final = Path("/proc/self/statm")
 
 
 class TrimRule:
-    """Says when to trim, and when to look again. Pure.
+    """Says when to trim, and when to look again; it is told what a look found.
 
     What a burst took may be in use at one look and free at the next, without growth between them: so the measure is the least that
     was ever left, and only trims that give nothing back become rarer.

@@ -21,7 +21,8 @@ from brokerd.limits import (
     RETENTION_CHECK_MS_MAX,
 )
 from brokerd.memory.container import memory_limit_bytes
-from metaquorum.controller.limits import MAX_NODE_ID, ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
+from metaquorum.metadata.records import MAX_NODE_ID
 from metaquorum.process.settings import Address, SettingsError, check_metrics_listen, parse_address
 from metaquorum.replica.quorum_settings import SnapshotSettings
 from storage.directory.space import DEFAULT_SOFT_BYTES, MIN_SOFT_BYTES

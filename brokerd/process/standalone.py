@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from brokerd.process.settings import BrokerSettings, CombinedSettings
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.process.settings import Address, SettingsError
 from metaquorum.replica.first_start import format_standalone, is_formatted, read_initial_voters
 from storage.directory.data_directory import DataDirectory

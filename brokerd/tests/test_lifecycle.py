@@ -29,7 +29,7 @@ from brokerd.process.standalone import standalone_settings
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, connected, refusal, running_broker
 from brokerd.tests.test_two_brokers import leaders, second_broker
 from metaquorum.controller.commands import Command, RegisterBroker
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.controller_service.commit_waiters import CommandError, Outcome
 from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.process.settings import Address

@@ -11,7 +11,7 @@ from lograft.v1 import admin_pb2
 
 from brokerd.process.quorum import open_quorum_member
 from brokerd.process.settings import BrokerSettings
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.changes import MetadataChange
 from metaquorum.metadata.listener import CommittedBatch
 from metaquorum.metadata.loader import MetadataLoader

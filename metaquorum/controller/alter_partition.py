@@ -19,14 +19,15 @@ from metaquorum.controller.commands import AlterPartition, Decision, IsrProposal
 from metaquorum.controller.led_partitions import call_problem, find, not_leading
 from metaquorum.controller.lost_replicas import with_found, without_lost
 from metaquorum.controller.reassignment import completed, record_of
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.isr import changed_isr, min_insync_replicas
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.state import PartitionImage, TopicImage
 
 
-def alter_partition(image: AppendedImage, command: AlterPartition) -> Decision:
+def alter_partition(image: AppendedImage, settings: ControllerSettings, command: AlterPartition) -> Decision:
     """Decide about the proposals of one broker."""
-    refusal = call_problem(image, command.broker_id, command.broker_epoch, command.proposals)
+    refusal = call_problem(image, settings, command.broker_id, command.broker_epoch, command.proposals)
     if refusal is not None:
         return Decision(response=refusal)
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}

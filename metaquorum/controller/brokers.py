@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions about brokers: registration, heartbeats, fencing, controlled shutdown, producer ids.
+"""Decisions about brokers: registration, heartbeats, fencing, controlled shutdown, removal, producer ids; and what state one is in.
 
 Owns the rules by which a broker enters, lives and leaves. Law: one broker id belongs to one live process; every request
-of a broker carries the epoch of its registration, and an older one is refused.
-Source: Kafka's ClusterControlManager and BrokerHeartbeatManager (KIP-631, KIP-841); `docs/controller.md` "Brokers".
+of a broker carries the epoch of its registration, and an older one is refused. A broker is removed only when nothing is heard of it any
+more and no partition has a replica on it, so that removing one loses nothing and stops nobody.
+Source: Kafka's ClusterControlManager and BrokerHeartbeatManager (KIP-631, KIP-841); KIP-746
+(UnregisterBroker); `docs/controller.md` "Brokers".
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import Enum
+from itertools import islice
 from typing import Protocol
 
 from lograft.wire.codes import ErrorCode
@@ -26,27 +30,29 @@ from metaquorum.controller.commands import (
     ProducerIdsAllocated,
     Refusal,
     RegisterBroker,
+    RemoveBroker,
     SweepPartitions,
     refuse,
 )
-from metaquorum.controller.limits import (
+from metaquorum.controller.sessions import Sessions
+from metaquorum.controller.settings import ControllerSettings
+from metaquorum.metadata.records import (
     FEATURE_LEVEL,
     FEATURE_NAME,
-    MAX_EXPIRED_BROKERS,
-    MAX_HOST_CHARACTERS,
-    MAX_LOG_DIRECTORIES,
     MAX_NODE_ID,
     MAX_PRODUCER_ID,
-    MAX_RACK_CHARACTERS,
-    PRODUCER_ID_BLOCK,
-    ControllerSettings,
+    BrokerChangeRecord,
+    BrokerRecord,
+    ProducerIdsRecord,
+    RemoveBrokerRecord,
 )
-from metaquorum.controller.sessions import Sessions
-from metaquorum.metadata.records import BrokerChangeRecord, BrokerRecord, ProducerIdsRecord
 from metaquorum.metadata.state import BrokerImage
 
 ID_BYTES = 16
 """Size of incarnation and directory ids."""
+
+SHOWN_PARTITIONS = 5
+"""Partitions that a refusal names."""
 
 
 def register(
@@ -148,11 +154,20 @@ def _registration_problem(
     rules = (
         (0 <= command.broker_id <= MAX_NODE_ID, f"broker id {command.broker_id} is out of range"),
         (len(command.incarnation_id) == ID_BYTES, f"the incarnation id must have {ID_BYTES} bytes"),
-        (1 <= len(command.host) <= MAX_HOST_CHARACTERS, f"the host must have 1 to {MAX_HOST_CHARACTERS} characters"),
+        (
+            1 <= len(command.host) <= settings.max_host_characters,
+            f"the host must have 1 to {settings.max_host_characters} characters",
+        ),
         (1 <= command.port <= 65_535, f"port {command.port} is out of range"),
         (0 <= command.replication_port <= 65_535, f"replication port {command.replication_port} is out of range"),
-        (len(command.rack or "") <= MAX_RACK_CHARACTERS, f"a rack has at most {MAX_RACK_CHARACTERS} characters"),
-        (len(command.log_directory_ids) <= MAX_LOG_DIRECTORIES, f"more than {MAX_LOG_DIRECTORIES} log directories"),
+        (
+            len(command.rack or "") <= settings.max_rack_characters,
+            f"a rack has at most {settings.max_rack_characters} characters",
+        ),
+        (
+            len(command.log_directory_ids) <= settings.max_log_directories,
+            f"more than {settings.max_log_directories} log directories",
+        ),
         (all(len(i) == ID_BYTES for i in command.log_directory_ids), f"a directory id must have {ID_BYTES} bytes"),
         (
             command.min_feature_level <= level <= command.max_feature_level,
@@ -259,10 +274,10 @@ def fence(image: AppendedImage, command: FenceBroker) -> Decision:
     return Decision(response=Done(), records=(_change(broker, fenced=True),), then=SweepPartitions())
 
 
-def expire(image: AppendedImage, sessions: Sessions, now_ms: int) -> Decision:
-    """Fence the unfenced brokers whose session is over, at most `MAX_EXPIRED_BROKERS` of them."""
+def expire(image: AppendedImage, sessions: Sessions, settings: ControllerSettings, now_ms: int) -> Decision:
+    """Fence the unfenced brokers whose session is over, as many as one decision takes."""
     unfenced = (broker for broker in image.brokers() if not broker.fenced)
-    gone = [broker for broker in unfenced if not sessions.is_live(broker, now_ms)][:MAX_EXPIRED_BROKERS]
+    gone = [broker for broker in unfenced if not sessions.is_live(broker, now_ms)][: settings.max_expired_brokers]
     records = tuple(_change(broker, fenced=True) for broker in gone)
     return Decision(response=Done(), records=records, then=SweepPartitions() if records else None)
 
@@ -273,15 +288,85 @@ def next_expiry_ms(image: AppendedImage, sessions: Sessions) -> int | None:
     return min(ends, default=None)
 
 
-def allocate_producer_ids(image: AppendedImage, command: AllocateProducerIds) -> Decision:
+def allocate_producer_ids(image: AppendedImage, settings: ControllerSettings, command: AllocateProducerIds) -> Decision:
     """Give the next block of producer ids to a registered broker."""
     broker = registered(image, command.broker_id, command.broker_epoch)
     if isinstance(broker, Refusal):
         return Decision(response=broker)
     first = image.next_producer_id
-    if first > MAX_PRODUCER_ID - PRODUCER_ID_BLOCK:
+    if first > MAX_PRODUCER_ID - settings.producer_id_block:
         return refuse(ErrorCode.LIMIT_EXCEEDED, f"all producer ids up to {first} are given out")
     record = ProducerIdsRecord(
-        broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, next_producer_id=first + PRODUCER_ID_BLOCK
+        broker_id=broker.broker_id,
+        broker_epoch=broker.broker_epoch,
+        next_producer_id=first + settings.producer_id_block,
     )
-    return Decision(response=ProducerIdsAllocated(first_producer_id=first, count=PRODUCER_ID_BLOCK), records=(record,))
+    return Decision(
+        response=ProducerIdsAllocated(first_producer_id=first, count=settings.producer_id_block), records=(record,)
+    )
+
+
+class BrokerState(Enum):
+    """State of a registered broker."""
+
+    REGISTERED = "registered"
+    """It is heard of and may not lead: it catches up, or asks to be fenced, or its unclean stop is being dealt with."""
+    ACTIVE = "active"
+    """It may lead."""
+    SHUTTING_DOWN = "shutting down"
+    """It leaves in an orderly way, and waits for other leaders of its partitions."""
+    FENCED = "fenced"
+    """It has stopped, or nothing is heard of it."""
+
+
+def state_of(broker: BrokerImage, *, session_lasts: bool) -> BrokerState:
+    """Return the state of a broker.
+
+    Args:
+        broker: its registration.
+        session_lasts: True while it counts as alive.
+    """
+    if broker.can_lead:
+        return BrokerState.ACTIVE
+    if not broker.fenced:
+        return BrokerState.SHUTTING_DOWN
+    stopped = broker.in_controlled_shutdown or not session_lasts
+    return BrokerState.FENCED if stopped else BrokerState.REGISTERED
+
+
+def remove(
+    image: AppendedImage, sessions: Sessions, settings: ControllerSettings, command: RemoveBroker, now_ms: int
+) -> Decision:
+    """Decide about the end of a registration. What is set for the broker stays, and can be unset."""
+    broker = image.broker(command.broker_id)
+    if broker is None:
+        return refuse(ErrorCode.INVALID_REQUEST, f"no broker {command.broker_id} is registered")
+    if not broker.fenced:
+        return refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"broker {broker.broker_id} lives at {broker.host}:{broker.port}; stop it first",
+        )
+    hosted = image.counts.replicas.get(broker.broker_id, 0)
+    if hosted:
+        return refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"broker {broker.broker_id} has {hosted} replicas ({_examples(image, settings, broker.broker_id)}); "
+            "reassign them to other brokers or delete their topics first",
+        )
+    session = sessions.describe(broker, now_ms)
+    if session is not None and session.lasts:
+        return refuse(
+            ErrorCode.INVALID_REQUEST,
+            f"broker {broker.broker_id} was heard of {session.age_ms} ms ago and may live; "
+            "stop it, and try again when its session is over",
+        )
+    record = RemoveBrokerRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)
+    return Decision(response=Done(), records=() if command.validate_only else (record,))
+
+
+def _examples(image: AppendedImage, settings: ControllerSettings, broker_id: int) -> str:
+    """Return the names of some partitions that a broker has; not all are looked at."""
+    partitions = ((topic.topic, partition) for topic in image.topics() for partition in topic.partitions)
+    looked_at = islice(partitions, settings.max_sweep_partitions)
+    names = (f"{topic}:{each.partition}" for topic, each in looked_at if broker_id in each.replicas)
+    return ", ".join(islice(names, SHOWN_PARTITIONS)) + ", ..."

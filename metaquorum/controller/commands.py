@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be asked of the controller, and its answers.
 
-Owns the shapes of commands, responses, refusals and decisions; `walk_commands.py` has the commands that go over all partitions.
+Owns the shapes of commands, responses, refusals and decisions. Commands that go over all partitions, a slice at a time, the controller
+gives to itself.
 A decision is a proposal: it becomes true when its records are committed, and its response may be given only then.
 """
 
@@ -10,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.voter_levels import VoterLevels
-from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders, SweepPartitions
 from metaquorum.metadata.records import ConfigResource, MetadataRecord
 from metaquorum.metadata.state import PartitionImage
 
@@ -95,6 +95,53 @@ class RemoveBroker:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireSessions:
     """Fences the brokers that have missed their heartbeats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepCursor:
+    """Where a walk over all partitions goes on.
+
+    Attributes:
+        after_topic: name of the last topic that was looked at wholly; None: none yet.
+        cut_topic_id: id of the topic that was cut, if any.
+        next_partition: its first partition that was not looked at.
+    """
+
+    after_topic: str | None = None
+    cut_topic_id: bytes | None = None
+    next_partition: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPartitions:
+    """Elects leaders where the leader may not lead any more, or where there is none and one could.
+
+    Attributes:
+        cursor: where it goes on; the default starts over.
+        unclean: epochs of the brokers, ascending, that were unclean when the sweep started over: at its end they have left
+            all in-sync replicas where they may lack records. Set by the first slice.
+    """
+
+    cursor: SweepCursor = SweepCursor()
+    unclean: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectPreferredLeaders:
+    """Makes first replicas leaders again where they can. `cursor` is where it goes on; the default starts over."""
+
+    cursor: SweepCursor = SweepCursor()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectUncleanLeaders:
+    """Elects leaders where there is none and lacking records is allowed. `cursor` is where it goes on; the default starts over."""
+
+    cursor: SweepCursor = SweepCursor()
+
+
+PERIODIC_COMMANDS: Final = (ElectPreferredLeaders, ElectUncleanLeaders)
+"""Begun at intervals. Nothing waits for them: a sweep, which gives partitions leaders, goes first."""
 
 
 class ElectionKind(Enum):
@@ -269,6 +316,30 @@ class AlterConfigs:
 
     resources: tuple[ResourceChanges, ...]
     validate_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoterLevels:
+    """Feature levels at which one voter can run, by its own word.
+
+    Attributes:
+        node_id: node id.
+        min_level: lowest, inclusive; None: it has not said yet, or is not there.
+        max_level: highest, inclusive; None together with the other.
+    """
+
+    node_id: int
+    min_level: int | None
+    max_level: int | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has said."""
+        return self.min_level is not None and self.max_level is not None
+
+    def has(self, level: int) -> bool:
+        """Whether it is known to be able to run at this level."""
+        return self.min_level is not None and self.max_level is not None and self.min_level <= level <= self.max_level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,10 @@ from metaquorum.controller.commands import (
     SweepPartitions,
     refuse,
 )
-from metaquorum.controller.limits import MAX_CONFIG_CHANGES, MAX_NODE_ID
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.isr import cleared_elr
-from metaquorum.metadata.records import ConfigRecord, ConfigResource, MetadataRecord
+from metaquorum.metadata.records import MAX_NODE_ID, ConfigRecord, ConfigResource, MetadataRecord
 from metaquorum.metadata.state import TopicImage
 from metaquorum.metadata.topic_configs import (
     FLUSH_POLICY,
@@ -110,12 +110,13 @@ def value_for_broker(image: OtherConfigs, broker_id: int, name: str) -> str:
     return image.configs_of(ConfigResource.CLUSTER, "").get(name, TOPIC_CONFIGS[name].default)
 
 
-def alter(image: AppendedImage, command: AlterConfigs) -> Decision:
+def alter(image: AppendedImage, settings: ControllerSettings, command: AlterConfigs) -> Decision:
     """Decide about changes of configs."""
     count = sum(len(each.changes) for each in command.resources)
-    if not 1 <= count <= MAX_CONFIG_CHANGES:
+    if not 1 <= count <= settings.max_config_changes:
         return refuse(
-            ErrorCode.INVALID_REQUEST, f"a request has 1 to {MAX_CONFIG_CHANGES} config changes, this one has {count}"
+            ErrorCode.INVALID_REQUEST,
+            f"a request has 1 to {settings.max_config_changes} config changes, this one has {count}",
         )
     records: list[MetadataRecord] = []
     seen: set[tuple[ConfigResource, str, str]] = set()

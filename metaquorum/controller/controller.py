@@ -23,17 +23,15 @@ from typing import assert_never
 
 from metaquorum.controller import (
     alter_partition,
-    asked_elections,
-    broker_states,
     brokers,
     configs,
+    elect_leaders,
     elections,
     features,
+    periodic,
     reassignment,
-    rebalance,
     resignation,
     topics,
-    unclean,
 )
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
@@ -48,6 +46,8 @@ from metaquorum.controller.commands import (
     DeleteTopic,
     Done,
     ElectLeaders,
+    ElectPreferredLeaders,
+    ElectUncleanLeaders,
     ExpireSessions,
     FenceBroker,
     Heard,
@@ -56,14 +56,14 @@ from metaquorum.controller.commands import (
     RegisterBroker,
     RemoveBroker,
     ResignLeadership,
+    SweepPartitions,
     UpdateFeatureLevel,
 )
-from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
 from metaquorum.controller.periodic import PeriodicWork
 from metaquorum.controller.sessions import BrokerSession, Sessions
-from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders, SweepPartitions
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.image import MetadataImage
-from metaquorum.metadata.records import FeatureLevelRecord
+from metaquorum.metadata.records import FEATURE_LEVEL, FEATURE_NAME, FeatureLevelRecord
 from metaquorum.metadata.runs import Run
 from metaquorum.metadata.state import BrokerImage
 
@@ -100,9 +100,9 @@ class Controller:
             case Heartbeat():
                 return brokers.heartbeat(self._image, self._sessions, command)
             case AlterPartition():
-                return alter_partition.alter_partition(self._image, command)
+                return alter_partition.alter_partition(self._image, self._settings, command)
             case AlterConfigs():
-                return configs.alter(self._image, command)
+                return configs.alter(self._image, self._settings, command)
             case CreateTopic():
                 return topics.create(self._image, self._settings, command, may_grow=self._may_grow(now_ms))
             case CreatePartitions():
@@ -110,29 +110,29 @@ class Controller:
             case DeleteTopic():
                 return topics.delete(self._image, command)
             case AllocateProducerIds():
-                return brokers.allocate_producer_ids(self._image, command)
+                return brokers.allocate_producer_ids(self._image, self._settings, command)
             case RegisterBroker():
                 return brokers.register(self._image, self._sessions, self._settings, command, now_ms)
             case FenceBroker():
                 return brokers.fence(self._image, command)
             case ExpireSessions():
-                return brokers.expire(self._image, self._sessions, now_ms)
+                return brokers.expire(self._image, self._sessions, self._settings, now_ms)
             case SweepPartitions():
-                return elections.sweep(self._image, command)
+                return elections.sweep(self._image, self._settings, command)
             case ReassignPartitions():
                 return reassignment.reassign(self._image, self._settings, command)
             case UpdateFeatureLevel():
                 return features.update(self._image, self._settings, command)
             case ElectPreferredLeaders():
-                return rebalance.elect_preferred(self._image, self._sessions, command)
+                return periodic.elect_preferred(self._image, self._sessions, self._settings, command)
             case ElectUncleanLeaders():
-                return unclean.elect_unclean(self._image, command)
+                return periodic.elect_unclean(self._image, self._settings, command)
             case RemoveBroker():
-                return broker_states.remove(self._image, self._sessions, command, now_ms)
+                return brokers.remove(self._image, self._sessions, self._settings, command, now_ms)
             case ResignLeadership():
-                return resignation.resign_leadership(self._image, self._sessions, command)
+                return resignation.resign_leadership(self._image, self._sessions, self._settings, command)
             case ElectLeaders():
-                return asked_elections.elect_leaders(self._image, command)
+                return elect_leaders.elect_leaders(self._image, self._settings, command)
             case Bootstrap():
                 return self._bootstrap()
             case _:

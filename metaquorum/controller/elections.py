@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who leads a partition, and the sweeps that keep it so.
 
-Owns the election rules for one partition and the slices in which they are applied to all. Law: only a broker that may lead
+Owns the election rules for one partition and their application to all. Law: only a broker that may lead
 and has everything committed is elected (it is in the in-sync or in the eligible leader replicas, `isr.py`), unless the topic
 allows otherwise (`unclean.leader.election.enable`). A broker that stopped uncleanly may have lost what it had not flushed:
 before it may lead again it leaves them, except where records are acknowledged only when flushed, or where it is the last one.
@@ -12,7 +12,7 @@ Source: Kafka's PartitionChangeBuilder; KIP-966; `docs/controller.md` section "E
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -20,17 +20,16 @@ from typing import Final
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import Decision, Done, Refusal
+from metaquorum.controller.commands import Decision, Done, Refusal, SweepCursor, SweepPartitions
 from metaquorum.controller.configs import ack_since, settings_of
-from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
-from metaquorum.controller.walk_commands import SweepCursor, SweepPartitions
+from metaquorum.controller.settings import ControllerSettings
+from metaquorum.controller.walks import Choose, SliceBounds, walk
 from metaquorum.metadata.awaited import AwaitedReplica, Packed, awaited_brokers, pack, unpack
 from metaquorum.metadata.isr import IsrState, change_record, changed_isr, min_insync_replicas
 from metaquorum.metadata.records import (
     BrokerChangeRecord,
     ConfigResource,
     LeaderChange,
-    MetadataRecord,
     PartitionChangeRecord,
 )
 from metaquorum.metadata.state import BrokerImage, PartitionImage, TopicImage, example
@@ -189,48 +188,7 @@ def _first(node_ids: Sequence[int], holds: CanLead) -> int | None:
     return next((node_id for node_id in node_ids if holds(node_id)), None)
 
 
-Changes = Callable[[TopicImage, int, int], Iterator[tuple[int, PartitionChangeRecord]]]
-"""Goes over the partitions of a topic from one number to another (exclusive): those that need a change, by number, with it."""
-
-Choose = Callable[[bytes], PartitionChangeRecord | None]
-"""Says which change partitions with these members need; it names the first partition of no topic. Equal ones need the same, so it
-is worked out once for all of a slice, and what is kept ends with it."""
-
-
-def chosen_changes(
-    topic: TopicImage, first: int, end: int, choose: Choose
-) -> Iterator[tuple[int, PartitionChangeRecord]]:
-    """Go over the partitions of a topic from one number to another (exclusive): those that need a change, with it."""
-    for number, change in topic.partitions.chosen(first, end, choose):
-        yield number, change.addressed(topic.topic_id, number)
-
-
-def _slice(
-    image: AppendedImage, start: SweepCursor, changes: Changes
-) -> tuple[list[MetadataRecord], SweepCursor | None]:
-    """Return the records of one slice and where the next one goes on; None: nowhere.
-
-    A topic may be cut. It may be gone when its turn comes, or have others before it: the cursor names it by its id.
-    """
-    records: list[MetadataRecord] = []
-    seen = 0
-    last_name = start.after_topic
-    for topic in image.topics(after=start.after_topic):
-        first = start.next_partition if topic.topic_id == start.cut_topic_id else 0
-        end = min(len(topic.partitions), first + MAX_SWEEP_PARTITIONS - seen)
-        cut = SweepCursor(after_topic=last_name, cut_topic_id=topic.topic_id, next_partition=end)
-        for number, change in changes(topic, first, end):
-            if len(records) >= MAX_SWEEP_RECORDS:
-                return records, replace(cut, next_partition=number)
-            records.append(change)
-        if end < len(topic.partitions):
-            return records, cut
-        seen += end - first
-        last_name = topic.topic
-    return records, None
-
-
-def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
+def sweep(image: AppendedImage, settings: ControllerSettings, command: SweepPartitions) -> Decision:
     """Decide one slice of a sweep; `then` of the decision is the next slice, or None at the end.
 
     A sweep that saw an unclean broker from its start on declares it clean at its end.
@@ -250,10 +208,11 @@ def sweep(image: AppendedImage, command: SweepPartitions) -> Decision:
 
         return choose
 
-    def changes(topic: TopicImage, first: int, end: int) -> Iterator[tuple[int, PartitionChangeRecord]]:
-        return chosen_changes(topic, first, end, needed(rules_of(image, topic), _lossy_for(image, topic, lossy)))
+    def choose_in(topic: TopicImage) -> Choose:
+        return needed(rules_of(image, topic), _lossy_for(image, topic, lossy))
 
-    records, cursor = _slice(image, command.cursor, changes)
+    bounds = SliceBounds(records=settings.max_sweep_records, partitions=settings.max_sweep_partitions)
+    records, cursor = walk(image, command.cursor, bounds, choose_in)
     if cursor is not None:
         return Decision(response=Done(), records=tuple(records), then=replace(command, cursor=cursor))
     records.extend(

@@ -12,10 +12,9 @@ from __future__ import annotations
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import Decision, Done, UpdateFeatureLevel, refuse
-from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME, ControllerSettings
-from metaquorum.controller.voter_levels import VoterLevels
-from metaquorum.metadata.records import FeatureLevelRecord
+from metaquorum.controller.commands import Decision, Done, UpdateFeatureLevel, VoterLevels, refuse
+from metaquorum.controller.settings import ControllerSettings
+from metaquorum.metadata.records import FEATURE_LEVEL, FEATURE_NAME, FeatureLevelRecord
 
 _SHOWN_BROKERS = 20
 

@@ -14,22 +14,24 @@ from lograft.wire.codes import ErrorCode
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.brokers import registered
 from metaquorum.controller.commands import IsrProposal, LedPartition, Refusal
-from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.state import PartitionImage, TopicImage
 
 Named = IsrProposal | LedPartition
 """What names a partition by topic id and number."""
 
 
-def call_problem(image: AppendedImage, broker_id: int, broker_epoch: int, named: Sequence[Named]) -> Refusal | None:
+def call_problem(
+    image: AppendedImage, settings: ControllerSettings, broker_id: int, broker_epoch: int, named: Sequence[Named]
+) -> Refusal | None:
     """Return why a call is refused as a whole: an unknown or older process, too many partitions or none, one twice; or None."""
     broker = registered(image, broker_id, broker_epoch)
     if isinstance(broker, Refusal):
         return broker
-    if not 1 <= len(named) <= MAX_ALTERED_PARTITIONS:
+    if not 1 <= len(named) <= settings.max_altered_partitions:
         return Refusal(
             code=ErrorCode.INVALID_REQUEST,
-            message=f"a request has 1 to {MAX_ALTERED_PARTITIONS} partitions, this one has {len(named)}",
+            message=f"a request has 1 to {settings.max_altered_partitions} partitions, this one has {len(named)}",
         )
     if len({(each.topic_id, each.partition) for each in named}) < len(named):
         return Refusal(code=ErrorCode.INVALID_REQUEST, message="a partition is named twice")

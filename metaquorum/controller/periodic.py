@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the controller does what it does at intervals.
+"""What the controller does at intervals: leaders go back to the first replicas, and partitions without a leader may get an unclean one.
 
 Owns the times at which each such work was begun: soft state, as sessions are. A new controller begins each of them one interval
 after it took over; what is urgent, its first sweep finds. The intervals are configs of the cluster, and another value counts
-from the last beginning on. Must not know what the works do.
+from the last beginning on. Laws
+    After a broker was away, others lead its partitions and carry its load; nothing is wrong with them, so the way back is taken now and
+    then and not at once. Only a leader that leads gives way, and only to a replica that has everything committed.
+    Every change after which a partition could get a leader starts a sweep, which elects at once; unclean elections at intervals
+    are the net below it. A partition that has a leader keeps it, and one whose topic does not allow an unclean leader is left to
+    clean elections.
+Source: Kafka 4's ReplicationControlManager (maybeBalancePartitionLeaders, maybeElectUncleanLeaders); KIP-966; `docs/controller.md`
+section "Elections by themselves".
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 from metaquorum.controller.appended import AppendedImage
-from metaquorum.controller.commands import Command
-from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders
-from metaquorum.metadata.records import ConfigResource
+from metaquorum.controller.commands import Command, Decision, Done, ElectPreferredLeaders, ElectUncleanLeaders
+from metaquorum.controller.elections import ElectionRules, partition_change, preferred_change, rules_of
+from metaquorum.controller.sessions import Sessions
+from metaquorum.controller.settings import ControllerSettings
+from metaquorum.controller.walks import Choose, SliceBounds, walk
+from metaquorum.metadata.records import ConfigResource, PartitionChangeRecord
+from metaquorum.metadata.state import TopicImage, example
 from metaquorum.metadata.topic_configs import (
     LEADER_REBALANCE,
     REBALANCE_INTERVAL,
@@ -61,3 +74,56 @@ class PeriodicWork:
 
     def _next_election_ms(self, image: AppendedImage) -> int:
         return self._elected_ms + int(cluster_value(image, UNCLEAN_ELECTION_INTERVAL))
+
+
+def elect_preferred(
+    image: AppendedImage, sessions: Sessions, settings: ControllerSettings, command: ElectPreferredLeaders
+) -> Decision:
+    """Decide one slice; `then` of the decision is the next one, or None. Switched off, it ends at its next slice.
+
+    A broker without room for appends gets nothing back: it would hand it over again.
+    """
+    if cluster_value(image, LEADER_REBALANCE) != TRUE:
+        return Decision(response=Done())
+    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead and sessions.has_room(broker.broker_id)}
+
+    @cache
+    def choose(members: bytes) -> PartitionChangeRecord | None:
+        return preferred_change(b"", example(members), fit.__contains__)
+
+    records, cursor = walk(image, command.cursor, _bounds(settings), lambda _: choose)
+    then = None if cursor is None else ElectPreferredLeaders(cursor=cursor)
+    return Decision(response=Done(), records=tuple(records), then=then)
+
+
+def elect_unclean(image: AppendedImage, settings: ControllerSettings, command: ElectUncleanLeaders) -> Decision:
+    """Decide one slice; `then` of the decision is the next one, or None. It ends early when every partition has a leader."""
+    if not image.counts.leaderless:
+        return Decision(response=Done())
+    fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
+
+    @cache
+    def needed(rules: ElectionRules) -> Choose:
+        @cache
+        def choose(members: bytes) -> PartitionChangeRecord | None:
+            partition = example(members)
+            if partition.leader_id is not None:
+                return None
+            # A replica that has everything comes before any other. Brokers that may have lost records are fenced.
+            return partition_change(b"", partition, fit.__contains__, rules=rules)
+
+        return choose
+
+    def choose_in(topic: TopicImage) -> Choose | None:
+        rules = rules_of(image, topic)
+        return needed(rules) if rules.unclean else None
+
+    records, cursor = walk(image, command.cursor, _bounds(settings), choose_in)
+    then = None if cursor is None else ElectUncleanLeaders(cursor=cursor)
+    return Decision(response=Done(), records=tuple(records), then=then)
+
+
+def _bounds(settings: ControllerSettings) -> SliceBounds:
+    return SliceBounds(
+        records=settings.max_walk_records, partitions=settings.max_walk_partitions, topics=settings.max_walk_topics
+    )

@@ -25,7 +25,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from metaquorum.controller.limits import MAX_LEADER_LOOKUPS
 from metaquorum.metadata.state import PartitionCounts
 
 
@@ -153,6 +152,7 @@ def place(
     topic: PartitionCounts,
     cluster: PartitionCounts,
     seed: int,
+    max_leader_lookups: int,
 ) -> list[tuple[int, ...]]:
     """Return the replicas of each new partition; the first of each is its preferred leader.
 
@@ -163,26 +163,29 @@ def place(
         topic: what the topic has already; its leaders are the preferred ones.
         cluster: what the cluster has already.
         seed: random number that decides among equals.
+        max_leader_lookups: as in `ControllerSettings`.
     """
     assert 1 <= replication_factor <= len(usable), f"{replication_factor} replicas on {len(usable)} brokers"
     placer = _Placer(replication_factor, usable, topic, cluster, seed)
     placed = [placer.next() for _ in range(partition_count)]
     if replication_factor > 1:
-        _Leaders(placed, topic, cluster).spread()
+        _Leaders(placed, topic, cluster, max_leader_lookups).spread()
     return [tuple(replicas) for replicas in placed]
 
 
 class _Leaders:
     """Chooses the first replica of each partition, and mends the choice along chains of partitions until it is even."""
 
-    def __init__(self, placed: list[list[int]], topic: PartitionCounts, cluster: PartitionCounts) -> None:
+    def __init__(
+        self, placed: list[list[int]], topic: PartitionCounts, cluster: PartitionCounts, max_lookups: int
+    ) -> None:
         self._placed = placed
         members = sorted({broker_id for replicas in placed for broker_id in replicas})
         self._in_topic = {broker_id: topic.leaders.get(broker_id, 0) for broker_id in members}
         self._in_cluster = {broker_id: cluster.leaders.get(broker_id, 0) for broker_id in members}
         # Partitions led by a broker, in insertion order.
         self._led: dict[int, dict[int, None]] = {broker_id: {} for broker_id in members}
-        self._lookups_left = MAX_LEADER_LOOKUPS
+        self._lookups_left = max_lookups
 
     def spread(self) -> None:
         """Bring a leader to the front of each partition."""

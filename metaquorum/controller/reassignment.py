@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reassignment: the replicas of a partition move to other brokers while it is used.
 
-Owns begin, completion and cancelling. While one runs, the partition has the replicas of both sides; `adding` and `removing` say
-which. Law: a reassignment completes only when all new replicas are in sync, enough are in sync without those that go, and one of
+Owns begin, completion and cancelling, and the list of what is under way. While one runs, the partition has the replicas of both
+sides; `adding` and `removing` say which. Law: a reassignment completes only when all new replicas are in sync, enough are in sync
+without those that go, and one of
 them can lead; so nothing that is committed is only on a replica that goes. The leader epoch goes up at the end, so that
 nobody follows or is followed from before. The limit of a broker counts what the earlier partitions of the same request give it
-and take from it.
+and take from it. A list goes over the partitions of an image in slices, because few of a million are being moved and no list of those
+is kept; a page shows the image as it is when it is asked for, and topics may come and go between two pages.
 Source: KIP-455; `docs/controller.md` section "Reassignment".
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from lograft.wire.codes import ErrorCode
 
@@ -27,8 +29,9 @@ from metaquorum.controller.commands import (
     refuse,
 )
 from metaquorum.controller.elections import elect
-from metaquorum.controller.limits import MAX_REASSIGNED_PARTITIONS, ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.awaited import awaited_brokers
+from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.isr import changed_isr, min_insync_replicas
 from metaquorum.metadata.records import LeaderChange, MetadataRecord, PartitionChangeRecord
 from metaquorum.metadata.state import PartitionImage, TopicImage
@@ -39,10 +42,10 @@ CanLead = Callable[[int], bool]
 
 def reassign(image: AppendedImage, settings: ControllerSettings, command: ReassignPartitions) -> Decision:
     """Decide about reassignments; each is accepted or refused alone."""
-    if not 1 <= len(command.reassignments) <= MAX_REASSIGNED_PARTITIONS:
+    if not 1 <= len(command.reassignments) <= settings.max_reassigned_partitions:
         return refuse(
             ErrorCode.INVALID_REQUEST,
-            f"a request has 1 to {MAX_REASSIGNED_PARTITIONS} reassignments, this one has {len(command.reassignments)}",
+            f"a request has 1 to {settings.max_reassigned_partitions} reassignments, this one has {len(command.reassignments)}",
         )
     places = {(each.topic, each.partition) for each in command.reassignments}
     if len(places) < len(command.reassignments):
@@ -203,3 +206,57 @@ def _without(
 
 def _kept(node_ids: tuple[int, ...], replicas: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(node_id for node_id in node_ids if node_id in replicas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListCursor:
+    """Where a list goes on: at this partition of the topic, or at the first topic behind it when it is gone."""
+
+    topic: str
+    next_partition: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReassignmentPage:
+    """Reassignments under way as (topic, partition), ascending by name and number; `then` None: this was the last page."""
+
+    found: tuple[tuple[str, PartitionImage], ...]
+    then: ListCursor | None
+
+
+def list_reassignments(
+    image: MetadataImage, settings: ControllerSettings, start: ListCursor | None, topics: Sequence[str] | None = None
+) -> ReassignmentPage:
+    """Return one page.
+
+    Args:
+        image: the metadata.
+        settings: limits of a page.
+        start: where to go on; None: at the beginning.
+        topics: names of the topics that it is about; None: all. Unknown ones have no reassignments.
+    """
+    found: list[tuple[str, PartitionImage]] = []
+    seen = 0
+    for topic in _topics(image, start, topics):
+        first = start.next_partition if start is not None and topic.topic == start.topic else 0
+        for number in range(first, len(topic.partitions)):
+            if seen >= settings.max_sweep_partitions or len(found) >= settings.max_listed_reassignments:
+                then = ListCursor(topic=topic.topic, next_partition=number)
+                return ReassignmentPage(found=tuple(found), then=then)
+            seen += 1
+            partition = topic.partitions[number]
+            if partition.adding or partition.removing:
+                found.append((topic.topic, partition))
+    return ReassignmentPage(found=tuple(found), then=None)
+
+
+def _topics(image: MetadataImage, start: ListCursor | None, names: Sequence[str] | None) -> Iterator[TopicImage]:
+    if names is not None:
+        wanted = (image.topic_by_name(name) for name in sorted(set(names)) if start is None or name >= start.topic)
+        yield from (topic for topic in wanted if topic is not None)
+        return
+    if start is not None:
+        same = image.topic_by_name(start.topic)
+        if same is not None:
+            yield same
+    yield from image.topics(after=None if start is None else start.topic)

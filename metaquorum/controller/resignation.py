@@ -17,14 +17,17 @@ from metaquorum.controller.commands import Decision, Heard, LeadershipResigned, 
 from metaquorum.controller.elections import CanLead, after_election, elect, not_available, rules_of
 from metaquorum.controller.led_partitions import call_problem, find, not_leading
 from metaquorum.controller.sessions import Sessions
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.isr import change_record, changed_isr
 from metaquorum.metadata.records import LeaderChange, MetadataRecord, PartitionChangeRecord
 from metaquorum.metadata.state import PartitionImage, TopicImage
 
 
-def resign_leadership(image: AppendedImage, sessions: Sessions, command: ResignLeadership) -> Decision:
+def resign_leadership(
+    image: AppendedImage, sessions: Sessions, settings: ControllerSettings, command: ResignLeadership
+) -> Decision:
     """Decide about the partitions that one broker gives up."""
-    refusal = call_problem(image, command.broker_id, command.broker_epoch, command.partitions)
+    refusal = call_problem(image, settings, command.broker_id, command.broker_epoch, command.partitions)
     if refusal is not None:
         return Decision(response=refusal)
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}

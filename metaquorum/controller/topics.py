@@ -7,13 +7,13 @@ one batch of records, so that it exists whole or not at all.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller import topic_names
 from metaquorum.controller.appended import AppendedImage
 from metaquorum.controller.commands import (
     CreatePartitions,
@@ -25,8 +25,8 @@ from metaquorum.controller.commands import (
     TopicDeleted,
     refuse,
 )
-from metaquorum.controller.limits import DEFAULT_REPLICATION_FACTOR, ControllerSettings
 from metaquorum.controller.placement import UsableBroker, place
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata import topic_configs
 from metaquorum.metadata.records import (
     ConfigRecord,
@@ -42,16 +42,33 @@ from metaquorum.metadata.topic_configs import DEFAULT_MIN_INSYNC, MIN_INSYNC_REP
 FIRST_EPOCH = 0
 """Leader and partition epoch of a new partition."""
 
+_ALLOWED = re.compile(r"[A-Za-z0-9._-]+")
+_SHOWN_CHARACTERS = 60
+
+
+def name_problem(topic: str, *, max_characters: int) -> str | None:
+    """Say what is wrong with a topic name, or None when it keeps the rule; at most 60 characters of it are shown."""
+    if not topic:
+        return "a topic name must not be empty"
+    if len(topic) > max_characters:
+        return f"a topic name has at most {max_characters} characters, this one has {len(topic)}"
+    if topic in (".", ".."):
+        return f"a topic must not be named {topic!r}"
+    # fullmatch, because `$` would let a trailing line feed pass.
+    if _ALLOWED.fullmatch(topic) is None:
+        return f"a topic name has only the characters A-Z a-z 0-9 . _ -, not {topic[:_SHOWN_CHARACTERS]!a}"
+    return None
+
 
 def create(image: AppendedImage, settings: ControllerSettings, command: CreateTopic, *, may_grow: bool) -> Decision:
     """Decide about a new topic; `may_grow`: brokers that nobody knows yet may be about to register."""
-    refusal = _name_problem(image, command) or _size_problem(image, settings, command)
+    refusal = _refused_name(image, settings, command) or _size_problem(image, settings, command)
     if refusal is not None:
         return refusal
     config_problem = topic_configs.problem(command.configs)
     if config_problem is not None:
         return refuse(ErrorCode.INVALID_CONFIG, config_problem)
-    factor = command.replication_factor or DEFAULT_REPLICATION_FACTOR
+    factor = command.replication_factor or settings.default_replication_factor
     partitions = _place(
         image,
         settings,
@@ -141,7 +158,15 @@ def _place(
     present = PartitionCounts()
     for partition in () if topic is None else topic.partitions:
         present.add(replace(partition, leader_id=partition.replicas[0]))
-    placed = place(count, factor, usable, topic=present, cluster=image.counts, seed=seed)
+    placed = place(
+        count,
+        factor,
+        usable,
+        topic=present,
+        cluster=image.counts,
+        seed=seed,
+        max_leader_lookups=settings.max_leader_lookups,
+    )
     added = Counter(broker_id for each in placed for broker_id in each)
     if any(replicas.get(broker_id, 0) + more > settings.max_broker_replicas for broker_id, more in added.items()):
         return _brokers_full(settings)
@@ -185,8 +210,8 @@ def _growth_problem(image: AppendedImage, settings: ControllerSettings, count: i
     return None
 
 
-def _name_problem(image: AppendedImage, command: CreateTopic) -> Decision | None:
-    problem = topic_names.problem(command.topic)
+def _refused_name(image: AppendedImage, settings: ControllerSettings, command: CreateTopic) -> Decision | None:
+    problem = name_problem(command.topic, max_characters=settings.max_topic_name_characters)
     if problem is not None:
         return refuse(ErrorCode.INVALID_TOPIC_NAME, problem)
     if image.topic_by_name(command.topic) is not None:

@@ -19,7 +19,7 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RichStatus, abort_status
 
-from metaquorum.controller_service.admin_service import REQUEST_TYPES, AdminOperations
+from metaquorum.controller_service.admin_operations import REQUEST_TYPES, AdminOperations
 from metaquorum.controller_service.calls import leader_hint, wait_ms
 from metaquorum.controller_service.commit_waiters import CommandError
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from metaquorum.controller.commands import Command
-from metaquorum.controller_service.command_subjects import subject_of
+from metaquorum.controller.commands import Command, Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class CommandLog:
                 level,
                 "event=command command=%s %s base_offset=%d last_offset=%d",
                 type(command).__name__,
-                subject_of(command),
+                _subject(command),
                 base_offset,
                 last_offset,
             )
@@ -55,3 +54,15 @@ class CommandLog:
         if self._left_out > 0:
             logger.info("event=commands_not_listed count=%d last_offset=%d", self._left_out, self._last_offset)
         self._second, self._line_count, self._left_out = second, 0, 0
+
+
+def _subject(command: Command) -> str:
+    """Return the subject of a command as `key=value`."""
+    topic: str | None = getattr(command, "topic", None)
+    broker_id: int | None = getattr(command, "broker_id", None)
+    if topic is not None:
+        return f"topic={topic}"
+    if broker_id is not None:
+        wanted = " want_shutdown=true" if isinstance(command, Heartbeat) and command.want_shutdown else ""
+        return f"broker_id={broker_id}{wanted}"
+    return "subject=cluster"

@@ -28,8 +28,8 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.controller import Controller
 from metaquorum.controller.features import current_level
-from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.sessions import BrokerSession
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.controller_service.command_log import CommandLog
 from metaquorum.controller_service.commit_waiters import (
     RETRY_AFTER_MS,

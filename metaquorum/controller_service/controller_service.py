@@ -15,17 +15,25 @@ from lograft.internal.v1 import controller_pb2 as pb
 
 from metaquorum.controller.commands import (
     AllocateProducerIds,
+    AlterPartition,
     BrokerRegistered,
     FenceBroker,
     Heartbeat,
     HeartbeatAnswered,
+    IsrProposal,
+    LeadershipResigned,
+    LedPartition,
+    PartitionsAltered,
     ProducerIdsAllocated,
+    Refusal,
     RegisterBroker,
+    ResignLeadership,
 )
-from metaquorum.controller_service import alter_partition_calls, resignation_calls
 from metaquorum.controller_service.calls import check_cluster, not_started, refusal, refusing, wait_ms
+from metaquorum.controller_service.codec import to_error
 from metaquorum.controller_service.commit_waiters import CommandError
 from metaquorum.controller_service.controller_host import ControllerHost
+from metaquorum.metadata.state import PartitionImage
 from metaquorum.net.link import Link, ServedCall
 from metaquorum.net.methods import Method
 from metaquorum.net.service import ServiceTable
@@ -115,13 +123,29 @@ class ControllerService:
 
     async def _alter_partition(self, request: pb.AlterPartitionRequest, timeout_ms: int) -> pb.AlterPartitionResponse:
         host = self._checked(request.cluster_id)
-        outcome = await host.submit(alter_partition_calls.command(request), timeout_ms=timeout_ms)
-        return alter_partition_calls.answer(request, outcome)
+        outcome = await host.submit(_alter_partition(request), timeout_ms=timeout_ms)
+        response = outcome.response
+        assert isinstance(response, PartitionsAltered), f"unexpected {response}"
+        return pb.AlterPartitionResponse(
+            results=[
+                _result(proposal.topic_id, proposal.partition, result)
+                for proposal, result in zip(request.proposals, response.results, strict=True)
+            ],
+            metadata_offset=outcome.metadata_offset,
+        )
 
     async def _resign(self, request: pb.ResignLeadershipRequest, timeout_ms: int) -> pb.ResignLeadershipResponse:
         host = self._checked(request.cluster_id)
-        outcome = await host.submit(resignation_calls.command(request), timeout_ms=timeout_ms)
-        return resignation_calls.answer(request, outcome)
+        outcome = await host.submit(_resign_leadership(request), timeout_ms=timeout_ms)
+        response = outcome.response
+        assert isinstance(response, LeadershipResigned), f"unexpected {response}"
+        return pb.ResignLeadershipResponse(
+            results=[
+                _result(led.topic_id, led.partition, result)
+                for led, result in zip(request.partitions, response.results, strict=True)
+            ],
+            metadata_offset=outcome.metadata_offset,
+        )
 
     async def _heartbeat(self, request: pb.HeartbeatRequest, call: ServedCall) -> pb.HeartbeatResponse:
         beating = self._beating_over(call.link)
@@ -186,6 +210,67 @@ class ControllerService:
             raise not_started()
         self._attached.require_active()
         return self._attached
+
+
+def _alter_partition(request: pb.AlterPartitionRequest) -> AlterPartition:
+    return AlterPartition(
+        broker_id=request.broker_id,
+        broker_epoch=request.broker_epoch,
+        proposals=tuple(
+            IsrProposal(
+                topic_id=each.topic_id,
+                partition=each.partition,
+                leader_epoch=each.leader_epoch,
+                partition_epoch=each.partition_epoch,
+                isr=tuple(
+                    (member.node_id, member.broker_epoch if member.HasField("broker_epoch") else None)
+                    for member in each.isr
+                ),
+                is_lost=each.is_lost,
+                found_directory_id=each.found_directory_id if each.HasField("found_directory_id") else None,
+            )
+            for each in request.proposals
+        ),
+    )
+
+
+def _resign_leadership(request: pb.ResignLeadershipRequest) -> ResignLeadership:
+    return ResignLeadership(
+        broker_id=request.broker_id,
+        broker_epoch=request.broker_epoch,
+        partitions=tuple(
+            LedPartition(
+                topic_id=each.topic_id,
+                partition=each.partition,
+                leader_epoch=each.leader_epoch,
+                allow_eligible=each.allow_eligible,
+                needs_room=each.needs_room,
+            )
+            for each in request.partitions
+        ),
+    )
+
+
+def _result(topic_id: bytes, partition: int, outcome: PartitionImage | Refusal) -> pb.AlterPartitionResult:
+    return pb.AlterPartitionResult(
+        topic_id=topic_id,
+        partition=partition,
+        state=None if isinstance(outcome, Refusal) else _state(outcome),
+        error=to_error(outcome) if isinstance(outcome, Refusal) else None,
+    )
+
+
+def _state(partition: PartitionImage) -> pb.PartitionState:
+    return pb.PartitionState(
+        replicas=partition.replicas,
+        isr=partition.isr,
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        elr=partition.elr,
+        adding=partition.adding,
+        removing=partition.removing,
+    )
 
 
 async def _fence_if_gone(host: ControllerHost, broker_id: int, broker_epoch: int) -> None:

@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from metaquorum.controller.commands import Command
-from metaquorum.controller.walk_commands import PERIODIC_COMMANDS, SweepPartitions
+from metaquorum.controller.commands import PERIODIC_COMMANDS, Command, SweepPartitions
 from metaquorum.controller_service.commit_waiters import RETRY_AFTER_MS, Outcome
 
 MAX_WORK_ITEMS: Final = 1_000

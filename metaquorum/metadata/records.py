@@ -10,6 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
+
+FEATURE_NAME: Final = "lograft.level"
+"""Name of the one feature whose level says which records and messages the cluster may use."""
+
+FEATURE_LEVEL: Final = 1
+"""Level that a new cluster starts with, and the only one that this version knows."""
+
+MAX_NODE_ID: Final = 2**31 - 1
+"""Highest node id."""
+
+MAX_PRODUCER_ID: Final = 2**63 - 1
+"""Highest producer id; the batch header keeps it as a signed 64-bit integer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,13 @@ from lograft.wire.keepalive import server_options
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from metaquorum.controller_service import admin_front
-from metaquorum.controller_service.admin_service import AdminOperations, AdminService
+from metaquorum.controller_service.admin_operations import AdminOperations
+from metaquorum.controller_service.admin_service import AdminService
 from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.controller_service.controller_service import ControllerService
 from metaquorum.controller_service.decoding import add_reflection, decoding
 from metaquorum.controller_service.metadata_export import MetadataExports
+from metaquorum.controller_service.operation import Member
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.image_format import ImageUnreadableError
 from metaquorum.metadata.loader import MetadataLoader
@@ -204,7 +206,7 @@ class QuorumServer:
             metadata=metadata,
         )
         host.attach(node)
-        operations = AdminOperations(host, node, MetadataExports(metadata, cluster_id=settings.cluster_id))
+        operations = AdminOperations(Member(host, node), MetadataExports(metadata, cluster_id=settings.cluster_id))
         checks: health.aio.HealthServicer | None = None
         if settings.admin_listen is not None:
             checks = await self._serve_admin(operations, settings.admin_listen)

@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from metaquorum.controller.limits import MAX_NODE_ID, ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
+from metaquorum.metadata.records import MAX_NODE_ID
 from metaquorum.raft_codec.wire_fields import MAX_PORT
 from metaquorum.replica.quorum_node import QuorumTimers, SnapshotSettings
 

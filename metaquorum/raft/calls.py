@@ -9,14 +9,9 @@ lost, and not that its answer is of no use, for peer and network may be slow.
 
 from __future__ import annotations
 
-from typing import Final
-
 from metaquorum.raft.config import RaftConfig
 
 _MAX_DOUBLINGS = 16
-
-LATE_REQUESTS_MAX: Final = 8
-"""Requests of one call without an answer whose late answer still counts; the oldest is forgotten for a new one."""
 
 
 class PeerCall:
@@ -65,7 +60,7 @@ class PeerCall:
     def poll(self, *, now_ms: int, config: RaftConfig) -> None:
         """Have the request under way repeated if it is late."""
         if self.request_id is not None and now_ms >= self._expires_at_ms:
-            self._late = [*self._late, self.request_id][-LATE_REQUESTS_MAX:]
+            self._late = [*self._late, self.request_id][-config.max_late_requests :]
             self._pause(now_ms, config)
 
     def fail(self, request_id: int | None, *, now_ms: int, config: RaftConfig) -> None:

@@ -37,6 +37,8 @@ class RaftConfig:
         max_uncommitted_batches: most batches that a leader appends beyond the high watermark.
         max_parked_fetches: most fetches that a leader parks; further ones are answered at once.
         max_observers: most observers that a leader keeps progress of.
+        max_held_messages: most messages that wait for the disk; beyond it the oldest is dropped, as a network may drop it.
+        max_late_requests: requests of one call without an answer whose late answer still counts; the oldest is forgotten for a new one.
         max_pending_reads: most linearizable reads that a leader keeps waiting; further ones are rejected.
         max_voters: most voters; every one of them is asked for every vote.
         recent_fetch_ms: a replica that fetched within this time (inclusive) counts as reachable when voters change.
@@ -67,6 +69,8 @@ class RaftConfig:
     max_uncommitted_batches: int = 100_000
     max_parked_fetches: int = 10_000
     max_observers: int = 10_000
+    max_held_messages: int = 10_000
+    max_late_requests: int = 8
     max_pending_reads: int = 10_000
     max_voters: int = 9
     recent_fetch_ms: int = 1_500

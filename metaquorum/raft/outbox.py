@@ -15,16 +15,19 @@ from collections import deque
 from metaquorum.raft.effects import Effect, PersistElectionState, Reply, ReplyWithBatches, Send
 from metaquorum.raft.types import ElectionState
 
-MAX_HELD_MESSAGES = 10_000
-"""Most messages that wait for the disk; beyond it the oldest is dropped, as a network may drop it."""
-
 
 class Outbox:
-    """Collects effects; `drain` hands them over at the end of the step."""
+    """Collects effects; `drain` hands them over at the end of the step.
 
-    __slots__ = ("_effects", "_held", "_in_flight", "_persisted", "_wanted", "_wanted_state")
+    Args:
+        persisted: election state that is on disk.
+        max_held_messages: as in `RaftConfig`.
+    """
 
-    def __init__(self, persisted: ElectionState) -> None:
+    __slots__ = ("_effects", "_held", "_in_flight", "_max_held_messages", "_persisted", "_wanted", "_wanted_state")
+
+    def __init__(self, persisted: ElectionState, *, max_held_messages: int) -> None:
+        self._max_held_messages = max_held_messages
         self._effects: list[Effect] = []
         self._held: deque[tuple[int, Send | Reply | ReplyWithBatches]] = deque()
         self._wanted_state = persisted
@@ -52,7 +55,7 @@ class Outbox:
         if self.is_persisted:
             self._effects.append(effect)
             return
-        if len(self._held) >= MAX_HELD_MESSAGES:
+        if len(self._held) >= self._max_held_messages:
             self._held.popleft()
         self._held.append((self._wanted, effect))
 

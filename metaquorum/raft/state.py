@@ -92,7 +92,7 @@ class RaftState:
         self.voters = voters
         self.log = log
         self.role: Role = role
-        self.outbox = Outbox(election)
+        self.outbox = Outbox(election, max_held_messages=config.max_held_messages)
         self.high_watermark: Offset | None = None
         self.commit_offset = LOG_BEGIN
         self.shutdown_deadline_ms: int | None = None

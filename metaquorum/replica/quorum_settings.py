@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from metaquorum.controller.limits import FEATURE_LEVEL
+from metaquorum.metadata.records import FEATURE_LEVEL
 from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.types import LevelRange
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from metaquorum.controller import elections, rebalance
+from metaquorum.controller import elections, periodic
 from metaquorum.testing.mutants import Mutant
 from metaquorum.testing.options import controller_storm
 
@@ -18,10 +18,10 @@ _ControllerMutant = partial(Mutant, options=controller_storm)
 CONTROLLER_MUTANTS: Final = (
     _ControllerMutant(
         name="first replicas never lead again by themselves",
-        owner=rebalance,
+        owner=periodic,
         function="elect_preferred",
-        old="records, cursor = walk(image, command.cursor, lambda _: choose)",
-        new="records, cursor = walk(image, command.cursor, lambda _: None)",
+        old="records, cursor = walk(image, command.cursor, _bounds(settings), lambda _: choose)",
+        new="records, cursor = walk(image, command.cursor, _bounds(settings), lambda _: None)",
     ),
     _ControllerMutant(
         name="the last replica is taken for the preferred leader",

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from metaquorum.controller.commands import (
+    PERIODIC_COMMANDS,
     AlterConfigs,
     AlterPartition,
     Bootstrap,
@@ -32,8 +33,7 @@ from metaquorum.controller.commands import (
     ResourceChanges,
 )
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.walk_commands import PERIODIC_COMMANDS
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import (

@@ -14,7 +14,7 @@ from metaquorum.controller.commands import (
     Heartbeat,
     RegisterBroker,
 )
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.controller_service.commit_waiters import Outcome
 from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.metadata.image_store import ImageStore, open_image

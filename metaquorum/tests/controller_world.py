@@ -15,7 +15,7 @@ from metaquorum.controller.commands import (
     RegisterBroker,
 )
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata import image_rows, record_codec
 from metaquorum.metadata.image import MetadataImage, PartitionImage
 from metaquorum.metadata.records import (
@@ -84,6 +84,12 @@ class World:
         self.log_end_offset = self.image.metadata_offset
         self.controller = Controller(self.image, settings=self.settings, now_ms=self.now_ms)
         return self.controller
+
+    def limit(self, **limits: int) -> None:
+        """Start a new leadership with other limits; everything is committed."""
+        self.commit()
+        self.settings = replace(self.settings, **limits)
+        self.take_over()
 
     def decide(self, command: Command) -> Decision:
         """Decide only."""

@@ -18,7 +18,7 @@ from lograft.v1 import admin_pb2_grpc
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.net.service import RefusalError
 from metaquorum.process.server import QuorumServer
 from metaquorum.process.settings import Address, QuorumServerSettings

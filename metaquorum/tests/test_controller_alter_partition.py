@@ -16,10 +16,9 @@ from metaquorum.controller.commands import (
     PartitionsAltered,
     Refusal,
 )
-from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
 from metaquorum.metadata.records import PartitionChangeRecord
 from metaquorum.metadata.state import PartitionImage
-from metaquorum.tests.controller_world import World, register, topic_id
+from metaquorum.tests.controller_world import SETTINGS, World, register, topic_id
 
 T = topic_id("t")
 
@@ -170,7 +169,7 @@ def test_replica_that_was_restarted_meanwhile_is_not_taken_in(world: World) -> N
 
 def test_request_is_bounded_and_names_a_partition_once(world: World) -> None:
     """Too many partitions, none, or one twice are refused as a whole."""
-    many = tuple(propose(0, partition=number) for number in range(MAX_ALTERED_PARTITIONS + 1))
+    many = tuple(propose(0, partition=number) for number in range(SETTINGS.max_altered_partitions + 1))
     for proposals in (many, (), (propose(0), propose(0, 1))):
         assert world.refusal(alter(world, *proposals)).code is ErrorCode.INVALID_REQUEST
 

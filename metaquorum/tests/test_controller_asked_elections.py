@@ -20,10 +20,9 @@ from metaquorum.controller.commands import (
     Refusal,
 )
 from metaquorum.controller.elections import ElectionRules, partition_change
-from metaquorum.controller.limits import MAX_ELECTED_PARTITIONS
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord
 from metaquorum.metadata.state import PartitionImage
-from metaquorum.tests.controller_world import World, topic_id
+from metaquorum.tests.controller_world import SETTINGS, World, topic_id
 
 
 @pytest.fixture
@@ -187,7 +186,7 @@ def test_unknown_partitions_are_refused_beside_known_ones(world: World, kind: El
         ((ElectionTarget(topic="t"), ElectionTarget(topic="t", partitions=(1,))), ErrorCode.INVALID_REQUEST),
         ((ElectionTarget(topic="none"),), ErrorCode.UNKNOWN_TOPIC),
         (
-            (ElectionTarget(topic="t", partitions=tuple(range(MAX_ELECTED_PARTITIONS + 1))),),
+            (ElectionTarget(topic="t", partitions=tuple(range(SETTINGS.max_elected_partitions + 1))),),
             ErrorCode.INVALID_REQUEST,
         ),
     ],

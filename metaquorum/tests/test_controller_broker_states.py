@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.broker_states import BrokerState, state_of
+from metaquorum.controller.brokers import BrokerState, state_of
 from metaquorum.controller.commands import DeleteTopic, Done, ExpireSessions, FenceBroker, RemoveBroker
 from metaquorum.controller.sessions import Sessions
 from metaquorum.metadata.records import RemoveBrokerRecord

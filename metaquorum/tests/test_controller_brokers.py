@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller import limits
 from metaquorum.controller.commands import (
     AllocateProducerIds,
     BrokerRegistered,
@@ -17,8 +18,8 @@ from metaquorum.controller.commands import (
     HeartbeatAnswered,
     ProducerIdsAllocated,
 )
-from metaquorum.controller.limits import ControllerSettings
-from metaquorum.metadata.records import BrokerRecord, ProducerIdsRecord, RemoveBrokerRecord
+from metaquorum.controller.settings import ControllerSettings
+from metaquorum.metadata.records import MAX_PRODUCER_ID, BrokerRecord, ProducerIdsRecord, RemoveBrokerRecord
 from metaquorum.tests.controller_world import SETTINGS, World, create_topic, incarnation, register
 
 
@@ -287,10 +288,9 @@ def test_sessions_without_unfenced_brokers_have_no_deadline() -> None:
     assert world.controller.deadline_ms() == world.now_ms + SETTINGS.session_timeout_ms
 
 
-def test_expire_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expire_sessions_is_bounded() -> None:
     """One decision fences a bounded number of brokers; the next one takes the rest."""
-    monkeypatch.setattr("metaquorum.controller.brokers.MAX_EXPIRED_BROKERS", 2)
-    world = World()
+    world = World(settings=replace(SETTINGS, max_expired_brokers=2))
     for broker_id in (1, 2, 3):
         world.start_broker(broker_id)
     world.now_ms += SETTINGS.session_timeout_ms
@@ -339,13 +339,13 @@ def test_producer_ids_come_in_blocks_that_nobody_else_gets() -> None:
     other = world.start_broker(2)
     first = world.append(AllocateProducerIds(broker_id=1, broker_epoch=epoch)).response
     second = world.append(AllocateProducerIds(broker_id=2, broker_epoch=other)).response
-    assert first == ProducerIdsAllocated(first_producer_id=1, count=limits.PRODUCER_ID_BLOCK)
-    assert second == ProducerIdsAllocated(first_producer_id=1_001, count=limits.PRODUCER_ID_BLOCK)
+    assert first == ProducerIdsAllocated(first_producer_id=1, count=SETTINGS.producer_id_block)
+    assert second == ProducerIdsAllocated(first_producer_id=1_001, count=SETTINGS.producer_id_block)
     world.commit()
     assert world.image.next_producer_id == 2_001
     world.take_over()
     third = world.run(AllocateProducerIds(broker_id=1, broker_epoch=epoch)).response
-    assert third == ProducerIdsAllocated(first_producer_id=2_001, count=limits.PRODUCER_ID_BLOCK)
+    assert third == ProducerIdsAllocated(first_producer_id=2_001, count=SETTINGS.producer_id_block)
 
 
 def test_producer_ids_for_a_stale_epoch_are_refused() -> None:
@@ -360,7 +360,7 @@ def test_producer_ids_end_with_the_64_bit_range() -> None:
     """The last ids are not given twice."""
     world = World()
     epoch = world.start_broker(1)
-    last = ProducerIdsRecord(broker_id=1, broker_epoch=epoch, next_producer_id=limits.MAX_PRODUCER_ID - 999)
+    last = ProducerIdsRecord(broker_id=1, broker_epoch=epoch, next_producer_id=MAX_PRODUCER_ID - 999)
     world.controller.replay(last, world.log_end_offset)
     assert world.refusal(AllocateProducerIds(broker_id=1, broker_epoch=epoch)).code is ErrorCode.LIMIT_EXCEEDED
 

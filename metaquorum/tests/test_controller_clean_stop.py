@@ -237,11 +237,9 @@ def test_clean_stop_of_a_broker_that_had_not_left_yet_does_not_hide_the_unclean_
     assert state(world, "none") == ((2, 3), None)
 
 
-def test_sweep_that_was_under_way_does_not_declare_a_broker_clean(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweep_that_was_under_way_does_not_declare_a_broker_clean(world: World) -> None:
     """It has passed topics that the broker has not left; only a sweep that saw it from its start on may."""
-    monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_PARTITIONS", 2)
+    world.limit(max_sweep_partitions=2)
     first = world.append(Bootstrap())
     assert first.then is not None
     under_way = world.append(first.then)

@@ -8,7 +8,6 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import AlterConfigs, DeleteTopic, Done, Refusal, ResourceChanges
 from metaquorum.controller.configs import ConfigSource, describe, settings_of, value_for_broker
-from metaquorum.controller.limits import MAX_CONFIG_CHANGES
 from metaquorum.metadata.records import ConfigRecord, ConfigResource
 from metaquorum.metadata.topic_configs import (
     CATCH_UP_RATE,
@@ -17,7 +16,7 @@ from metaquorum.metadata.topic_configs import (
     TOPIC_CONFIGS,
     FlushPolicy,
 )
-from metaquorum.tests.controller_world import World, create_topic, topic_id, view
+from metaquorum.tests.controller_world import SETTINGS, World, create_topic, topic_id, view
 
 TOPIC, BROKER, CLUSTER = ConfigResource.TOPIC, ConfigResource.BROKER, ConfigResource.CLUSTER
 
@@ -124,10 +123,10 @@ def test_bad_change_is_refused_with_its_key_and_what_is_allowed(
 
 def test_changes_of_one_request_are_limited(world: World) -> None:
     """One more than the limit is refused, however they are spread over resources."""
-    many = tuple((f"c{number}", "1") for number in range(MAX_CONFIG_CHANGES))
+    many = tuple((f"c{number}", "1") for number in range(SETTINGS.max_config_changes))
     too_many = (ResourceChanges(resource=TOPIC, name="t", changes=many), change(CLUSTER, "", retention__ms="1"))
     refusal = world.refusal(alter(*too_many))
-    assert (refusal.code, str(MAX_CONFIG_CHANGES + 1) in refusal.message) == (ErrorCode.INVALID_REQUEST, True)
+    assert (refusal.code, str(SETTINGS.max_config_changes + 1) in refusal.message) == (ErrorCode.INVALID_REQUEST, True)
 
 
 def test_validate_only_checks_and_changes_nothing(world: World) -> None:

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from metaquorum.controller.commands import Bootstrap, ExpireSessions, Heard, SweepPartitions
+from metaquorum.controller.commands import Bootstrap, ExpireSessions, Heard, SweepCursor, SweepPartitions
 from metaquorum.controller.elections import elect, partition_change
-from metaquorum.controller.limits import FEATURE_LEVEL, FEATURE_NAME
 from metaquorum.controller.sessions import Sessions
-from metaquorum.controller.walk_commands import SweepCursor
+from metaquorum.controller.settings import FEATURE_LEVEL, FEATURE_NAME
 from metaquorum.metadata.records import (
     FeatureLevelRecord,
     LeaderChange,
@@ -99,11 +98,9 @@ def test_fencing_takes_leaderships_and_unfencing_gives_them_back() -> None:
     assert topic.partitions[1] == PartitionImage(1, (2,), (2,), 2, 0, 0)
 
 
-def test_sweep_runs_in_slices_that_end_with_a_whole_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_runs_in_slices_that_end_with_a_whole_topic() -> None:
     """Long work is cut by records and by partitions looked at, and the slices together do all of it."""
-    monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_RECORDS", 4)
-    monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_PARTITIONS", 7)
-    world = World()
+    world = World(settings=replace(SETTINGS, max_sweep_records=4, max_sweep_partitions=7))
     world.start_broker(1)
     world.start_broker(2)
     for number in range(8):
@@ -124,10 +121,9 @@ def test_sweep_runs_in_slices_that_end_with_a_whole_topic(monkeypatch: pytest.Mo
     assert all(world.leaders(f"t{number}") == [None, 2, None, 2] for number in range(8))
 
 
-def test_sweep_meets_a_topic_that_is_larger_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_meets_a_topic_that_is_larger_than_a_slice() -> None:
     """A topic is never cut: one that is larger than a slice is a slice."""
-    monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_RECORDS", 2)
-    world = World()
+    world = World(settings=replace(SETTINGS, max_sweep_records=2))
     world.start_broker(1)
     world.run(create_topic("t", partition_count=5))
     world.now_ms += SETTINGS.session_timeout_ms
@@ -135,10 +131,9 @@ def test_sweep_meets_a_topic_that_is_larger_than_a_slice(monkeypatch: pytest.Mon
     assert world.leaders("t") == [None] * 5
 
 
-def test_sweep_sees_topics_that_come_and_go_between_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_sees_topics_that_come_and_go_between_its_slices() -> None:
     """The cursor is a name, so that a sweep survives creations and deletions between its slices."""
-    monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_PARTITIONS", 1)
-    world = World()
+    world = World(settings=replace(SETTINGS, max_sweep_partitions=1))
     world.start_broker(1)
     for name in ("a", "b", "c"):
         world.run(create_topic(name))

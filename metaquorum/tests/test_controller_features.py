@@ -6,9 +6,8 @@ from __future__ import annotations
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.commands import Bootstrap, Done, UpdateFeatureLevel
-from metaquorum.controller.limits import FEATURE_NAME, ControllerSettings
-from metaquorum.controller.voter_levels import VoterLevels
+from metaquorum.controller.commands import Bootstrap, Done, UpdateFeatureLevel, VoterLevels
+from metaquorum.controller.settings import FEATURE_NAME, ControllerSettings
 from metaquorum.metadata.records import FeatureLevelRecord
 from metaquorum.tests.controller_world import World, register, view
 

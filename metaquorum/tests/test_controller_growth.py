@@ -9,7 +9,7 @@ import pytest
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import CreatePartitions, FenceBroker, PartitionsCreated
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata import image_rows
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import PartitionRecord, TopicRecord

@@ -19,7 +19,7 @@ from metaquorum.controller.commands import (
     TopicCreated,
 )
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.controller_service import commit_waiters
 from metaquorum.controller_service.commit_waiters import CommandError
 from metaquorum.metadata import waiters

@@ -14,14 +14,14 @@ from metaquorum.controller.commands import (
     AlterPartition,
     Command,
     Decision,
+    ElectPreferredLeaders,
     Heartbeat,
     IsrProposal,
     Reassignment,
     ReassignPartitions,
 )
 from metaquorum.controller.controller import Controller
-from metaquorum.controller.limits import ControllerSettings
-from metaquorum.controller.walk_commands import ElectPreferredLeaders
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.controller_service.long_work import MAX_SLICES_IN_FLIGHT
 from metaquorum.metadata import record_codec
@@ -51,8 +51,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A host that looks for what is due every few milliseconds."""
-    one = Shell(tmp_path / "image", settings=ControllerSettings(session_timeout_ms=20))
+    """A host that looks for what is due every few milliseconds, and works in small slices."""
+    settings = ControllerSettings(session_timeout_ms=20, max_walk_records=1, max_sweep_records=2)
+    one = Shell(tmp_path / "image", settings=settings)
     yield one
     one.host.on_deactivate()
     one.store.close()
@@ -110,10 +111,8 @@ async def test_preferred_leaders_come_back_by_themselves_after_the_interval(shel
     assert not any(broker.fenced for broker in shell.host.image.brokers.values())
 
 
-async def test_sweep_goes_before_periodic_work(shell: Shell, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sweep_goes_before_periodic_work(shell: Shell, clock: Clock) -> None:
     """While leaders go back one by one, a broker is lost: its partitions get leaders before anything else goes back."""
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_RECORDS", 1)
-    monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_RECORDS", 2)
     first, _ = await prefer_second(shell)
     clock.now_ms += INTERVAL_MS
     await until(lambda: len(shell.log.pending) == MAX_SLICES_IN_FLIGHT, what="the first slices")
@@ -140,7 +139,6 @@ async def test_work_that_is_under_way_is_not_begun_again(
     shell: Shell, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many intervals pass while nothing is committed, there is one walk, and each partition moves once."""
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_RECORDS", 1)
     decide, due = Controller.decide, Controller.due
     begun: list[Command] = []
     was_due: list[Command] = []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller import elections
 from metaquorum.controller.commands import Heartbeat
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.controller_service.long_work import MAX_SLICES_IN_FLIGHT
 from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.tests.controller_world import create_topic
@@ -20,16 +20,14 @@ from metaquorum.tests.test_controller_host import EPOCH, Shell, failure
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    one = Shell(tmp_path / "image")
+    """A host whose sweeps make one record in each slice."""
+    one = Shell(tmp_path / "image", settings=ControllerSettings(max_sweep_records=1))
     yield one
     one.store.close()
 
 
-async def test_two_slices_of_a_sweep_wait_for_their_commit_and_the_next_one_for_theirs(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_two_slices_of_a_sweep_wait_for_their_commit_and_the_next_one_for_theirs(shell: Shell) -> None:
     """One is decided while followers write the one before; never more, so that nobody waits behind all of a long work."""
-    monkeypatch.setattr(elections, "MAX_SWEEP_RECORDS", 1)
     await shell.activate()
     epoch = await shell.broker(1)
     await shell.run(create_topic("t", partition_count=5))
@@ -52,9 +50,8 @@ async def test_two_slices_of_a_sweep_wait_for_their_commit_and_the_next_one_for_
     assert in_flight == [1 + MAX_SLICES_IN_FLIGHT, *[MAX_SLICES_IN_FLIGHT] * 4, 1]
 
 
-async def test_slices_in_flight_end_with_the_leadership(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slices_in_flight_end_with_the_leadership(shell: Shell) -> None:
     """The next leadership of the same node begins its own sweep, however many slices of the one before never committed."""
-    monkeypatch.setattr(elections, "MAX_SWEEP_RECORDS", 1)
     await shell.activate()
     epoch = await shell.broker(1)
     await shell.run(create_topic("t", partition_count=5))

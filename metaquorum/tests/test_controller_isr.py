@@ -181,7 +181,7 @@ def test_unclean_election_can_be_allowed_for_the_cluster_and_refused_for_a_topic
     assert (world.leaders("t"), world.leaders("u")) == ([None], [1])
 
 
-def test_preferred_leaders_come_back_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preferred_leaders_come_back_in_slices(world: World) -> None:
     """The first replica leads again where it is in sync and fit, a bounded number of partitions at a time."""
     world.write_topic("a", (0, 1), partition_count=3, configs={MIN_ISR: "2"})
     fence(world, 0)
@@ -195,7 +195,7 @@ def test_preferred_leaders_come_back_in_slices(world: World, monkeypatch: pytest
         for each in range(3)
     )
     world.run(AlterPartition(broker_id=1, broker_epoch=world.epoch(1), proposals=proposals))
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_RECORDS", 2)
+    world.limit(max_walk_records=2)
     first = world.append(ElectPreferredLeaders())
     assert len(first.records) == 2
     assert first.then is not None
@@ -222,9 +222,9 @@ def test_preferred_election_leaves_the_others_alone(leader_id: int | None, isr: 
     assert preferred_change(b"t" * 16, partition, fit.__contains__) is None
 
 
-def test_sweep_cuts_a_topic_and_goes_on_within_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_cuts_a_topic_and_goes_on_within_it(world: World) -> None:
     """A topic larger than a slice is no exception to the bound; a topic that comes before it meanwhile is looked at, too."""
-    monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_RECORDS", 4)
+    world.limit(max_sweep_records=4)
     world.write_topic("m", (0, 1), partition_count=10)
     world.now_ms += world.settings.session_timeout_ms
     for broker_id in (1, 2):

@@ -15,13 +15,14 @@ from metaquorum.controller.commands import (
     Bootstrap,
     Command,
     DeleteTopic,
+    ElectPreferredLeaders,
+    ElectUncleanLeaders,
     ExpireSessions,
     FenceBroker,
     Heartbeat,
     ResourceChanges,
 )
-from metaquorum.controller.limits import FEATURE_NAME
-from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders
+from metaquorum.controller.settings import FEATURE_NAME
 from metaquorum.metadata import image_rows
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigRecord, ConfigResource, MetadataRecord

@@ -6,8 +6,15 @@ from __future__ import annotations
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.commands import AlterConfigs, Command, DeleteTopic, ResourceChanges
-from metaquorum.controller.walk_commands import ElectPreferredLeaders, ElectUncleanLeaders, SweepCursor
+from metaquorum.controller.commands import (
+    AlterConfigs,
+    Command,
+    DeleteTopic,
+    ElectPreferredLeaders,
+    ElectUncleanLeaders,
+    ResourceChanges,
+    SweepCursor,
+)
 from metaquorum.metadata.records import ConfigResource, LeaderChange, PartitionChangeRecord
 from metaquorum.tests.controller_world import World, topic_id
 
@@ -127,9 +134,9 @@ def test_bad_intervals_are_refused(world: World, name: str, value: str, text: st
         assert f"{name} can be set for a cluster only" in refusal.message
 
 
-def test_slices_are_bounded_by_records_within_a_topic(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_are_bounded_by_records_within_a_topic(world: World) -> None:
     """A topic is cut where the slice is full, and the next one goes on there, not over."""
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_RECORDS", 3)
+    world.limit(max_walk_records=3)
     world.write_topic("a", (0, 1), partition_count=5)
     world.write_topic("b", (0, 1), partition_count=2)
     lead(world, "a", 1, partition_count=5)
@@ -139,13 +146,13 @@ def test_slices_are_bounded_by_records_within_a_topic(world: World, monkeypatch:
     assert slices(world, ElectPreferredLeaders()) == [0]
 
 
-def test_slices_are_bounded_by_what_is_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_are_bounded_by_what_is_looked_at(world: World) -> None:
     """Partitions and topics that need nothing cost time, too."""
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_PARTITIONS", 4)
+    world.limit(max_walk_partitions=4)
     world.write_topic("a", (0, 1), partition_count=9)
     world.write_topic("b", (0, 1), partition_count=3)
     assert slices(world, ElectPreferredLeaders()) == [0] * 3
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_TOPICS", 2)
+    world.limit(max_walk_topics=2)
     for number in range(4):
         world.write_topic(f"c{number}", (0, 1))
     lead(world, "c3", 1)
@@ -155,9 +162,9 @@ def test_slices_are_bounded_by_what_is_looked_at(world: World, monkeypatch: pyte
     assert slices(world, ElectUncleanLeaders()) == [0] * 3
 
 
-def test_walk_goes_on_where_it_was_though_topics_come_and_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walk_goes_on_where_it_was_though_topics_come_and_go(world: World) -> None:
     """The topic that was cut may be gone, and another one may have its name or come before it."""
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_RECORDS", 1)
+    world.limit(max_walk_records=1)
     for topic in ("b", "d"):
         world.write_topic(topic, (0, 1), partition_count=2)
         lead(world, topic, 1, partition_count=2)

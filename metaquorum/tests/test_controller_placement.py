@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from metaquorum.controller import placement
 from metaquorum.controller.placement import UsableBroker, place
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.state import PartitionCounts, PartitionImage
 
 Placed = list[tuple[int, ...]]
@@ -23,6 +24,8 @@ ANY_CLUSTER = st.lists(st.none() | st.sampled_from("abcd"), min_size=1, max_size
 EVEN_CLUSTER = st.tuples(st.integers(1, 5), st.integers(1, 4)).map(
     lambda sizes: [UsableBroker(number, f"r{number % sizes[0]}") for number in range(sizes[0] * sizes[1])]
 )
+
+LOOKUPS = ControllerSettings().max_leader_lookups
 
 
 def count(counts: PartitionCounts, placed: Placed) -> PartitionCounts:
@@ -39,10 +42,17 @@ def new(
     *,
     cluster: PartitionCounts | None = None,
     seed: int = 1,
+    max_leader_lookups: int = LOOKUPS,
 ) -> Placed:
     """Place a new topic."""
     return place(
-        partition_count, factor, usable, topic=PartitionCounts(), cluster=cluster or PartitionCounts(), seed=seed
+        partition_count,
+        factor,
+        usable,
+        topic=PartitionCounts(),
+        cluster=cluster or PartitionCounts(),
+        seed=seed,
+        max_leader_lookups=max_leader_lookups,
     )
 
 
@@ -105,7 +115,9 @@ def test_growth_goes_on_as_if_placed_at_once(
     factor = data.draw(st.integers(1, len(usable)))
     topic, cluster = PartitionCounts(), PartitionCounts()
     for partition_count in steps:
-        placed = place(partition_count, factor, usable, topic=topic, cluster=cluster, seed=seed)
+        placed = place(
+            partition_count, factor, usable, topic=topic, cluster=cluster, seed=seed, max_leader_lookups=LOOKUPS
+        )
         count(topic, placed)
         count(cluster, placed)
     assert width(topic.replicas, usable) <= 1
@@ -160,18 +172,17 @@ def test_leaders_are_mended_along_chains() -> None:
     """Where no partition joins the broker with most and the one with fewest leaders, one between passes on."""
     placed = [[1, 2], [1, 2], [1, 2], [2, 3]]
     topic = PartitionCounts(leaders={2: 1})
-    placement._Leaders(placed, topic, PartitionCounts()).spread()  # pyright: ignore[reportPrivateUsage]
+    placement._Leaders(placed, topic, PartitionCounts(), LOOKUPS).spread()  # pyright: ignore[reportPrivateUsage]
     leaders = Counter(replicas[0] for replicas in placed)
     leaders[2] += 1
     assert sorted(leaders.values()) == [1, 2, 2]
     assert {frozenset(replicas) for replicas in placed} == {frozenset({1, 2}), frozenset({2, 3})}
 
 
-def test_leaders_stay_as_they_are_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaders_stay_as_they_are_beyond_the_limit() -> None:
     """The mending is bounded; without it the placement is still complete."""
-    monkeypatch.setattr(placement, "MAX_LEADER_LOOKUPS", 0)
     usable = [UsableBroker(number, None) for number in range(5)]
-    assert len(new(40, 3, usable)) == 40
+    assert len(new(40, 3, usable, max_leader_lookups=0)) == 40
 
 
 def test_more_replicas_than_brokers_are_a_fault_of_the_caller() -> None:

@@ -17,11 +17,11 @@ from metaquorum.controller.commands import (
     ReassignPartitions,
     Refusal,
 )
-from metaquorum.controller.limits import MAX_REASSIGNED_PARTITIONS, ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.image_rows import PartitionBlock
 from metaquorum.metadata.records import PartitionChangeRecord
 from metaquorum.metadata.state import PartitionImage, Partitions
-from metaquorum.tests.controller_world import World, topic_id, view
+from metaquorum.tests.controller_world import SETTINGS, World, topic_id, view
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_bad_reassignment_is_refused_alone(
 def test_request_is_bounded_and_names_a_partition_once(world: World) -> None:
     """Nothing, too much, or one partition twice are refused as a whole."""
     one = reassign(1).reassignments
-    many = tuple(replace(one[0], partition=number) for number in range(MAX_REASSIGNED_PARTITIONS + 1))
+    many = tuple(replace(one[0], partition=number) for number in range(SETTINGS.max_reassigned_partitions + 1))
     for reassignments in ((), one + one, many):
         assert world.refusal(ReassignPartitions(reassignments=reassignments)).code is ErrorCode.INVALID_REQUEST
 

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from metaquorum.controller import reassignment_list
 from metaquorum.controller.commands import DeleteTopic, Reassignment, ReassignPartitions
-from metaquorum.controller.reassignment_list import ListCursor, list_reassignments
+from metaquorum.controller.reassignment import ListCursor, list_reassignments
 from metaquorum.tests.controller_world import World
 
 MOVING = [("a", 1), ("b", 0), ("b", 2), ("d", 1)]
@@ -33,7 +32,7 @@ def pages(world: World, topics: tuple[str, ...] | None = None) -> list[list[tupl
     found: list[list[tuple[str, int]]] = []
     cursor: ListCursor | None = None
     while True:
-        page = list_reassignments(world.image, cursor, topics)
+        page = list_reassignments(world.image, world.settings, cursor, topics)
         found.append([(topic, partition.partition) for topic, partition in page.found])
         assert all(partition.adding == (1,) for _, partition in page.found)
         cursor = page.then
@@ -48,14 +47,14 @@ def test_one_page_has_all_of_a_small_cluster(world: World) -> None:
     assert pages(world, ("none",)) == [[]]
 
 
-@pytest.mark.parametrize("limit", ["MAX_SWEEP_PARTITIONS", "MAX_LISTED_REASSIGNMENTS"])
+@pytest.mark.parametrize("limit", ["max_sweep_partitions", "max_listed_reassignments"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("topics", [None, ("d", "b", "a")])
 def test_pages_together_are_the_list_whatever_their_size(
-    world: World, monkeypatch: pytest.MonkeyPatch, limit: str, size: int, topics: tuple[str, ...] | None
+    world: World, limit: str, size: int, topics: tuple[str, ...] | None
 ) -> None:
     """A page ends at either limit, in the middle of a topic too, and the next one goes on there."""
-    monkeypatch.setattr(reassignment_list, limit, size)
+    world.limit(**{limit: size})
     found = pages(world, topics)
     assert len(found) > 1
     assert all(len(page) <= size for page in found)
@@ -64,12 +63,12 @@ def test_pages_together_are_the_list_whatever_their_size(
     assert all(first < second for first, second in pairwise(flat))
 
 
-def test_list_goes_on_behind_a_topic_that_is_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_goes_on_behind_a_topic_that_is_gone(world: World) -> None:
     """A topic may be deleted between two pages."""
-    monkeypatch.setattr(reassignment_list, "MAX_SWEEP_PARTITIONS", 4)
-    page = list_reassignments(world.image, None)
+    world.limit(max_sweep_partitions=4)
+    page = list_reassignments(world.image, world.settings, None)
     assert page.then == ListCursor(topic="b", next_partition=1)
     world.run(DeleteTopic(topic="b"))
-    rest = list_reassignments(world.image, page.then)
+    rest = list_reassignments(world.image, world.settings, page.then)
     assert (rest.found, rest.then) == ((), ListCursor(topic="d", next_partition=1))
-    assert [topic for topic, _ in list_reassignments(world.image, rest.then).found] == ["d"]
+    assert [topic for topic, _ in list_reassignments(world.image, world.settings, rest.then).found] == ["d"]

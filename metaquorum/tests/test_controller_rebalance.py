@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from metaquorum.controller.commands import FenceBroker, Heartbeat
-from metaquorum.controller.walk_commands import ElectPreferredLeaders
+from metaquorum.controller.commands import ElectPreferredLeaders, FenceBroker, Heartbeat
 from metaquorum.metadata.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
 from metaquorum.tests.controller_world import World, topic_id
 from metaquorum.tests.test_controller_periodic import REBALANCE, lead, of_cluster, slices
@@ -83,9 +82,9 @@ def test_only_what_is_committed_elsewhere_is_touched(world: World) -> None:
     assert world.partition("t", 1) == right
 
 
-def test_switched_off_it_ends_at_the_next_slice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switched_off_it_ends_at_the_next_slice(world: World) -> None:
     """An operator who switches it off does not wait for the end of a long walk."""
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_RECORDS", 1)
+    world.limit(max_walk_records=1)
     first = world.append(ElectPreferredLeaders())
     world.commit()
     assert first.then is not None

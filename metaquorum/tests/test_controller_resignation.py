@@ -10,6 +10,7 @@ from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import (
     AlterPartition,
+    ElectPreferredLeaders,
     FenceBroker,
     IsrProposal,
     LeadershipResigned,
@@ -18,12 +19,11 @@ from metaquorum.controller.commands import (
     ReassignPartitions,
     Refusal,
     ResignLeadership,
+    SweepPartitions,
 )
-from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
-from metaquorum.controller.walk_commands import ElectPreferredLeaders, SweepPartitions
 from metaquorum.metadata.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
 from metaquorum.metadata.state import PartitionImage
-from metaquorum.tests.controller_world import World, register, topic_id
+from metaquorum.tests.controller_world import SETTINGS, World, register, topic_id
 
 T = topic_id("t")
 
@@ -262,7 +262,7 @@ def test_request_of_an_older_process_is_fenced_as_a_whole(world: World) -> None:
 
 def test_request_is_bounded_and_names_a_partition_once(world: World) -> None:
     """Too many partitions, none, or one twice are refused as a whole."""
-    many = tuple(led(number) for number in range(MAX_ALTERED_PARTITIONS + 1))
+    many = tuple(led(number) for number in range(SETTINGS.max_altered_partitions + 1))
     for partitions in (many, (), (led(), led(leader_epoch=1))):
         assert world.refusal(resign(world, *partitions)).code is ErrorCode.INVALID_REQUEST
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from metaquorum.controller.commands import Command, FenceBroker, Heartbeat
-from metaquorum.controller.limits import MAX_SWEEP_PARTITIONS, MAX_SWEEP_RECORDS
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.records import BrokerChangeRecord, PartitionChangeRecord
-from metaquorum.tests.controller_world import World, create_topic
+from metaquorum.tests.controller_world import SETTINGS, World, create_topic
 from metaquorum.tests.test_controller_host import Shell
 
 MAX_BATCH_BYTES = 1024 * 1024
@@ -40,7 +40,7 @@ def test_fencing_a_broker_that_leads_very_many_partitions_takes_bounded_batches(
         world.write_topic(f"small-{number}", (1, 2, 3), partition_count=200)
     world.write_topic("large", (1, 2, 3), partition_count=10_000)
     made = batches(world, FenceBroker(broker_id=1, broker_epoch=world.epoch(1)))
-    assert [len(batch) for batch in made] == [1, *[MAX_SWEEP_RECORDS] * 24]
+    assert [len(batch) for batch in made] == [1, *[SETTINGS.max_sweep_records] * 24]
     assert all(sum(map(len, batch)) < MAX_BATCH_BYTES for batch in made)
     assert world.image.counts.leaders == {2: 12_000}
     assert batches(world, FenceBroker(broker_id=1, broker_epoch=world.epoch(1))) == [[]]
@@ -53,7 +53,7 @@ def test_looking_at_very_many_partitions_is_bounded_too() -> None:
         world.start_broker(broker_id)
     world.write_topic("t", (1,), partition_count=25_000)
     made = batches(world, FenceBroker(broker_id=2, broker_epoch=world.epoch(2)))
-    assert len(made) == 1 + 25_000 // MAX_SWEEP_PARTITIONS + 1
+    assert len(made) == 1 + 25_000 // SETTINGS.max_sweep_partitions + 1
     assert made[1:] == [[], [], []]
 
 
@@ -63,20 +63,19 @@ def test_slice_of_the_largest_records_stays_below_a_mebibyte() -> None:
     record = PartitionChangeRecord(
         topic_id=b"\xff" * 16, partition=2**31 - 1, isr=node_ids, replicas=node_ids, elr=node_ids, last_known_elr=()
     )
-    assert MAX_SWEEP_RECORDS * (len(record_codec.encode(record)) + 20) < MAX_BATCH_BYTES
+    assert SETTINGS.max_sweep_records * (len(record_codec.encode(record)) + 20) < MAX_BATCH_BYTES
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A host whose log commits when the test says so."""
-    one = Shell(tmp_path / "image")
+    """A host whose log commits when the test says so, and whose sweeps have small slices."""
+    one = Shell(tmp_path / "image", settings=ControllerSettings(max_sweep_records=3))
     yield one
     one.store.close()
 
 
-async def test_heartbeat_is_answered_between_the_slices(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeat_is_answered_between_the_slices(shell: Shell) -> None:
     """A heartbeat that comes after the first slice does not wait for the last one."""
-    monkeypatch.setattr("metaquorum.controller.elections.MAX_SWEEP_RECORDS", 3)
     await shell.activate()
     first = await shell.broker(1)
     await shell.run(create_topic("t", partition_count=30))

@@ -115,6 +115,7 @@ def test_sweep_decides_for_each_partition_what_it_needs(
 ) -> None:
     """Property, over configs of topics, brokers in every state, and slices that cut topics."""
     world = filled(topics, states)
+    world.limit(max_sweep_records=most_records)
     image = world.controller.image
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
     unclean = sorted((each for each in image.brokers() if each.unclean), key=lambda broker: broker.broker_epoch)
@@ -131,10 +132,8 @@ def test_sweep_decides_for_each_partition_what_it_needs(
             needed += [] if change is None else [change]
             back = preferred_change(topic.topic_id, partition, fit.__contains__)
             preferred += [] if back is None else [back]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elections, "MAX_SWEEP_RECORDS", most_records)
-        assert decided(world, SweepPartitions()) == needed
-        assert decided(world, ElectPreferredLeaders()) == preferred
+    assert decided(world, SweepPartitions()) == needed
+    assert decided(world, ElectPreferredLeaders()) == preferred
 
 
 def test_equal_partitions_are_judged_once_in_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from metaquorum.controller.commands import AlterConfigs, FenceBroker, ResourceChanges
-from metaquorum.controller.walk_commands import ElectUncleanLeaders
+from metaquorum.controller.commands import AlterConfigs, ElectUncleanLeaders, FenceBroker, ResourceChanges
 from metaquorum.metadata.records import BrokerChangeRecord, ConfigResource, LeaderChange, PartitionChangeRecord
 from metaquorum.tests.controller_world import World, topic_id
 from metaquorum.tests.test_controller_periodic import DEFAULT_INTERVAL_MS, of_cluster, slices
@@ -108,10 +107,10 @@ def test_without_a_replica_that_lives_there_is_no_leader(world: World) -> None:
     assert world.leaders("t") == [2]
 
 
-def test_it_ends_early_when_every_partition_has_a_leader(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_early_when_every_partition_has_a_leader(world: World) -> None:
     """Nothing is walked over for nothing, and it goes in slices while there is something."""
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_RECORDS", 2)
+    world.limit(max_walk_records=2)
     orphan(world, "t", partition_count=5, configs={UNCLEAN: "true"})
     assert slices(world, ElectUncleanLeaders()) == [2, 2, 1]
-    monkeypatch.setattr("metaquorum.controller.walks.MAX_WALK_TOPICS", 0)
+    world.limit(max_walk_topics=0)
     assert world.decide(ElectUncleanLeaders()).then is None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from lograft.v1 import admin_pb2
 
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.metadata_files import open_metadata
 from metaquorum.metadata.snapshot_files import SnapshotFiles
 from metaquorum.process.server import QuorumServer

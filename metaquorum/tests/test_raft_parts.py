@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from metaquorum.raft import outbox as outbox_module
-from metaquorum.raft.calls import LATE_REQUESTS_MAX, PeerCall
+from metaquorum.raft.calls import PeerCall
 from metaquorum.raft.config import RaftConfig
 from metaquorum.raft.effects import PersistElectionState, Reply
 from metaquorum.raft.log_view import LogView
@@ -200,10 +199,10 @@ def test_late_requests_of_one_call_are_bounded() -> None:
     """The oldest is forgotten."""
     config = RaftConfig()
     call = PeerCall(0)
-    for number in range(1, LATE_REQUESTS_MAX + 3):
+    for number in range(1, config.max_late_requests + 3):
         call.start(number, now_ms=number * 1_000, timeout_ms=100)
         call.poll(now_ms=number * 1_000 + 100, config=config)
-    assert [number for number in range(20) if call.awaits(number)] == list(range(3, LATE_REQUESTS_MAX + 3))
+    assert [number for number in range(20) if call.awaits(number)] == list(range(3, config.max_late_requests + 3))
 
 
 def reply(token: int) -> Reply:
@@ -211,9 +210,14 @@ def reply(token: int) -> Reply:
     return Reply(token=token, response=VoteResponse(quorum_epoch=QuorumEpoch(1), leader_id=None, granted=False))
 
 
+def outbox_of(*, max_held_messages: int = RaftConfig().max_held_messages) -> Outbox:
+    """An outbox in the first epoch."""
+    return Outbox(election_state(1), max_held_messages=max_held_messages)
+
+
 def test_outbox_holds_messages_until_their_state_is_on_disk() -> None:
     """Raft figure 2: nothing is said that a crash could make untrue."""
-    outbox = Outbox(election_state(1))
+    outbox = outbox_of()
     outbox.say(reply(1))
     outbox.record(election_state(2))
     outbox.say(reply(2))
@@ -231,7 +235,7 @@ def test_outbox_holds_messages_until_their_state_is_on_disk() -> None:
 
 def test_outbox_writes_only_the_latest_of_several_changes() -> None:
     """A later state remembers at least as much as an earlier one, so one write serves both."""
-    outbox = Outbox(election_state(1))
+    outbox = outbox_of()
     outbox.record(election_state(1))
     assert outbox.is_persisted
     for epoch in (2, 3, 4):
@@ -244,10 +248,9 @@ def test_outbox_writes_only_the_latest_of_several_changes() -> None:
     assert outbox.drain() == [reply(2), reply(3), reply(4)]
 
 
-def test_outbox_drops_the_oldest_message_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outbox_drops_the_oldest_message_beyond_its_limit() -> None:
     """A disk that hangs does not make the queue of messages grow without bound."""
-    monkeypatch.setattr(outbox_module, "MAX_HELD_MESSAGES", 2)
-    outbox = Outbox(election_state(1))
+    outbox = outbox_of(max_held_messages=2)
     outbox.record(election_state(2))
     for token in (1, 2, 3):
         outbox.say(reply(token))

@@ -12,11 +12,13 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import FenceBroker, Reassignment, ReassignPartitions
-from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.state import PartitionImage
 from metaquorum.tests.quorum_cluster import CLUSTER, BrokerStub, QuorumCluster, quorum_cluster, refused
 
 WAIT_MS = 10_000
+
+MOST = ControllerSettings().max_altered_partitions
 
 
 @pytest.fixture
@@ -138,7 +140,10 @@ async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster:
         ({"broker_epoch": 1}, ErrorCode.STALE_BROKER_EPOCH),
         ({"proposals": []}, ErrorCode.INVALID_REQUEST),
         ({"proposals": [proposal(cluster, 0, member(7))] * 2}, ErrorCode.INVALID_REQUEST),
-        ({"proposals": [proposal(cluster, 0, member(7))] * (MAX_ALTERED_PARTITIONS + 1)}, ErrorCode.INVALID_REQUEST),
+        (
+            {"proposals": [proposal(cluster, 0, member(7))] * (MOST + 1)},
+            ErrorCode.INVALID_REQUEST,
+        ),
     ):
         bad = controller_pb2.AlterPartitionRequest()
         bad.CopyFrom(good)

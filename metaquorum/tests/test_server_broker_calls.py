@@ -9,7 +9,7 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import FenceBroker
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, quorum_cluster, refused, until
 
 WAIT_MS = 10_000

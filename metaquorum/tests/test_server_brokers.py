@@ -14,7 +14,7 @@ import pytest
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.controller_service import controller_service
 from metaquorum.controller_service.controller_service import is_gone
 from metaquorum.tests.quorum_cluster import HOST, BrokerStub, QuorumCluster, free_ports, quorum_cluster, refused, until

@@ -9,7 +9,7 @@ from lograft.internal.v1 import controller_pb2
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.tests.quorum_cluster import quorum_cluster, refused, registration
 
 

@@ -12,7 +12,7 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import AlterPartition, IsrProposal, Reassignment, ReassignPartitions
-from metaquorum.controller.limits import MAX_ALTERED_PARTITIONS
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.state import PartitionImage, TopicImage
 from metaquorum.tests.quorum_cluster import CLUSTER, BrokerStub, QuorumCluster, quorum_cluster, refused
 
@@ -137,7 +137,7 @@ async def test_request_as_a_whole_is_fenced_by_cluster_broker_and_epoch(cluster:
         ({"broker_epoch": 1}, ErrorCode.STALE_BROKER_EPOCH),
         ({"partitions": []}, ErrorCode.INVALID_REQUEST),
         ({"partitions": [led(cluster)] * 2}, ErrorCode.INVALID_REQUEST),
-        ({"partitions": [led(cluster)] * (MAX_ALTERED_PARTITIONS + 1)}, ErrorCode.INVALID_REQUEST),
+        ({"partitions": [led(cluster)] * (ControllerSettings().max_altered_partitions + 1)}, ErrorCode.INVALID_REQUEST),
     ):
         bad = controller_pb2.ResignLeadershipRequest()
         bad.CopyFrom(good)

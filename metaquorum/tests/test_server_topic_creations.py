@@ -10,7 +10,7 @@ import pytest
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller_service.topic_creations import SLICE_TOPICS
+from metaquorum.controller_service.topics import SLICE_TOPICS
 from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, quorum_cluster, refused
 
 

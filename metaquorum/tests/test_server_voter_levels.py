@@ -12,7 +12,7 @@ import pytest
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.process.server import QuorumServer
 from metaquorum.replica.auto_join import STALE_VOTER_MS, AutoJoin
 from metaquorum.replica.first_start import format_observer

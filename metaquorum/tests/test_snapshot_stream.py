@@ -11,7 +11,7 @@ import pytest
 from crc32c import crc32c
 from lograft.internal.v1 import quorum_pb2 as pb
 
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.snapshot_rows import SnapshotDigest, split_rows
 from metaquorum.raft.types import SnapshotId
 from metaquorum.raft_codec.quorum_codec import decode_snapshot_id

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lograft.v1 import admin_pb2
 
-from metaquorum.controller.limits import ControllerSettings
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.image_store import ImageStore
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.metadata.snapshot_files import SnapshotFiles, parse_name

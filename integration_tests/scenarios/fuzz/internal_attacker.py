@@ -33,7 +33,7 @@ from integration_tests.scenarios.fuzz.cluster_facts import ID_BYTES, Facts, Vote
 from integration_tests.scenarios.fuzz.internal_requests import CALLS, as_follower, tame
 from integration_tests.scenarios.fuzz.message_mutations import mutate, out_of_range
 from integration_tests.scenarios.fuzz.mutations import mutate_frame
-from metaquorum.controller_service.admin_service import REQUEST_TYPES
+from metaquorum.controller_service.admin_operations import REQUEST_TYPES
 from metaquorum.net.connection import Limits
 from metaquorum.net.frames import Kind
 from metaquorum.net.hello import Identity

@@ -20,7 +20,7 @@ from lograft.v1 import admin_pb2
 
 from integration_tests.scenarios.fuzz.admin_requests import admin_call, tame_admin
 from integration_tests.scenarios.fuzz.cluster_facts import ID_BYTES, Facts, Voter
-from metaquorum.controller_service.admin_service import REQUEST_TYPES
+from metaquorum.controller_service.admin_operations import REQUEST_TYPES
 from metaquorum.net.methods import Method
 
 BELIEVED_LEAP: Final = 2**21

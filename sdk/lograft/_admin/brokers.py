@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from lograft._client.cluster import Cluster
+from lograft._admin.calls import AdminCalls
 from lograft._client.metadata import BrokerNode
 from lograft.errors import UsageError
 from lograft.types import BrokerDescription, BrokerState, BrokerStatus, ClusterDescription
 from lograft.v1 import admin_pb2
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 PAGE_BROKERS: Final = 1_000
 """Brokers of one page, and of one request that names them."""
@@ -27,14 +26,11 @@ _STATES: Final = {
 }
 
 
-async def describe_brokers(
-    cluster: Cluster, broker_ids: Sequence[int] | None, *, timeout_ms: int
-) -> list[BrokerStatus]:
-    """Describe brokers, ascending by id; None: all. Those that are not registered are left out.
+async def describe_brokers(calls: AdminCalls, broker_ids: Sequence[int] | None = None) -> list[BrokerStatus]:
+    """Describe brokers as the active controller knows them, ascending by id.
 
-    Raises:
-        UsageError: something is no node id, or too many are named.
-        LograftError: no answer came.
+    Args:
+        broker_ids: at most 1,000 node ids; those that are not registered are left out. None: all brokers.
     """
     wanted = None if broker_ids is None else [checked_broker_id(each) for each in broker_ids]
     if wanted is not None and len(wanted) > PAGE_BROKERS:
@@ -44,22 +40,18 @@ async def describe_brokers(
     found: list[BrokerStatus] = []
     token = ""
     while True:
-        request = admin_pb2.DescribeBrokersRequest(
-            cluster_id=cluster.cluster_id, broker_ids=wanted, page_size=PAGE_BROKERS, page_token=token
-        )
-        response = await cluster.ask(
-            lambda channel: AdminServiceStub(channel).DescribeBrokers, request, timeout_ms=timeout_ms
-        )
+        request = admin_pb2.DescribeBrokersRequest(broker_ids=wanted, page_size=PAGE_BROKERS, page_token=token)
+        response = await calls.ask(lambda stub: stub.DescribeBrokers, request)
         found += map(_status, response.brokers)
         token = response.next_page_token
         if not token:
             return found
 
 
-async def describe_cluster(cluster: Cluster, *, timeout_ms: int) -> ClusterDescription:
-    """Describe the brokers."""
-    await cluster.fetch_brokers(timeout_ms=timeout_ms)
-    view = cluster.view
+async def describe_cluster(calls: AdminCalls) -> ClusterDescription:
+    """Describe the brokers and the active controller."""
+    await calls.cluster.fetch_brokers(timeout_ms=calls.timeout_ms)
+    view = calls.cluster.view
     return ClusterDescription(
         cluster_id=view.cluster_id or "",
         controller_id=view.controller_id,
@@ -68,20 +60,15 @@ async def describe_cluster(cluster: Cluster, *, timeout_ms: int) -> ClusterDescr
     )
 
 
-async def remove_broker(cluster: Cluster, broker_id: int, *, validate_only: bool, timeout_ms: int) -> None:
-    """End the registration of a broker.
+async def remove_broker(calls: AdminCalls, broker_id: int, *, validate_only: bool = False) -> None:
+    """End the registration of a broker that is gone for good. What was set for it stays, and can be removed.
 
     Raises:
-        UsageError: it is no node id.
-        RefusedError: there is none, it lives, or it hosts something.
-        OutcomeUnknownError: the answer was lost.
+        InvalidRequestError: there is none, it lives, or it still has replicas; the message says which.
+        OutcomeUnknownError: the answer was lost; describe the brokers to find out.
     """
-    request = admin_pb2.RemoveBrokerRequest(
-        cluster_id=cluster.cluster_id, broker_id=checked_broker_id(broker_id), validate_only=validate_only
-    )
-    await cluster.ask(
-        lambda channel: AdminServiceStub(channel).RemoveBroker, request, timeout_ms=timeout_ms, may_repeat=validate_only
-    )
+    request = admin_pb2.RemoveBrokerRequest(broker_id=checked_broker_id(broker_id), validate_only=validate_only)
+    await calls.ask(lambda stub: stub.RemoveBroker, request, may_repeat=validate_only)
 
 
 def checked_broker_id(broker_id: object) -> int:

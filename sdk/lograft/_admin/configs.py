@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lograft._client.cluster import Cluster
+from lograft._admin.calls import AdminCalls
 from lograft.errors import UsageError
 from lograft.types import ConfigResource, ConfigResourceType, ConfigSource, ConfigValue
 from lograft.v1 import admin_pb2
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 _TYPES: Final = {
     ConfigResourceType.TOPIC: admin_pb2.CONFIG_RESOURCE_TYPE_TOPIC,
@@ -29,20 +28,24 @@ _SOURCES: Final = {
 
 
 async def alter_configs(
-    cluster: Cluster,
+    calls: AdminCalls,
     changes: Mapping[ConfigResource, Mapping[str, str | None]],
     *,
-    validate_only: bool,
-    timeout_ms: int,
+    validate_only: bool = False,
 ) -> None:
-    """Change configs; returns when the broker that was asked shows them.
+    """Change configs of topics, brokers and the cluster: all that are named, or none.
+
+    Args:
+        changes: for each resource the new value of each config; None removes what was set.
+        validate_only: check only, change nothing.
 
     Raises:
-        UsageError: a key is no ConfigResource, or a value is neither text nor None.
-        LograftError: refused as a whole, or no answer came.
+        UsageError: a key is no `ConfigResource`, or a value is neither text nor None.
+        UnknownTopicError: there is no such topic.
+        InvalidRequestError: a config is not known there or its value does not fit; the message says what is allowed.
+        OutcomeUnknownError: the answer was lost; describe the configs to find out.
     """
     request = admin_pb2.AlterConfigsRequest(
-        cluster_id=cluster.cluster_id,
         resources=[
             admin_pb2.ResourceConfigChanges(
                 resource=_resource(resource),
@@ -52,26 +55,26 @@ async def alter_configs(
         ],
         validate_only=validate_only,
     )
-    await cluster.ask(
-        lambda channel: AdminServiceStub(channel).AlterConfigs, request, timeout_ms=timeout_ms, may_repeat=validate_only
-    )
+    await calls.ask(lambda stub: stub.AlterConfigs, request, may_repeat=validate_only)
 
 
 async def describe_configs(
-    cluster: Cluster, resources: Sequence[ConfigResource], *, broker_id: int | None, timeout_ms: int
+    calls: AdminCalls, resources: Sequence[ConfigResource], *, broker_id: int | None = None
 ) -> dict[ConfigResource, dict[str, ConfigValue]]:
-    """Describe all configs of resources.
+    """Describe all configs of topics, brokers and the cluster, with where each value comes from.
+
+    Args:
+        resources: 1 to 1,000 of them.
+        broker_id: for topics: the broker whose replicas it is about; None leaves out what is set for brokers.
 
     Raises:
-        UsageError: one is no ConfigResource.
-        LograftError: there is no such resource, or no answer came.
+        UnknownTopicError: there is no such topic.
+        InvalidRequestError: there is no such broker.
     """
     request = admin_pb2.DescribeConfigsRequest(
-        cluster_id=cluster.cluster_id, resources=[_resource(resource) for resource in resources], broker_id=broker_id
+        resources=[_resource(resource) for resource in resources], broker_id=broker_id
     )
-    response = await cluster.ask(
-        lambda channel: AdminServiceStub(channel).DescribeConfigs, request, timeout_ms=timeout_ms
-    )
+    response = await calls.ask(lambda stub: stub.DescribeConfigs, request)
     return {
         resource: {entry.name: _value(entry) for entry in each.configs}
         for resource, each in zip(resources, response.resources, strict=True)

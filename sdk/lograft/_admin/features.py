@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
+from lograft._admin.calls import AdminCalls
 from lograft._admin.topics import checked_int32
-from lograft._client.cluster import Cluster
 from lograft.types import FeatureLevelDescription
 from lograft.v1 import admin_pb2
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 
-async def describe_feature_level(cluster: Cluster, *, timeout_ms: int) -> FeatureLevelDescription:
-    """Describe the feature level."""
-    request = admin_pb2.DescribeFeatureLevelRequest(cluster_id=cluster.cluster_id)
-    response = await cluster.ask(
-        lambda channel: AdminServiceStub(channel).DescribeFeatureLevel, request, timeout_ms=timeout_ms
-    )
+async def describe_feature_level(calls: AdminCalls) -> FeatureLevelDescription:
+    """Describe the feature level of the cluster, and the levels that its servers can run at."""
+    request = admin_pb2.DescribeFeatureLevelRequest()
+    response = await calls.ask(lambda stub: stub.DescribeFeatureLevel, request)
     return FeatureLevelDescription(
         level=response.level,
         controller_max_level=response.controller_max_level,
@@ -23,10 +20,16 @@ async def describe_feature_level(cluster: Cluster, *, timeout_ms: int) -> Featur
     )
 
 
-async def update_feature_level(cluster: Cluster, level: int, *, validate_only: bool, timeout_ms: int) -> None:
-    """Raise the feature level."""
-    request = admin_pb2.UpdateFeatureLevelRequest(
-        cluster_id=cluster.cluster_id, level=checked_int32("level", level), validate_only=validate_only
-    )
+async def update_feature_level(calls: AdminCalls, level: int, *, validate_only: bool = False) -> None:
+    """Raise the feature level of the cluster. It never goes down again.
+
+    Args:
+        level: the new level; the one that holds changes nothing.
+        validate_only: check only, change nothing.
+
+    Raises:
+        InvalidRequestError: it would go down, or a server cannot run at it; the message says which.
+    """
+    request = admin_pb2.UpdateFeatureLevelRequest(level=checked_int32("level", level), validate_only=validate_only)
     # Raising it twice is raising it once.
-    await cluster.ask(lambda channel: AdminServiceStub(channel).UpdateFeatureLevel, request, timeout_ms=timeout_ms)
+    await calls.ask(lambda stub: stub.UpdateFeatureLevel, request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lograft._client.cluster import Cluster
+from lograft._admin.calls import AdminCalls
 from lograft.errors import UsageError
 from lograft.types import (
     LogDirectories,
@@ -20,7 +20,6 @@ from lograft.types import (
     UnknownPartitions,
 )
 from lograft.v1 import admin_pb2
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 DIRECTORY_ID_BYTES: Final = 16
 """Bytes of the id of a log directory."""
@@ -41,20 +40,23 @@ _MOVE_STATES: Final = {
 
 
 async def describe_log_directories(
-    cluster: Cluster, broker_id: int | None, *, with_replicas: bool, timeout_ms: int
+    calls: AdminCalls, broker_id: int | None = None, *, with_replicas: bool = False
 ) -> LogDirectories:
-    """Describe the log directories of a broker; None: of the only one.
+    """Describe the log directories of one broker, and the moves between them.
+
+    Args:
+        broker_id: id of the broker; None: the only one there is.
+        with_replicas: also say which replicas are in each directory.
 
     Raises:
         UsageError: there is no such broker, or there are several and none is named.
-        LograftError: the broker did not answer, or refused.
+        LograftError: the broker did not answer.
     """
-    address = await _address_of(cluster, broker_id, timeout_ms)
-    request = admin_pb2.DescribeLogDirectoriesRequest(cluster_id=cluster.cluster_id, with_replicas=with_replicas)
-    response = await cluster.ask(
-        lambda channel: AdminServiceStub(channel).DescribeLogDirectories,
+    address = await _address_of(calls, broker_id)
+    request = admin_pb2.DescribeLogDirectoriesRequest(with_replicas=with_replicas)
+    response = await calls.ask(
+        lambda stub: stub.DescribeLogDirectories,
         request,
-        timeout_ms=timeout_ms,
         address=address,
     )
     return LogDirectories(
@@ -65,48 +67,59 @@ async def describe_log_directories(
 
 
 async def move_replica(
-    cluster: Cluster, where: TopicPartition, directory_id: bytes, broker_id: int | None, *, timeout_ms: int
+    calls: AdminCalls, where: TopicPartition, directory_id: bytes, broker_id: int | None = None
 ) -> None:
-    """Begin to move a replica to another directory of its broker; None: of the only broker.
+    """Begin to move a replica to another log directory of its broker, while it is used; returns at once.
+
+    `describe_log_directories` tells how it goes. Asked again for the same directory it changes nothing.
+
+    Args:
+        where: the partition.
+        directory_id: id of the directory, 16 bytes.
+        broker_id: id of the broker; None: the only one there is.
 
     Raises:
-        UsageError: the id has not 16 bytes; there is no such broker, or there are several and none is named.
-        LograftError: the broker did not answer, or refused.
+        UsageError: `directory_id` is none; no such broker, or several and none is named.
+        RefusedError: the broker has no such replica or directory, or it cannot be moved now.
     """
+    topic, partition = TopicPartition(*where)
     if type(directory_id) is not bytes or len(directory_id) != DIRECTORY_ID_BYTES:
         raise UsageError(f"the id of a log directory is {DIRECTORY_ID_BYTES} bytes, not {directory_id!r}")
-    address = await _address_of(cluster, broker_id, timeout_ms)
-    request = admin_pb2.MoveReplicaRequest(
-        cluster_id=cluster.cluster_id, topic=where.topic, partition=where.partition, directory_id=directory_id
-    )
+    address = await _address_of(calls, broker_id)
+    request = admin_pb2.MoveReplicaRequest(topic=topic, partition=partition, directory_id=directory_id)
     # Asked twice for the same directory, the broker does it once.
-    await cluster.ask(
-        lambda channel: AdminServiceStub(channel).MoveReplica, request, timeout_ms=timeout_ms, address=address
-    )
+    await calls.ask(lambda stub: stub.MoveReplica, request, address=address)
 
 
-async def delete_unknown_partitions(cluster: Cluster, broker_id: int | None, *, timeout_ms: int) -> UnknownPartitions:
-    """Delete what a broker has set aside because the cluster does not know it; None: the only broker.
+async def delete_unknown_partitions(calls: AdminCalls, broker_id: int | None = None) -> UnknownPartitions:
+    """Delete, for good, what one broker has set aside because the cluster does not know it.
+
+    `describe_log_directories` tells how much that is. The broker deletes it by itself after seven days.
+
+    Args:
+        broker_id: id of the broker; None: the only one there is.
+
+    Returns:
+        What was deleted.
 
     Raises:
         UsageError: there is no such broker, or there are several and none is named.
-        LograftError: the broker did not answer, or could not delete everything.
+        RefusedError: something could not be deleted.
     """
-    address = await _address_of(cluster, broker_id, timeout_ms)
-    request = admin_pb2.DeleteUnknownPartitionsRequest(cluster_id=cluster.cluster_id)
+    address = await _address_of(calls, broker_id)
+    request = admin_pb2.DeleteUnknownPartitionsRequest()
     # Asked again after an answer that was lost, the broker finds nothing left, and says so.
-    response = await cluster.ask(
-        lambda channel: AdminServiceStub(channel).DeleteUnknownPartitions,
+    response = await calls.ask(
+        lambda stub: stub.DeleteUnknownPartitions,
         request,
-        timeout_ms=timeout_ms,
         address=address,
     )
     return UnknownPartitions(partition_count=response.partition_count, size_bytes=response.size_bytes)
 
 
-async def _address_of(cluster: Cluster, broker_id: int | None, timeout_ms: int) -> str:
-    await cluster.fetch_brokers(timeout_ms=timeout_ms)
-    brokers = {broker.broker_id: broker.address for broker in cluster.view.brokers()}
+async def _address_of(calls: AdminCalls, broker_id: int | None) -> str:
+    await calls.cluster.fetch_brokers(timeout_ms=calls.timeout_ms)
+    brokers = {broker.broker_id: broker.address for broker in calls.cluster.view.brokers()}
     if broker_id is None and len(brokers) == 1:
         (address,) = brokers.values()
         return address

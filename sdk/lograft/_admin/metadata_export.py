@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from lograft._client.cluster import Attempt, Cluster
+from lograft._admin.calls import AdminCalls
+from lograft._client.cluster import Attempt
 from lograft._client.transport import finish, open_call
 from lograft.errors import CorruptDataError, ProtocolError
 from lograft.v1 import admin_pb2
@@ -53,14 +54,13 @@ class MetadataChange:
     after: dict[str, Any] | None
 
 
-async def export_metadata(cluster: Cluster, *, timeout_ms: int) -> list[str]:
-    """Fetch an export.
+async def export_metadata(calls: AdminCalls) -> list[str]:
+    """Export the whole metadata as of one offset, as lines of JSON in a stable order; docs/tools.md has their form.
 
-    Raises:
-        CorruptDataError: it is not whole.
-        LograftError: no answer came.
+    The first line has the offset, the last one a digest, which was checked. All lines are in memory: about 250 bytes
+    for each partition of the cluster.
     """
-    request = admin_pb2.ExportMetadataRequest(cluster_id=cluster.cluster_id)
+    request = admin_pb2.ExportMetadataRequest(cluster_id=calls.cluster.cluster_id)
 
     async def work(attempt: Attempt) -> list[str]:
         lines: list[str] = []
@@ -77,7 +77,7 @@ async def export_metadata(cluster: Cluster, *, timeout_ms: int) -> list[str]:
             await finish(opened)
         return lines
 
-    lines = await cluster.call(work, timeout_ms=timeout_ms)
+    lines = await calls.cluster.call(work, timeout_ms=calls.timeout_ms)
     read_export(lines)
     return lines
 

@@ -7,15 +7,15 @@ hold state.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from lograft._client.cluster import Cluster
+from lograft._admin.calls import AdminCalls
+from lograft._admin.topics import describe_topic
 from lograft._client.codec import decode_error
 from lograft.errors import UsageError
-from lograft.types import ElectedLeader, ElectionType, PartitionReassignment, TopicDescription, TopicPartition
+from lograft.types import ElectedLeader, ElectionType, PartitionReassignment, TopicPartition
 from lograft.v1 import admin_pb2
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 MAX_ELECTIONS: Final = 500
 """Partitions of one request for elections."""
@@ -32,9 +32,7 @@ _ELECTIONS: Final = {
 }
 
 
-async def all_named(
-    named: Sequence[TopicPartition | str], describe: Callable[[str], Awaitable[TopicDescription]]
-) -> list[TopicPartition]:
+async def _all_named(calls: AdminCalls, named: Sequence[TopicPartition | str]) -> list[TopicPartition]:
     """Return the partitions that are named, each once; a name alone stands for all partitions of its topic.
 
     Raises:
@@ -46,7 +44,7 @@ async def all_named(
     found: dict[TopicPartition, None] = {}
     for each in named:
         if isinstance(each, str):
-            topic = await describe(each)
+            topic = await describe_topic(calls, each)
             found.update((TopicPartition(each, part.partition), None) for part in topic.partitions)
         else:
             found[checked_partition(each)] = None
@@ -65,33 +63,35 @@ def checked_partition(where: object) -> TopicPartition:
 
 
 async def elect_leaders(
-    cluster: Cluster,
-    partitions: Sequence[TopicPartition],
+    calls: AdminCalls,
+    partitions: Sequence[TopicPartition | str],
     *,
-    election: ElectionType,
-    validate_only: bool,
-    timeout_ms: int,
+    election: ElectionType = ElectionType.PREFERRED,
+    validate_only: bool = False,
 ) -> list[ElectedLeader]:
-    """Elect leaders; one result for each partition, in order.
+    """Elect leaders of partitions; one result for each, in order, with an `error` where nobody was elected.
+
+    Args:
+        partitions: partitions; a name alone stands for all partitions of the topic.
+        election: preferred, or unclean: records that only replicas away from the cluster have are then lost.
+        validate_only: check only, change nothing.
 
     Raises:
-        UsageError: `election` is none.
-        LograftError: a request as a whole failed; those before it were carried out.
+        UnknownTopicError: a topic that is named alone does not exist.
+        LograftError: a call as a whole failed; it may be repeated.
     """
     if not isinstance(election, ElectionType):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"an election is an ElectionType, not {election!r}")
+    named = await _all_named(calls, partitions)
     results: list[ElectedLeader] = []
-    for some in _slices(partitions, MAX_ELECTIONS):
+    for some in _slices(named, MAX_ELECTIONS):
         request = admin_pb2.ElectLeadersRequest(
-            cluster_id=cluster.cluster_id,
             type=_ELECTIONS[election],
             topics=[admin_pb2.TopicPartitions(topic=each.topic, partitions=[each.partition]) for each in some],
             validate_only=validate_only,
         )
         # Asked twice, a leader is elected once; only what the second answer says of `elected` differs.
-        response = await cluster.ask(
-            lambda channel: AdminServiceStub(channel).ElectLeaders, request, timeout_ms=timeout_ms
-        )
+        response = await calls.ask(lambda stub: stub.ElectLeaders, request)
         results += map(_elected, response.results)
     return results
 
@@ -109,24 +109,26 @@ def _elected(result: admin_pb2.ElectionResult) -> ElectedLeader:
     )
 
 
-async def alter_reassignments(
-    cluster: Cluster,
+async def alter_partition_reassignments(
+    calls: AdminCalls,
     changes: Mapping[TopicPartition, Sequence[int] | None],
     *,
-    validate_only: bool,
-    timeout_ms: int,
+    validate_only: bool = False,
 ) -> list[PartitionReassignment]:
-    """Begin, change or cancel (None) reassignments; one result for each partition, in order.
+    """Give partitions other replicas, or cancel that; one result for each, in order, with an `error` if refused.
+
+    Args:
+        changes: node ids for each partition, the preferred leader first; None cancels what is under way.
+        validate_only: check only, change nothing; the results are those of the change.
 
     Raises:
         UsageError: a key is no partition, or a value no list of node ids.
-        LograftError: a request as a whole failed; those before it were carried out.
+        OutcomeUnknownError: the answer to a cancelling was lost; list the reassignments to find out.
     """
     wanted = {checked_partition(where): _checked_replicas(replicas) for where, replicas in changes.items()}
     results: list[PartitionReassignment] = []
     for some in _slices(list(wanted), MAX_REASSIGNMENTS):
         request = admin_pb2.AlterPartitionReassignmentsRequest(
-            cluster_id=cluster.cluster_id,
             reassignments=[
                 admin_pb2.PartitionReassignment(
                     topic=where.topic, partition=where.partition, replicas=wanted[where], cancel=wanted[where] is None
@@ -137,10 +139,9 @@ async def alter_reassignments(
         )
         # What is cancelled cannot be cancelled again; the same target twice is one.
         may_repeat = validate_only or all(wanted[where] is not None for where in some)
-        response = await cluster.ask(
-            lambda channel: AdminServiceStub(channel).AlterPartitionReassignments,
+        response = await calls.ask(
+            lambda stub: stub.AlterPartitionReassignments,
             request,
-            timeout_ms=timeout_ms,
             may_repeat=may_repeat,
         )
         results += map(_reassigned, response.results)
@@ -183,15 +184,10 @@ def _reassignment(
     )
 
 
-async def list_reassignments(
-    cluster: Cluster, topics: Sequence[str] | None, *, timeout_ms: int
+async def list_partition_reassignments(
+    calls: AdminCalls, topics: Sequence[str] | None = None
 ) -> list[PartitionReassignment]:
-    """List the reassignments that are under way, of all topics (None) or of some.
-
-    Raises:
-        UsageError: too many topics are named, or something is no name.
-        LograftError: no answer came.
-    """
+    """List the reassignments that are under way, of all topics (None) or of at most 1,000, by topic and partition."""
     names = None if topics is None else list(topics)
     if isinstance(topics, str) or (names is not None and not all(isinstance(name, str) for name in names)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"name a list of topics, not {topics!r}")
@@ -202,12 +198,8 @@ async def list_reassignments(
     found: list[PartitionReassignment] = []
     token = ""
     while True:
-        request = admin_pb2.ListPartitionReassignmentsRequest(
-            cluster_id=cluster.cluster_id, topics=names, page_token=token
-        )
-        response = await cluster.ask(
-            lambda channel: AdminServiceStub(channel).ListPartitionReassignments, request, timeout_ms=timeout_ms
-        )
+        request = admin_pb2.ListPartitionReassignmentsRequest(topics=names, page_token=token)
+        response = await calls.ask(lambda stub: stub.ListPartitionReassignments, request)
         for each in response.reassignments:
             settled = tuple(node_id for node_id in each.state.replicas if node_id not in each.state.adding)
             found.append(_reassignment(each.topic, each.partition, settled, each.state))

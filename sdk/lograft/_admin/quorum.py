@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from lograft._client.cluster import Cluster
+from lograft._admin.calls import AdminCalls
 from lograft.errors import RefusedError, UsageError
 from lograft.types import MetadataSnapshotDescription, QuorumDescription, QuorumReplicaDescription
 from lograft.v1 import admin_pb2
-from lograft.v1.admin_pb2_grpc import AdminServiceStub
 
 DIRECTORY_ID_BYTES: Final = 16
 
@@ -21,74 +20,91 @@ REPLACEMENT_LAG_MS_MAX: Final = 5_000
 """A replacement must have had everything within so many milliseconds."""
 
 
-async def describe_quorum(cluster: Cluster, *, timeout_ms: int) -> QuorumDescription:
-    """Describe the metadata quorum."""
-    request = admin_pb2.DescribeQuorumRequest(cluster_id=cluster.cluster_id)
-    return _quorum(
-        await cluster.ask(lambda channel: AdminServiceStub(channel).DescribeQuorum, request, timeout_ms=timeout_ms)
-    )
+async def describe_quorum(calls: AdminCalls) -> QuorumDescription:
+    """Describe the metadata quorum: leader, voters, observers."""
+    request = admin_pb2.DescribeQuorumRequest()
+    return _quorum(await calls.ask(lambda stub: stub.DescribeQuorum, request))
 
 
-async def add_voter(cluster: Cluster, node_id: int, directory_id: bytes | None, *, timeout_ms: int) -> bytes:
-    """Make a voter of an observer; returns its directory id."""
-    request = admin_pb2.AddVoterRequest(
-        cluster_id=cluster.cluster_id, node_id=_node_id(node_id), directory_id=_directory_id(directory_id)
-    )
-    return (
-        await cluster.ask(
-            lambda channel: AdminServiceStub(channel).AddVoter, request, timeout_ms=timeout_ms, may_repeat=False
-        )
-    ).directory_id
+async def add_voter(calls: AdminCalls, node_id: int, *, directory_id: bytes | None = None) -> bytes:
+    """Make a voter of an observer of the metadata quorum that has caught up; returns once that is committed.
+
+    Args:
+        node_id: node id of the observer.
+        directory_id: id of its metadata directory, 16 bytes; None: the one that fetched last under this node id.
+
+    Returns:
+        The directory id.
+
+    Raises:
+        RefusedError: it votes already, or has not caught up, or the quorum is full. Nothing was changed.
+        OutcomeUnknownError: the answer was lost; describe the quorum to find out.
+    """
+    request = admin_pb2.AddVoterRequest(node_id=_node_id(node_id), directory_id=_directory_id(directory_id))
+    return (await calls.ask(lambda stub: stub.AddVoter, request, may_repeat=False)).directory_id
 
 
-async def remove_voter(
-    cluster: Cluster, node_id: int, directory_id: bytes | None, *, timeout_ms: int, replacement_id: bytes | None = None
+async def remove_voter(calls: AdminCalls, node_id: int, *, directory_id: bytes | None = None) -> bytes:
+    """Make an observer of a voter of the metadata quorum; returns once that is committed.
+
+    Args:
+        node_id: node id of the voter.
+        directory_id: id of its metadata directory, 16 bytes; None: whichever votes under this node id.
+
+    Returns:
+        The directory id.
+
+    Raises:
+        RefusedError: there is no such voter, or the quorum would be lost. Nothing was changed.
+        OutcomeUnknownError: the answer was lost; describe the quorum to find out.
+    """
+    return await _remove_voter(calls, node_id, directory_id, None)
+
+
+async def _remove_voter(
+    calls: AdminCalls, node_id: int, directory_id: bytes | None, replacement_id: bytes | None
 ) -> bytes:
-    """Make an observer of a voter; returns its directory id. `replacement_id`: only if this replica could be added next."""
+    """Remove a voter; with `replacement_id` only if this replica could be added next."""
     request = admin_pb2.RemoveVoterRequest(
-        cluster_id=cluster.cluster_id,
         node_id=_node_id(node_id),
         directory_id=_directory_id(directory_id),
         replacement_directory_id=_directory_id(replacement_id),
     )
-    return (
-        await cluster.ask(
-            lambda channel: AdminServiceStub(channel).RemoveVoter, request, timeout_ms=timeout_ms, may_repeat=False
-        )
-    ).directory_id
+    response = await calls.ask(lambda stub: stub.RemoveVoter, request, may_repeat=False)
+    return response.directory_id
 
 
-async def replace_voter(cluster: Cluster, node_id: int, *, timeout_ms: int) -> bytes:
-    """Put the replica that fetches under a voter's node id in the place of that voter; returns its directory id.
+async def replace_voter(calls: AdminCalls, node_id: int) -> bytes:
+    """Replace a voter whose disk was lost by the replica that now fetches under its node id. May be repeated.
 
-    Args:
-        cluster: connection.
-        node_id: node id of the voter whose disk was lost.
-        timeout_ms: milliseconds for the look at the quorum, and for each of the two changes.
+    Returns:
+        The directory id of the new voter.
 
     Raises:
-        RefusedError: no replica of this node id has caught up, or the servers refuse. Nothing was changed, or the old
-            voter is out and the replacement is not in yet; repeat it.
+        RefusedError: no such replica has caught up, or the quorum would be lost.
+        OutcomeUnknownError: an answer was lost; repeat it.
     """
     number = _node_id(node_id)
-    quorum = await describe_quorum(cluster, timeout_ms=timeout_ms)
+    quorum = await describe_quorum(calls)
     replacement = _replacement(quorum, number)
     if any(voter.node_id == number for voter in quorum.voters):
-        await remove_voter(cluster, number, None, timeout_ms=timeout_ms, replacement_id=replacement.directory_id)
-    return await add_voter(cluster, number, replacement.directory_id, timeout_ms=timeout_ms)
+        await _remove_voter(calls, number, None, replacement.directory_id)
+    return await add_voter(calls, number, directory_id=replacement.directory_id)
 
 
-async def transfer_leadership(cluster: Cluster, node_id: int | None, *, timeout_ms: int) -> int:
-    """Have the leader hand over, and return who leads then."""
-    request = admin_pb2.TransferLeadershipRequest(
-        cluster_id=cluster.cluster_id, node_id=None if node_id is None else _node_id(node_id)
-    )
+async def transfer_leadership(calls: AdminCalls, node_id: int | None = None) -> int:
+    """Have the leader of the metadata quorum hand over to a voter (None: any); returns who leads then.
+
+    Raises:
+        RefusedError: there is no such voter, or it does not keep up. The leader leads on.
+        OutcomeUnknownError: the answer was lost, or no new leader was known in time.
+    """
+    request = admin_pb2.TransferLeadershipRequest(node_id=None if node_id is None else _node_id(node_id))
     # To whom leads already there is nothing to hand over, so a named voter may be asked for twice.
     return (
-        await cluster.ask(
-            lambda channel: AdminServiceStub(channel).TransferLeadership,
+        await calls.ask(
+            lambda stub: stub.TransferLeadership,
             request,
-            timeout_ms=timeout_ms,
             may_repeat=node_id is not None,
         )
     ).leader_id

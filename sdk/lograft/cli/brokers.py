@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from lograft.admin import Admin
-from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap, ClusterId, Json, TimeoutMs
+from lograft.cli.admin_command import admin_command
+from lograft.cli.options import Json
 from lograft.cli.output import print_error, print_facts, print_json, print_table
 from lograft.types import BrokerStatus
 
@@ -18,16 +19,10 @@ brokers_app = typer.Typer(no_args_is_help=True, help="List, describe and remove 
 BrokerId = Annotated[int, typer.Argument(metavar="ID", help="Node id.", min=0, max=2**31 - 1)]
 
 
-@brokers_app.command("list")
-def list_brokers(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    as_json: Json = False,
-) -> None:
+@admin_command(brokers_app, Admin.describe_brokers, name="list")
+def list_brokers(admin: Admin, as_json: Json = False) -> None:
     """List the registered brokers, with their states and what they host."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.describe_brokers()
+    found = admin.describe_brokers()
     if as_json:
         print_json([_as_json(each) for each in found])
         return
@@ -50,17 +45,10 @@ def list_brokers(
     )
 
 
-@brokers_app.command()
-def describe(
-    broker_id: BrokerId,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    as_json: Json = False,
-) -> None:
+@admin_command(brokers_app, Admin.describe_brokers)
+def describe(admin: Admin, broker_id: BrokerId, as_json: Json = False) -> None:
     """Show all that the controller knows of a broker."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.describe_brokers([broker_id])
+    found = admin.describe_brokers([broker_id])
     if not found:
         print_error(f"no broker {broker_id} is registered")
         raise typer.Exit(1)
@@ -89,18 +77,15 @@ def describe(
     print_table("log directories", ("id", "state"), rows)
 
 
-@brokers_app.command()
+@admin_command(brokers_app, Admin.remove_broker)
 def remove(
+    admin: Admin,
     broker_id: BrokerId,
     validate_only: Annotated[bool, typer.Option("--validate-only", help="Check only, change nothing.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """End the registration of a broker that has stopped for good; refused while it lives or has replicas."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        admin.remove_broker(broker_id, validate_only=validate_only)
+    admin.remove_broker(broker_id, validate_only=validate_only)
     if as_json:
         print_json({"broker_id": broker_id, "removed": not validate_only})
     else:

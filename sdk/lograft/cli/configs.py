@@ -9,15 +9,8 @@ from typing import Annotated
 import typer
 
 from lograft.admin import Admin
-from lograft.cli.options import (
-    DEFAULT_BOOTSTRAP,
-    DEFAULT_TIMEOUT_MS,
-    Bootstrap,
-    ClusterId,
-    Json,
-    TimeoutMs,
-    parse_pairs,
-)
+from lograft.cli.admin_command import admin_command
+from lograft.cli.options import Json, parse_pairs
 from lograft.cli.output import print_json, print_table
 from lograft.types import ConfigResource, ConfigSource
 
@@ -34,21 +27,18 @@ OfCluster = Annotated[bool, typer.Option("--cluster", help="For the cluster: wha
 ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Check only, change nothing.")]
 
 
-@configs_app.command()
+@admin_command(configs_app, Admin.describe_configs)
 def describe(
+    admin: Admin,
     topic: Topic = None,
     broker: BrokerId = None,
     cluster: OfCluster = False,
     every: Annotated[bool, typer.Option("--all", "-a", help="Defaults too.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Show configs, the values that hold and where they come from. --topic with --broker: as this broker's replicas have it."""
     resource = _resource(topic, None if topic is not None else broker, cluster)
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.describe_configs([resource], broker_id=broker if topic is not None else None)[resource]
+    found = admin.describe_configs([resource], broker_id=broker if topic is not None else None)[resource]
     shown = {name: each for name, each in found.items() if every or each.source is not ConfigSource.DEFAULT}
     if as_json:
         print_json(
@@ -71,43 +61,37 @@ def describe(
     )
 
 
-@configs_app.command("set")
+@admin_command(configs_app, Admin.alter_configs, name="set")
 def set_configs(
+    admin: Admin,
     configs: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="Configs and their new values.")],
     topic: Topic = None,
     broker: BrokerId = None,
     cluster: OfCluster = False,
     validate_only: ValidateOnly = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Set configs, all that are named or none."""
     resource = _resource(topic, broker, cluster)
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        changes = dict(parse_pairs(configs, "NAME=VALUE"))
-        admin.alter_configs({resource: changes}, validate_only=validate_only)
+    changes = dict(parse_pairs(configs, "NAME=VALUE"))
+    admin.alter_configs({resource: changes}, validate_only=validate_only)
     _print_changes(resource, changes, validate_only=validate_only, as_json=as_json)
 
 
-@configs_app.command()
+@admin_command(configs_app, Admin.alter_configs)
 def unset(
+    admin: Admin,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Configs to remove.")],
     topic: Topic = None,
     broker: BrokerId = None,
     cluster: OfCluster = False,
     validate_only: ValidateOnly = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Remove what was set, so that the inherited value holds."""
     resource = _resource(topic, broker, cluster)
     changes = dict.fromkeys(names)
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        admin.alter_configs({resource: changes}, validate_only=validate_only)
+    admin.alter_configs({resource: changes}, validate_only=validate_only)
     _print_changes(resource, changes, validate_only=validate_only, as_json=as_json)
 
 

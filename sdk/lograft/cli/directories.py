@@ -10,7 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from lograft.admin import Admin
-from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap, ClusterId, Json, TimeoutMs
+from lograft.cli.admin_command import admin_command
+from lograft.cli.options import Json
 from lograft.cli.output import print_json, print_table
 from lograft.errors import LograftError, RequestTimeoutError, UsageError
 from lograft.types import LogDirectories, LogDirectory, MoveState, ReplicaMove, TopicPartition, UnknownPartitions
@@ -28,18 +29,15 @@ directories_app = typer.Typer(no_args_is_help=True, help="Look at a broker's log
 Broker = Annotated[int | None, typer.Option("--broker", "-b", help="Id of the broker; needed where there are several.")]
 
 
-@directories_app.command("list")
+@admin_command(directories_app, Admin.describe_log_directories, name="list")
 def list_directories(
+    admin: Admin,
     broker: Broker = None,
     replicas: Annotated[bool, typer.Option("--replicas", help="Also list the replicas in each.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Show the log directories of a broker, and the moves between them."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.describe_log_directories(broker, with_replicas=replicas)
+    found = admin.describe_log_directories(broker, with_replicas=replicas)
     if as_json:
         print_json(_as_json(found))
         return
@@ -82,25 +80,22 @@ def list_directories(
         )
 
 
-@directories_app.command("move")
+@admin_command(directories_app, Admin.move_replica, name="move")
 def move_replica(
+    admin: Admin,
     topic: Annotated[str, typer.Argument(help="Topic name.")],
     partition: Annotated[int, typer.Argument(help="Partition, from 0.")],
     directory: Annotated[str, typer.Argument(help="Id (in hex) or path of the directory to move to.")],
     broker: Broker = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the replica is there.")] = False,
     wait_ms: Annotated[int, typer.Option(help="Milliseconds to wait, at most.", min=1)] = DEFAULT_WAIT_MS,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Move a replica to another log directory of its broker, while it is used."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.describe_log_directories(broker)
-        target = _find(found, directory)
-        admin.move_replica(TopicPartition(topic, partition), target.directory_id, found.broker_id)
-        move = _wait(admin, found.broker_id, topic, partition, wait_ms) if wait else None
+    found = admin.describe_log_directories(broker)
+    target = _find(found, directory)
+    admin.move_replica(TopicPartition(topic, partition), target.directory_id, found.broker_id)
+    move = _wait(admin, found.broker_id, topic, partition, wait_ms) if wait else None
     if as_json:
         state = "begun" if move is None else move.state.value
         print_json({"topic": topic, "partition": partition, "directory": target.path, "state": state})
@@ -110,29 +105,26 @@ def move_replica(
         typer.echo(f"{topic}-{partition} is being moved to {target.path}; `lograft directories list` tells how it goes")
 
 
-@directories_app.command("delete-unknown")
+@admin_command(directories_app, Admin.delete_unknown_partitions, name="delete-unknown")
 def delete_unknown(
+    admin: Admin,
     broker: Broker = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Delete, for good, what a broker has set aside because the cluster does not know it; otherwise it goes after seven days."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.describe_log_directories(broker)
-        count = sum(each.unknown_partition_count for each in found.directories)
-        size_bytes = sum(each.unknown_partition_bytes for each in found.directories)
-        if count and not yes:
-            typer.confirm(
-                f"Delete {count} partition directories of broker {found.broker_id} with {size_bytes} bytes?", abort=True
-            )
-        deleted = (
-            admin.delete_unknown_partitions(found.broker_id)
-            if count
-            else UnknownPartitions(partition_count=0, size_bytes=0)
+    found = admin.describe_log_directories(broker)
+    count = sum(each.unknown_partition_count for each in found.directories)
+    size_bytes = sum(each.unknown_partition_bytes for each in found.directories)
+    if count and not yes:
+        typer.confirm(
+            f"Delete {count} partition directories of broker {found.broker_id} with {size_bytes} bytes?", abort=True
         )
+    deleted = (
+        admin.delete_unknown_partitions(found.broker_id)
+        if count
+        else UnknownPartitions(partition_count=0, size_bytes=0)
+    )
     if as_json:
         print_json(
             {"broker_id": found.broker_id, "partition_count": deleted.partition_count, "size_bytes": deleted.size_bytes}

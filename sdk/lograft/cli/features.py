@@ -8,22 +8,17 @@ from typing import Annotated
 import typer
 
 from lograft.admin import Admin
-from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap, ClusterId, Json, TimeoutMs
+from lograft.cli.admin_command import admin_command
+from lograft.cli.options import Json
 from lograft.cli.output import print_facts, print_json, print_table
 
 features_app = typer.Typer(no_args_is_help=True, help="Describe and raise the feature level of the cluster.")
 
 
-@features_app.command()
-def describe(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    as_json: Json = False,
-) -> None:
+@admin_command(features_app, Admin.describe_feature_level)
+def describe(admin: Admin, as_json: Json = False) -> None:
     """Show the level, and the levels that the servers can run at."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.describe_feature_level()
+    found = admin.describe_feature_level()
     if as_json:
         print_json(
             {
@@ -41,15 +36,12 @@ def describe(
     print_table("brokers", ("broker", "lowest level", "highest level"), rows)
 
 
-@features_app.command()
+@admin_command(features_app, Admin.update_feature_level)
 def upgrade(
+    admin: Admin,
     level: Annotated[int, typer.Argument(help="The new level.")],
     validate_only: Annotated[bool, typer.Option("--validate-only", help="Check only, change nothing.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
 ) -> None:
     """Raise the level. It never goes down again: upgrade all servers first."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        admin.update_feature_level(level, validate_only=validate_only)
+    admin.update_feature_level(level, validate_only=validate_only)
     typer.echo(f"the cluster {'could run' if validate_only else 'runs'} at feature level {level}")

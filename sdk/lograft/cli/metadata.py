@@ -13,25 +13,23 @@ import typer
 
 from lograft._admin.metadata_export import MetadataChange, diff_exports, read_export
 from lograft.admin import Admin
-from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap, ClusterId, Json, TimeoutMs
+from lograft.cli.admin_command import admin_command
+from lograft.cli.options import Json
 from lograft.cli.output import print_json, print_table
 from lograft.errors import CorruptDataError
 
 metadata_app = typer.Typer(no_args_is_help=True, help="Export the metadata of the cluster, compare exports.")
 
 
-@metadata_app.command()
+@admin_command(metadata_app, Admin.export_metadata)
 def export(
+    admin: Admin,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", dir_okay=False, help="File to write; none: standard output.")
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
 ) -> None:
     """Write the whole metadata as of one offset, as lines of JSON in a stable order, with a digest at the end."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        lines = admin.export_metadata()
+    lines = admin.export_metadata()
     text = "".join(f"{line}\n" for line in lines)
     if output is None:
         sys.stdout.write(text)
@@ -40,16 +38,14 @@ def export(
         typer.echo(f"{len(lines)} lines at metadata offset {json.loads(lines[0])['metadata_offset']} in {output}")
 
 
-@metadata_app.command()
+@admin_command(metadata_app, Admin.export_metadata)
 def diff(
+    admin: Admin,
     before: Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="A", help="An export.")],
     after: Annotated[
         Path | None,
         typer.Argument(exists=True, dir_okay=False, metavar="[B]", help="A later one; none: the cluster as it is now."),
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Show what differs: topics, partitions with their replicas before and after, configs, brokers, voters."""
@@ -57,8 +53,7 @@ def diff(
     if after is not None:
         new = _read(after)
     else:
-        with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-            new = read_export(admin.export_metadata())
+        new = read_export(admin.export_metadata())
     changes = diff_exports(old, new)
     offsets = (old[0]["metadata_offset"], new[0]["metadata_offset"])
     if as_json:

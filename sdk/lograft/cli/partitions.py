@@ -9,27 +9,21 @@ from typing import Annotated
 import typer
 
 from lograft.admin import Admin
-from lograft.cli.options import (
-    DEFAULT_BOOTSTRAP,
-    DEFAULT_TIMEOUT_MS,
-    Bootstrap,
-    ClusterId,
-    Json,
-    TimeoutMs,
-    parse_partitions,
-)
+from lograft.cli.admin_command import admin_command
+from lograft.cli.options import Json, parse_partitions
 from lograft.cli.output import print_json, print_table
 from lograft.cli.reassign import reassign
 from lograft.types import ElectedLeader, ElectionType
 
 partitions_app = typer.Typer(no_args_is_help=True, help="Elect leaders of partitions, give them other replicas.")
-partitions_app.command()(reassign)
+admin_command(partitions_app, Admin.alter_partition_reassignments, Admin.list_partition_reassignments)(reassign)
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, change nothing.")]
 
 
-@partitions_app.command()
+@admin_command(partitions_app, Admin.elect_leaders)
 def elect(
+    admin: Admin,
     partitions: Annotated[
         list[str], typer.Argument(metavar="TOPIC[:PARTITION]...", help="Partitions; a topic alone: all that it has.")
     ],
@@ -42,9 +36,6 @@ def elect(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before an unclean election.")] = False,
     dry_run: DryRun = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Elect leaders. Partitions that need no election stay as they are."""
@@ -58,8 +49,7 @@ def elect(
             err=True,
         )
     election = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        results = admin.elect_leaders(named, election=election, validate_only=dry_run)
+    results = admin.elect_leaders(named, election=election, validate_only=dry_run)
     if as_json:
         print_json([_elected_as_json(each) for each in results])
     else:

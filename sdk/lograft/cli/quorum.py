@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from lograft.admin import Admin
-from lograft.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_MS, Bootstrap, ClusterId, Json, TimeoutMs
+from lograft.cli.admin_command import admin_command
+from lograft.cli.options import Json
 from lograft.cli.output import print_facts, print_json, print_table
 from lograft.types import QuorumDescription, QuorumReplicaDescription
 
@@ -19,18 +20,12 @@ Node = Annotated[int, typer.Argument(help="Node id.", min=0)]
 Directory = Annotated[str | None, typer.Option("--directory", help="Id of its metadata directory, in hex.")]
 
 
-@quorum_app.command("describe")
-@quorum_app.command("status")
-def describe(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    as_json: Json = False,
-) -> None:
+@admin_command(quorum_app, Admin.describe_quorum, Admin.describe_cluster, name="describe")
+@admin_command(quorum_app, Admin.describe_quorum, Admin.describe_cluster, name="status")
+def describe(admin: Admin, as_json: Json = False) -> None:
     """Show leader, voters, observers and brokers. Lag is counted in records behind the longest log."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        quorum = admin.describe_quorum()
-        cluster = admin.describe_cluster()
+    quorum = admin.describe_quorum()
+    cluster = admin.describe_cluster()
     if as_json:
         print_json({**_quorum_as_json(quorum), "brokers": [asdict(broker) for broker in cluster.brokers]})
         return
@@ -60,61 +55,35 @@ def describe(
     )
 
 
-@quorum_app.command("add-voter")
-def add_voter(
-    node: Node,
-    directory: Directory = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    as_json: Json = False,
-) -> None:
+@admin_command(quorum_app, Admin.add_voter, name="add-voter")
+def add_voter(admin: Admin, node: Node, directory: Directory = None, as_json: Json = False) -> None:
     """Make a voter of an observer that has caught up."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.add_voter(node, directory_id=_directory_id(directory))
+    found = admin.add_voter(node, directory_id=_directory_id(directory))
     _print_voter("votes now", node, found, as_json)
 
 
-@quorum_app.command("remove-voter")
-def remove_voter(
-    node: Node,
-    directory: Directory = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    as_json: Json = False,
-) -> None:
+@admin_command(quorum_app, Admin.remove_voter, name="remove-voter")
+def remove_voter(admin: Admin, node: Node, directory: Directory = None, as_json: Json = False) -> None:
     """Make an observer of a voter; refused when it would lose the quorum."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.remove_voter(node, directory_id=_directory_id(directory))
+    found = admin.remove_voter(node, directory_id=_directory_id(directory))
     _print_voter("votes no more", node, found, as_json)
 
 
-@quorum_app.command("replace-voter")
-def replace_voter(
-    node: Node,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    as_json: Json = False,
-) -> None:
+@admin_command(quorum_app, Admin.replace_voter, name="replace-voter")
+def replace_voter(admin: Admin, node: Node, as_json: Json = False) -> None:
     """Put the replica that now fetches under a voter's node id in the place of the one whose disk was lost."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.replace_voter(node)
+    found = admin.replace_voter(node)
     _print_voter("votes now", node, found, as_json)
 
 
-@quorum_app.command("transfer-leader")
+@admin_command(quorum_app, Admin.transfer_leadership, name="transfer-leader")
 def transfer_leader(
+    admin: Admin,
     node: Annotated[int | None, typer.Argument(help="Node id of the voter that is to lead; none: any.", min=0)] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Have the leader hand over to a voter that has everything."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        leader_id = admin.transfer_leadership(node)
+    leader_id = admin.transfer_leadership(node)
     if as_json:
         print_json({"leader_id": leader_id})
     else:

@@ -14,15 +14,7 @@ from typing import Annotated, Final, cast
 import typer
 
 from lograft.admin import Admin
-from lograft.cli.options import (
-    DEFAULT_BOOTSTRAP,
-    DEFAULT_TIMEOUT_MS,
-    Bootstrap,
-    ClusterId,
-    Json,
-    TimeoutMs,
-    parse_partitions,
-)
+from lograft.cli.options import Json, parse_partitions
 from lograft.cli.output import print_json, print_table
 from lograft.types import PartitionReassignment, TopicPartition
 
@@ -36,6 +28,7 @@ Changes = dict[TopicPartition, list[int] | None]
 
 
 def reassign(
+    admin: Admin,
     partitions: Annotated[
         list[str] | None,
         typer.Argument(metavar="TOPIC[:PARTITION]...", help="Partitions; a topic alone: all that it has."),
@@ -57,9 +50,6 @@ def reassign(
     ] = False,
     show: Annotated[bool, typer.Option("--list", help="List what is under way.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would move, change nothing.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Give partitions other replicas. It is under way when this returns: --list tells when it is done."""
@@ -67,14 +57,13 @@ def reassign(
     _check_usage(named, to=to, file=file, cancel=cancel, show=show, dry_run=dry_run)
     plan = {} if file is None else read_plan(file)
     target = None if to is None else _node_ids(to)
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        if show:
-            topics = [each if isinstance(each, str) else each.topic for each in parse_partitions(named)]
-            results = admin.list_partition_reassignments(topics or None)
-        else:
-            changes: Changes = dict.fromkeys(_every(admin, named), target)
-            changes.update({where: None if cancel else replicas for where, replicas in plan.items()})
-            results = admin.alter_partition_reassignments(changes, validate_only=dry_run)
+    if show:
+        topics = [each if isinstance(each, str) else each.topic for each in parse_partitions(named)]
+        results = admin.list_partition_reassignments(topics or None)
+    else:
+        changes: Changes = dict.fromkeys(_every(admin, named), target)
+        changes.update({where: None if cancel else replicas for where, replicas in plan.items()})
+        results = admin.alter_partition_reassignments(changes, validate_only=dry_run)
     if as_json:
         print_json([as_json_object(each) for each in results])
     else:

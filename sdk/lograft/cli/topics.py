@@ -10,16 +10,9 @@ from typing import Annotated
 import typer
 
 from lograft.admin import Admin
+from lograft.cli.admin_command import admin_command
 from lograft.cli.doctor import active_brokers, print_problems
-from lograft.cli.options import (
-    DEFAULT_BOOTSTRAP,
-    DEFAULT_TIMEOUT_MS,
-    Bootstrap,
-    ClusterId,
-    Json,
-    TimeoutMs,
-    parse_pairs,
-)
+from lograft.cli.options import Json, parse_pairs
 from lograft.cli.output import print_facts, print_json, print_table
 from lograft.cli.topic_file import read_topics, report
 from lograft.diagnosis import MIN_ISR_CONFIG, partition_problems
@@ -31,8 +24,9 @@ topics_app = typer.Typer(no_args_is_help=True, help="Create, list, describe, gro
 TopicName = Annotated[str, typer.Argument(help="Topic name.")]
 
 
-@topics_app.command()
+@admin_command(topics_app, Admin.create_topic, Admin.create_topics)
 def create(
+    admin: Admin,
     topic: Annotated[str | None, typer.Argument(help="Topic name; left out with --file.", show_default=False)] = None,
     partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, max=10_000, help="Number of partitions.")] = 1,
     replication_factor: Annotated[
@@ -49,9 +43,6 @@ def create(
             '"configs": {"retention.ms": "1000"}}; "-" is standard input.',
         ),
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Create a topic, or those of a file."""
@@ -60,19 +51,17 @@ def create(
         raise typer.BadParameter("name a topic, or give a --file of topics, not both", param_hint="TOPIC")
     if file is not None:
         topics = read_topics(file, NewTopic("", partitions, replication_factor, configs))
-        with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-            _create_all(admin, topics, if_not_exists=if_not_exists, as_json=as_json)
+        _create_all(admin, topics, if_not_exists=if_not_exists, as_json=as_json)
         return
     assert topic is not None, "neither a topic nor a file"
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        try:
-            created = admin.create_topic(
-                topic, partition_count=partitions, replication_factor=replication_factor, configs=configs
-            )
-        except TopicAlreadyExistsError:
-            if not if_not_exists:
-                raise
-            created = admin.describe_topic(topic)
+    try:
+        created = admin.create_topic(
+            topic, partition_count=partitions, replication_factor=replication_factor, configs=configs
+        )
+    except TopicAlreadyExistsError:
+        if not if_not_exists:
+            raise
+        created = admin.describe_topic(topic)
     if as_json:
         print_json(_topic_as_json(created))
     else:
@@ -109,16 +98,10 @@ def _create_all(admin: Admin, topics: list[NewTopic], *, if_not_exists: bool, as
     report(results, len(present))
 
 
-@topics_app.command("list")
-def list_topics(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    as_json: Json = False,
-) -> None:
+@admin_command(topics_app, Admin.list_topics, name="list")
+def list_topics(admin: Admin, as_json: Json = False) -> None:
     """List all topics."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        topics = admin.list_topics()
+    topics = admin.list_topics()
     if as_json:
         print_json([{**asdict(topic), "topic_id": topic.topic_id.hex()} for topic in topics])
         return
@@ -126,18 +109,11 @@ def list_topics(
     print_table(f"{len(rows)} topics", ("topic", "partitions", "replication", "id"), rows)
 
 
-@topics_app.command()
-def describe(
-    topic: TopicName,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    as_json: Json = False,
-) -> None:
+@admin_command(topics_app, Admin.describe_topic)
+def describe(admin: Admin, topic: TopicName, as_json: Json = False) -> None:
     """Show the partitions and configs of a topic."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        found = admin.describe_topic(topic)
-        problems = partition_problems(found, active_brokers(admin))
+    found = admin.describe_topic(topic)
+    problems = partition_problems(found, active_brokers(admin))
     if as_json:
         print_json(_topic_as_json(found))
         return
@@ -169,19 +145,16 @@ def describe(
     )
 
 
-@topics_app.command()
+@admin_command(topics_app, Admin.create_partitions)
 def grow(
+    admin: Admin,
     topic: TopicName,
     partitions: Annotated[int, typer.Option("--partitions", "-p", help="Number that it is to have, more than it has.")],
     validate_only: Annotated[bool, typer.Option("--validate-only", help="Check only, change nothing.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Add partitions to a topic. Keys may go to other partitions from then on."""
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        grown = admin.create_partitions(topic, partitions, validate_only=validate_only)
+    grown = admin.create_partitions(topic, partitions, validate_only=validate_only)
     if as_json:
         print_json(_topic_as_json(grown))
     elif validate_only:
@@ -190,20 +163,17 @@ def grow(
         typer.echo(f"topic {grown.topic} has {grown.partition_count} partitions")
 
 
-@topics_app.command()
+@admin_command(topics_app, Admin.delete_topic)
 def delete(
+    admin: Admin,
     topic: TopicName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    cluster_id: ClusterId = None,
-    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     as_json: Json = False,
 ) -> None:
     """Delete a topic and all its records."""
     if not yes:
         typer.confirm(f"Delete topic {topic} and all its records?", abort=True)
-    with Admin(bootstrap, cluster_id=cluster_id, request_timeout_ms=timeout_ms) as admin:
-        admin.delete_topic(topic)
+    admin.delete_topic(topic)
     if as_json:
         print_json({"topic": topic, "deleted": True})
     else:

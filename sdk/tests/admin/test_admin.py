@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from lograft import Admin, ErrorCode
@@ -22,8 +22,10 @@ from lograft.errors import (
 from lograft.types import NewTopic
 from tests.client.processes import unused_address
 
-from metaquorum.controller_service import admin_service
+from metaquorum.controller_service import topics
+from metaquorum.controller_service.admin_operations import OPERATIONS
 from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.controller_service.operation import Call
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "x" * 250, "a/b", "a\0b", "a b", "ü"])
@@ -117,22 +119,22 @@ def test_requests_for_many_topics_overlap_and_none_follows_a_failure(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While topics of one request are committed the controller decides about the next; what fails as a whole ends the call."""
-    create_topics = admin_service.create_topics
+    create_topics = topics.create_topics
     under_way: list[int] = []
     asked: list[list[str]] = []
     last_name = "overlap-40"
 
-    async def create_and_note(host: Any, request: Any, **arguments: Any) -> Any:
+    async def create_and_note(request: Any, member: Any, timeout_ms: int) -> Any:
         asked.append([each.topic for each in request.topics])
         under_way.append(under_way[-1] + 1 if under_way else 1)
         try:
             if request.topics[0].topic == "fails-20":
                 raise CommandError(ErrorCode.INVALID_REQUEST, "not this one")
-            return await create_topics(host, request, **arguments)
+            return await create_topics(request, member, timeout_ms)
         finally:
             under_way.append(under_way[-1] - 1)
 
-    monkeypatch.setattr(admin_service, "create_topics", create_and_note)
+    monkeypatch.setitem(cast("dict[str, Any]", OPERATIONS), "CreateTopics", Call(create_and_note, changes=True))
     monkeypatch.setattr(topic_calls, "MAX_TOPICS", 10)
     results = admin.create_topics([NewTopic(f"overlap-{number}") for number in range(41)])
     assert all(each.error is None for each in results)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of AdminService that change the metadata quorum itself: voters in and out, leadership handed over.
+"""The metadata quorum: its state as an answer of AdminService, voters in and out, leadership handed over.
 
 Owns the translation: whom a request means (a node id, with or without a directory id), and what each outcome of the
 core is called for a client. Decides nothing else. Law: OUTCOME_UNKNOWN alone leaves open whether a change took effect.
@@ -15,8 +15,8 @@ from typing import Final
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.voter_levels import VoterLevels
 from metaquorum.controller_service.commit_waiters import RETRY_AFTER_MS, CommandError
+from metaquorum.controller_service.operation import Member
 from metaquorum.raft.types import NodeId, ReplicaKey
 from metaquorum.raft.voter_changes import (
     AddVoter,
@@ -30,7 +30,7 @@ from metaquorum.raft.voter_changes import (
     VoterChange,
 )
 from metaquorum.replica.driver import StoppedError
-from metaquorum.replica.quorum_node import QuorumNode, ReplicaStatus
+from metaquorum.replica.quorum_node import QuorumNode, QuorumStatus, ReplicaStatus
 
 DIRECTORY_ID_BYTES: Final = 16
 
@@ -67,20 +67,36 @@ _REFUSALS: Final[Mapping[ChangeRefusal, tuple[ErrorCode, str]]] = {
 }
 
 
-async def add_voter(
-    node: QuorumNode, request: admin_pb2.AddVoterRequest, *, level: int, timeout_ms: int
-) -> admin_pb2.AddVoterResponse:
-    """Make a voter of an observer and wait for the commit.
+async def describe(
+    _request: admin_pb2.DescribeQuorumRequest, member: Member, _timeout_ms: int
+) -> admin_pb2.DescribeQuorumResponse:
+    """Return the state of the quorum as its leader sees it, with the start of its log and its newest snapshot."""
+    node = member.node
+    status = node.status()
+    snapshot = max(node.kept_snapshots, key=lambda each: each.end_offset, default=None)
+    return admin_pb2.DescribeQuorumResponse(
+        cluster_id=node.cluster_id,
+        leader_id=status.leader.leader_id,
+        quorum_epoch=status.leader.quorum_epoch,
+        high_watermark=status.high_watermark,
+        voters=[_replica(voter, status) for voter in status.voters],
+        observers=[_replica(observer, status) for observer in status.observers],
+        log_start_offset=node.log_start_offset,
+        latest_snapshot=None
+        if snapshot is None
+        else admin_pb2.MetadataSnapshot(end_offset=snapshot.end_offset, quorum_epoch=snapshot.epoch),
+    )
 
-    Args:
-        node: the quorum node of this server.
-        request: whom.
-        level: feature level of the cluster, uncommitted changes included; nothing may have been awaited since it was read.
-        timeout_ms: longest time to wait for the commit.
+
+async def add_voter(request: admin_pb2.AddVoterRequest, member: Member, timeout_ms: int) -> admin_pb2.AddVoterResponse:
+    """Make a voter of an observer and wait for the commit.
 
     Raises:
         CommandError: refused, or not known to be committed in time.
     """
+    node = member.node
+    # Feature level of the cluster, uncommitted changes included; nothing is awaited between this and the change.
+    level = member.host.appended_level()
     status = node.status()
     if not request.directory_id and any(voter.node_id == request.node_id for voter in status.voters):
         raise _refused(node, ChangeRefusal.DUPLICATE_VOTER)
@@ -90,19 +106,16 @@ async def add_voter(
 
 
 async def remove_voter(
-    node: QuorumNode, request: admin_pb2.RemoveVoterRequest, *, level: int, timeout_ms: int
+    request: admin_pb2.RemoveVoterRequest, member: Member, timeout_ms: int
 ) -> admin_pb2.RemoveVoterResponse:
     """Make an observer of a voter and wait for the commit.
-
-    Args:
-        node: the quorum node of this server.
-        request: whom, and perhaps who is to be added next.
-        level: as for `add_voter`.
-        timeout_ms: longest time to wait for the commit.
 
     Raises:
         CommandError: refused, or not known to be committed in time.
     """
+    node = member.node
+    # As in `add_voter`.
+    level = member.host.appended_level()
     voters = node.status().voters
     key = _resolve(node, request.node_id, request.directory_id, voters, ChangeRefusal.VOTER_NOT_FOUND)
     replacement = None
@@ -113,26 +126,15 @@ async def remove_voter(
     return admin_pb2.RemoveVoterResponse(metadata_offset=offset, directory_id=key.directory_id)
 
 
-def voter_levels(node: QuorumNode) -> tuple[VoterLevels, ...]:
-    """Feature levels that each voter in force can run at, as it told this leader."""
-    return tuple(
-        VoterLevels(
-            node_id=voter.node_id,
-            min_level=None if voter.levels is None else voter.levels.min_level,
-            max_level=None if voter.levels is None else voter.levels.max_level,
-        )
-        for voter in node.status().voters
-    )
-
-
 async def transfer_leadership(
-    node: QuorumNode, request: admin_pb2.TransferLeadershipRequest, *, timeout_ms: int
+    request: admin_pb2.TransferLeadershipRequest, member: Member, timeout_ms: int
 ) -> admin_pb2.TransferLeadershipResponse:
     """Hand the leadership over and wait for the next leader; to whom leads already, nothing is left to do.
 
     Raises:
         CommandError: refused, given up, or no leader known in time.
     """
+    node = member.node
     to = request.node_id if request.HasField("node_id") else None
     try:
         outcome = await node.transfer_leadership(to)
@@ -157,6 +159,18 @@ async def transfer_leadership(
     if leader.leader_id is None:
         raise _unknown(f"node {node.node_id} has resigned and is stopping")
     return admin_pb2.TransferLeadershipResponse(leader_id=leader.leader_id, quorum_epoch=leader.quorum_epoch)
+
+
+def _replica(replica: ReplicaStatus, status: QuorumStatus) -> admin_pb2.QuorumReplica:
+    leads = replica.node_id == status.leader.leader_id
+    return admin_pb2.QuorumReplica(
+        node_id=replica.node_id,
+        directory_id=replica.directory_id,
+        address=replica.address or "",
+        log_end_offset=replica.log_end_offset,
+        last_fetch_age_ms=None if leads else replica.last_fetch_age_ms,
+        last_caught_up_age_ms=replica.last_caught_up_age_ms,
+    )
 
 
 def _resolve(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeleteRecords for the admin clients.
+"""Records of partitions: looking up offsets, and removing records from the head.
 
-Owns pages and the retry of single partitions within the deadline. The call may be repeated, so that a lost answer is asked for
-again.
+Both are calls of `LogService`. Owns the pages of DeleteRecords and the retry of single partitions within the deadline; the call may be
+repeated, so that a lost answer is asked for again.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from lograft._admin.calls import AdminCalls
 from lograft._client.clock import monotonic_ms
 from lograft._client.cluster import Cluster
 from lograft._client.codec import decode_error
+from lograft._consumer import offsets
 from lograft.errors import RetriableError, UsageError
-from lograft.types import DeletedRecords, TopicPartition
+from lograft.types import DeletedRecords, OffsetAnswer, OffsetQuery, TopicPartition
 from lograft.v1 import log_pb2
 from lograft.v1.log_pb2_grpc import LogServiceStub
 
@@ -25,30 +27,35 @@ MAX_PARTITIONS: Final = 10_000
 _MAX_OFFSET: Final = 2**63 - 1
 
 
-async def delete_records(
-    cluster: Cluster, before: Mapping[TopicPartition, int | None], *, timeout_ms: int
-) -> list[DeletedRecords]:
-    """Remove records; one result for each partition, in order.
+async def list_offsets(calls: AdminCalls, queries: Sequence[OffsetQuery]) -> list[OffsetAnswer]:
+    """Look up offsets by position or time; one answer for each query, in order, with an `error` on failure."""
+    return await offsets.list_offsets(calls.cluster, queries, timeout_ms=calls.timeout_ms)
 
-    Partitions that have no leader for a moment are asked again until the time is up; what fails for good, or to the
-    end, has an `error` in its result.
+
+async def delete_records(calls: AdminCalls, before: Mapping[TopicPartition, int | None]) -> list[DeletedRecords]:
+    """Remove all records below an offset, for good, in each of some partitions; one result for each, in order.
+
+    Args:
+        before: first offset to keep (at most the high watermark) for each partition; None: all readable records go.
 
     Raises:
         UsageError: an offset is no whole number from 0.
-        LograftError: the call as a whole failed.
+        LograftError: the call as a whole failed; it may be repeated. A refused partition has an `error` in its result.
     """
     for where, offset in before.items():
         _check(where, offset)
     wanted = [_records_before(TopicPartition(*where), offset) for where, offset in before.items()]
-    deadline_ms = monotonic_ms() + timeout_ms
-    backoff = cluster.backoff()
+    deadline_ms = monotonic_ms() + calls.timeout_ms
+    backoff = calls.cluster.backoff()
     results: dict[int, DeletedRecords] = {}
     left: list[int] = list(range(len(wanted)))
     while left:
         for start in range(0, len(left), MAX_PARTITIONS):
             indexes = left[start : start + MAX_PARTITIONS]
             page = [wanted[index] for index in indexes]
-            results.update(zip(indexes, await _ask(cluster, page, max(1, deadline_ms - monotonic_ms())), strict=True))
+            results.update(
+                zip(indexes, await _ask(calls.cluster, page, max(1, deadline_ms - monotonic_ms())), strict=True)
+            )
         left = [index for index in left if isinstance(results[index].error, RetriableError)]
         left_ms = deadline_ms - monotonic_ms()
         if left and left_ms <= 0:

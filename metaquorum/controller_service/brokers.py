@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brokers as the active controller knows them, as answers: DescribeBrokers of AdminService.
+"""Brokers: requests of AdminService to commands, and what the active controller knows of brokers to answers.
 
 Owns pages and the translation. Must not decide in which state a broker is.
 """
@@ -11,9 +11,11 @@ from typing import Final
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from metaquorum.controller.broker_states import BrokerState, state_of
+from metaquorum.controller.brokers import BrokerState, state_of
+from metaquorum.controller.commands import RemoveBroker
 from metaquorum.controller_service.commit_waiters import CommandError
 from metaquorum.controller_service.controller_host import ControllerHost
+from metaquorum.controller_service.operation import Member
 from metaquorum.metadata.state import BrokerImage
 
 MAX_PAGE_BROKERS: Final = 1_000
@@ -29,14 +31,21 @@ _STATES: Final = {
 }
 
 
-def describe_answer(
-    request: admin_pb2.DescribeBrokersRequest, host: ControllerHost
+def remove(request: admin_pb2.RemoveBrokerRequest, _member: Member) -> RemoveBroker:
+    """Return the command of a request."""
+    return RemoveBroker(broker_id=request.broker_id, validate_only=request.validate_only)
+
+
+async def describe(
+    request: admin_pb2.DescribeBrokersRequest, member: Member, timeout_ms: int
 ) -> admin_pb2.DescribeBrokersResponse:
     """Return one page of brokers; the token of a page is the last id of the one before.
 
     Raises:
-        CommandError: INVALID_REQUEST, a size is out of range or the token is none.
+        CommandError: INVALID_REQUEST, a size is out of range or the token is none; or as `Member.catch_up`.
     """
+    await member.catch_up(request, timeout_ms)
+    host = member.host
     if not 0 <= request.page_size <= MAX_PAGE_BROKERS or len(request.broker_ids) > MAX_PAGE_BROKERS:
         raise CommandError(
             ErrorCode.INVALID_REQUEST,

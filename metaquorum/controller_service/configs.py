@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests about configs to commands, and configs to answers: what AlterConfigs and DescribeConfigs of AdminService need.
+"""Configs: requests of AdminService to commands, and configs to answers.
 
 Owns the translation. Must not decide which value holds.
 """
@@ -12,21 +12,30 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import AlterConfigs, Refusal, ResourceChanges
-from metaquorum.controller.configs import ConfigValue, describe
-from metaquorum.controller.limits import MAX_DESCRIBED_RESOURCES
-from metaquorum.controller_service.codec import CONFIG_SOURCES
+from metaquorum.controller.configs import ConfigSource, ConfigValue, describe
 from metaquorum.controller_service.commit_waiters import CommandError
+from metaquorum.controller_service.operation import Member
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.records import ConfigResource
+from metaquorum.metadata.state import TopicImage
+
+MAX_DESCRIBED_RESOURCES: Final = 1_000
+"""Resources of one request that describes configs."""
 
 _RESOURCES: Final = {
     admin_pb2.CONFIG_RESOURCE_TYPE_TOPIC: ConfigResource.TOPIC,
     admin_pb2.CONFIG_RESOURCE_TYPE_BROKER: ConfigResource.BROKER,
     admin_pb2.CONFIG_RESOURCE_TYPE_CLUSTER: ConfigResource.CLUSTER,
 }
+_SOURCES: Final = {
+    ConfigSource.DEFAULT: admin_pb2.CONFIG_SOURCE_DEFAULT,
+    ConfigSource.TOPIC: admin_pb2.CONFIG_SOURCE_TOPIC,
+    ConfigSource.BROKER: admin_pb2.CONFIG_SOURCE_BROKER,
+    ConfigSource.CLUSTER: admin_pb2.CONFIG_SOURCE_CLUSTER,
+}
 
 
-def alter_command(request: admin_pb2.AlterConfigsRequest) -> AlterConfigs:
+def alter(request: admin_pb2.AlterConfigsRequest, _member: Member) -> AlterConfigs:
     """Return the command of a request.
 
     Raises:
@@ -47,7 +56,7 @@ def alter_command(request: admin_pb2.AlterConfigsRequest) -> AlterConfigs:
     )
 
 
-def describe_answer(
+def describe_configs(
     request: admin_pb2.DescribeConfigsRequest, image: MetadataImage
 ) -> admin_pb2.DescribeConfigsResponse:
     """Return the configs that a request asks for.
@@ -70,11 +79,21 @@ def describe_answer(
     return answer
 
 
+def of_topic(image: MetadataImage, topic: TopicImage) -> list[admin_pb2.ConfigEntry]:
+    """Return all configs of a topic, ascending by name, with where each value comes from."""
+    values = describe(image, ConfigResource.TOPIC, topic.topic, None)
+    assert not isinstance(values, Refusal), f"{topic.topic} is in the image and refused: {values}"
+    return [
+        admin_pb2.ConfigEntry(name=each.definition.name, value=each.value, source=_SOURCES[each.source])
+        for each in values
+    ]
+
+
 def _entry(value: ConfigValue) -> admin_pb2.ConfigEntry:
     return admin_pb2.ConfigEntry(
         name=value.definition.name,
         value=value.value,
-        source=CONFIG_SOURCES[value.source],
+        source=_SOURCES[value.source],
         meaning=value.definition.meaning,
         allowed=value.definition.allowed,
         default_value=value.definition.default,

@@ -30,7 +30,7 @@ from metaquorum.controller.elections import (
     partition_change,
     preferred_change,
 )
-from metaquorum.controller.limits import MAX_ELECTED_PARTITIONS
+from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.isr import min_insync_replicas
 from metaquorum.metadata.records import MetadataRecord, PartitionChangeRecord
 from metaquorum.metadata.state import PartitionImage, TopicImage
@@ -38,9 +38,9 @@ from metaquorum.metadata.state import PartitionImage, TopicImage
 _SHOWN_CHARACTERS = 250
 
 
-def elect_leaders(image: AppendedImage, command: ElectLeaders) -> Decision:
+def elect_leaders(image: AppendedImage, settings: ControllerSettings, command: ElectLeaders) -> Decision:
     """Decide about elections; each partition is elected or refused alone."""
-    refusal = _request_problem(image, command.targets)
+    refusal = _request_problem(image, settings, command.targets)
     if refusal is not None:
         return Decision(response=refusal)
     fit = {broker.broker_id for broker in image.brokers() if broker.can_lead}
@@ -62,7 +62,9 @@ def elect_leaders(image: AppendedImage, command: ElectLeaders) -> Decision:
     )
 
 
-def _request_problem(image: AppendedImage, targets: tuple[ElectionTarget, ...]) -> Refusal | None:
+def _request_problem(
+    image: AppendedImage, settings: ControllerSettings, targets: tuple[ElectionTarget, ...]
+) -> Refusal | None:
     count = 0
     seen: set[tuple[str, int]] = set()
     for target in targets:
@@ -73,13 +75,13 @@ def _request_problem(image: AppendedImage, targets: tuple[ElectionTarget, ...]) 
             )
         numbers = _numbers(topic, target)
         count += len(numbers)
-        if count <= MAX_ELECTED_PARTITIONS:
+        if count <= settings.max_elected_partitions:
             # Beyond the limit the request is refused, so nothing of its size is gathered.
             seen.update((target.topic, number) for number in numbers)
-    if not 1 <= count <= MAX_ELECTED_PARTITIONS:
+    if not 1 <= count <= settings.max_elected_partitions:
         return Refusal(
             code=ErrorCode.INVALID_REQUEST,
-            message=f"a request elects leaders of 1 to {MAX_ELECTED_PARTITIONS} partitions, this one of {count}; "
+            message=f"a request elects leaders of 1 to {settings.max_elected_partitions} partitions, this one of {count}; "
             "name some of them and use several requests",
         )
     if len(seen) < count:
