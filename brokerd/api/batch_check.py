@@ -24,8 +24,7 @@ from lograft.wire.header import CODEC_MASK, BatchHeader, read_header
 from lograft.wire.limits import HEADER_BYTES, MAX_GENERIC_PAYLOAD_BYTES, MAX_INFLATED_BYTES
 
 from brokerd.limits import INFLATE_WAIT_MS, MAX_INFLATE_THREADS
-from brokerd.memory.budget import Grant, MemoryBudget
-from brokerd.memory.gate import MemoryGate
+from brokerd.memory.budget import Grant, MemoryBudget, MemoryGate
 from brokerd.short_turns import ShortTurns
 from metaquorum.metadata.topic_configs import CompressionType, TopicSettings
 from storage.log.recompression import recompress

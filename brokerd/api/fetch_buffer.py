@@ -22,8 +22,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from brokerd.limits import FETCH_BUFFER_WAIT_MS, FETCH_TAKE_MS, UNCOUNTED_CHUNK_BYTES
-from brokerd.memory.budget import Grant, MemoryBudget
-from brokerd.memory.gate import MemoryGate
+from brokerd.memory.budget import Grant, MemoryBudget, MemoryGate
 
 logger = logging.getLogger(__name__)
 

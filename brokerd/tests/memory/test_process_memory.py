@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from brokerd.memory.container import memory_limit_bytes, physical_bytes
-from brokerd.memory.trim import CHECK_MS, CHECK_MS_MAX, TRIM_FROM_BYTES, TrimRule
+from brokerd.memory.process_memory import (
+    CHECK_MS,
+    CHECK_MS_MAX,
+    TRIM_FROM_BYTES,
+    TrimRule,
+    memory_limit_bytes,
+    physical_bytes,
+)
 from brokerd.process.settings import BrokerSettings, budget_bytes
 from metaquorum.process.settings import Address, SettingsError
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError
-from brokerd.memory.budget import Grant, MemoryBudget
-from brokerd.memory.gate import MemoryGate
+from brokerd.memory.budget import Grant, MemoryBudget, MemoryGate
 
 LONG_MS = 60_000
 
