@@ -26,8 +26,8 @@ CORES = (
     "metaquorum/controller/",
     "brokerd/partition/",
     *(
-        f"brokerd/api/{name}.py"
-        for name in ("produce_events", "produce_session", "fetch_events", "fetch_serving", "fetch_session")
+        f"brokerd/api/log_service/{name}.py"
+        for name in ("produce_events", "produce_session", "fetch_events", "fetch_session")
     ),
     *(
         f"sdk/lograft/{package}/{name}.py"

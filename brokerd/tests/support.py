@@ -15,8 +15,8 @@ from lograft.wire.batch import encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
-from brokerd.api.batch_check import BatchThreads
-from brokerd.api.fetch_buffer import FetchBuffer
+from brokerd.api.log_service.batch_check import BatchThreads
+from brokerd.api.log_service.fetch_buffer import FetchBuffer
 from brokerd.api.parts import BrokerParts, StreamRegister
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle

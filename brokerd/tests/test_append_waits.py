@@ -11,9 +11,9 @@ import pytest
 from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.append import THREAD_RECORDS, AppendCalls
 from brokerd.api.forward import Forwarder
-from brokerd.api.read import ReadCalls
+from brokerd.api.log_service.append import THREAD_RECORDS, AppendCalls
+from brokerd.api.log_service.read import ReadCalls
 from brokerd.failure import RefusedError
 from brokerd.tests.call_context import call_context
 from brokerd.tests.support import WAIT_S, offline_parts

@@ -14,7 +14,7 @@ from lograft.wire.encoded import EncodedBatch
 from lograft.wire.header import read_header
 from lograft.wire.limits import HEADER_BYTES, MAX_ZSTD_LEVEL
 
-from brokerd.api.batch_check import THREAD_CHECK_BYTES
+from brokerd.api.log_service.batch_check import THREAD_CHECK_BYTES
 from brokerd.tests.support import Client, FetchStream, ProduceStream, refusal
 from metaquorum.metadata.topic_configs import TOPIC_CONFIGS
 

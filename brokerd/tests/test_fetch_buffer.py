@@ -16,9 +16,9 @@ import grpc.aio
 import pytest
 from lograft.v1 import log_pb2
 
-import brokerd.api.fetch_buffer
+import brokerd.api.log_service.fetch_buffer
 from brokerd.api.connections import end_connections
-from brokerd.api.fetch_buffer import COPIES, SHARE, FetchBuffer
+from brokerd.api.log_service.fetch_buffer import COPIES, SHARE, FetchBuffer
 from brokerd.limits import FETCH_TAKE_MS, MIN_BUDGET_BYTES, UNCOUNTED_CHUNK_BYTES
 from brokerd.memory.budget import MemoryBudget
 from brokerd.process.server import BrokerServer
@@ -184,14 +184,14 @@ async def test_connections_that_take_nothing_end_for_those_that_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stream whose batch does not fit gets it after all, because whoever held the memory has lost its connection."""
-    monkeypatch.setattr(brokerd.api.fetch_buffer, "FETCH_TAKE_MS", 200)
+    monkeypatch.setattr(brokerd.api.log_service.fetch_buffer, "FETCH_TAKE_MS", 200)
     async with small_broker(tmp_path / "data") as server, connected(server) as client:
         await write_batches(client, "large", 1, MIN_BUDGET_BYTES // COPIES // 8 - 1_000)
         async with stuck_readers(str(server.address), "large", 8) as calls:
             await until(lambda: budget_of(server).holder_count == 8)
             assert not any(call.done() for call in calls)
             reader = FetchStream(client)
-            with caplog.at_level(logging.WARNING, "brokerd.api.fetch_buffer"):
+            with caplog.at_level(logging.WARNING, "brokerd.api.log_service.fetch_buffer"):
                 await reader.open(("large", 0, 0))
                 assert (await reader.chunk()).next_offset == 1
                 # The chunk may come before the thread that ended the connections is back.

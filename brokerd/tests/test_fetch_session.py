@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_ROUTE
 
-from brokerd.api.fetch_events import (
+from brokerd.api.log_service.fetch_events import (
     AbortFetchStream,
     ChunkRead,
     CreditGranted,
@@ -32,7 +32,7 @@ from brokerd.api.fetch_events import (
     ResolveFetchRoutes,
     RoutesUnwanted,
 )
-from brokerd.api.fetch_session import CAUGHT_UP_MARK_DELAY_MS, FetchSession
+from brokerd.api.log_service.fetch_session import CAUGHT_UP_MARK_DELAY_MS, FetchSession
 from brokerd.failure import Failure
 from brokerd.limits import (
     FETCH_MARK_INTERVAL_MS,

@@ -19,8 +19,8 @@ from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.batch import Codec, encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
-import brokerd.api.read
-from brokerd.api.batch_check import COPIES, BatchThreads, is_costly, thread_count
+import brokerd.api.log_service.read
+from brokerd.api.log_service.batch_check import COPIES, BatchThreads, is_costly, thread_count
 from brokerd.limits import MAX_INFLATE_THREADS, MAX_READ_BYTES, MIN_BUDGET_BYTES
 from brokerd.short_turns import SHORT_S, ShortTurns
 from brokerd.tests.support import WAIT_S, Client, ProduceStream, refusal
@@ -46,13 +46,13 @@ async def test_a_small_batch_that_inflates_to_much_is_read_in_a_thread(
     client: Client, monkeypatch: pytest.MonkeyPatch, value_bytes: int, is_thread: bool
 ) -> None:
     """By what it inflates to, not by what it is on disk: the event loop serves everybody else meanwhile."""
-    decode, threads = brokerd.api.read._decode, list[threading.Thread]()  # pyright: ignore[reportPrivateUsage]
+    decode, threads = brokerd.api.log_service.read._decode, list[threading.Thread]()  # pyright: ignore[reportPrivateUsage]
 
     def noted(*arguments: Any) -> Any:
         threads.append(threading.current_thread())
         return decode(*arguments)
 
-    monkeypatch.setattr(brokerd.api.read, "_decode", noted)
+    monkeypatch.setattr(brokerd.api.log_service.read, "_decode", noted)
     await store(client, value_bytes)
     assert len((await client.read("t")).records[0].value) == value_bytes
     assert [thread is not threading.current_thread() for thread in threads] == [is_thread]
@@ -84,7 +84,7 @@ def test_a_read_makes_no_more_of_a_batch_than_it_gives(record_count: int) -> Non
     response = log_pb2.ReadResponse()
     tracemalloc.start()
     try:
-        is_small = brokerd.api.read._decode(data, response, 10, MAX_READ_BYTES)  # pyright: ignore[reportPrivateUsage]
+        is_small = brokerd.api.log_service.read._decode(data, response, 10, MAX_READ_BYTES)  # pyright: ignore[reportPrivateUsage]
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_IN_FLIGHT_BATCHES, MAX_ROUTE
 
-from brokerd.api.produce_events import (
+from brokerd.api.log_service.produce_events import (
     AbortStream,
     AckReached,
     Acks,
@@ -32,7 +32,7 @@ from brokerd.api.produce_events import (
     RouteWanted,
     StreamOpened,
 )
-from brokerd.api.produce_session import ProduceSession
+from brokerd.api.log_service.produce_session import ProduceSession
 from brokerd.failure import Failure
 from brokerd.limits import MAX_ROUTES_PER_STREAM, MAX_STREAM_OUTBOX_ITEMS
 from brokerd.partition.events import Durability

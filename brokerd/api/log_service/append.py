@@ -23,11 +23,11 @@ from lograft.wire.header import read_header
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 from lograft.wire.partitioner import partition_for_key
 
-from brokerd.api.batch_check import is_stored_anew
 from brokerd.api.calls import CallFailedError, ServicerContext, check_cluster, left_ms
 from brokerd.api.forward import Forwarder
 from brokerd.api.forwarded import was_forwarded
-from brokerd.api.identities import check_identity
+from brokerd.api.log_service.batch_check import is_stored_anew
+from brokerd.api.log_service.init_producer import check_identity
 from brokerd.api.parts import BrokerParts
 from brokerd.clock import wall_ms
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused

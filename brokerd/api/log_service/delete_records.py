@@ -14,10 +14,10 @@ from typing import Final
 from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.by_leader import answer_by_leader
 from brokerd.api.calls import ServicerContext, check_cluster, left_ms
 from brokerd.api.forward import Forwarder
 from brokerd.api.forwarded import was_forwarded
+from brokerd.api.log_service.by_leader import answer_by_leader
 from brokerd.api.parts import BrokerParts
 from brokerd.api.status import partition_error
 from brokerd.clock import wall_ms

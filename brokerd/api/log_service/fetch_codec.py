@@ -8,7 +8,7 @@ from typing import assert_never
 
 from lograft.v1 import log_pb2
 
-from brokerd.api.fetch_events import FetchAnswer, FetchOpened, FetchRouteEnded, FetchRouteWanted, Mark
+from brokerd.api.log_service.fetch_events import FetchAnswer, FetchOpened, FetchRouteEnded, FetchRouteWanted, Mark
 from brokerd.api.status import partition_error
 
 

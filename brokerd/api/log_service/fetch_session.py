@@ -28,7 +28,7 @@ from typing import Final, assert_never
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_ROUTE
 
-from brokerd.api.fetch_events import (
+from brokerd.api.log_service.fetch_events import (
     AbortFetchStream,
     ChunkRead,
     CreditGranted,

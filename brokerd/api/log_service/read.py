@@ -18,13 +18,12 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.errors import BatchError
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
-from brokerd.api.batch_check import inflated_bytes
 from brokerd.api.calls import ServicerContext, check_cluster, left_ms
-from brokerd.api.fetch_serving import Verdict
 from brokerd.api.forward import Forwarder
 from brokerd.api.forwarded import was_forwarded
+from brokerd.api.log_service.batch_check import inflated_bytes
+from brokerd.api.log_service.readers import ServingReplica, Verdict, find_follower, find_serving
 from brokerd.api.parts import BrokerParts
-from brokerd.api.readers import ServingReplica, find_follower, find_serving
 from brokerd.failure import Failure, RefusedError, refused
 from brokerd.limits import (
     BIND_WAIT_MS,

@@ -24,12 +24,11 @@ from lograft.wire.errors import BatchError
 from lograft.wire.frames import ProduceFrame, decode_produce_request
 from lograft.wire.header import BatchHeader
 
-from brokerd.api.batch_check import Checked, check, is_costly, is_stored_anew
-from brokerd.api.calls import ServicerContext, check_cluster, undecodable
-from brokerd.api.identities import check_identity
-from brokerd.api.parts import GOING_AWAY, BrokerParts
-from brokerd.api.produce_codec import AnswerEncoder, check_formats, encode_go_away, read_acks, read_routes
-from brokerd.api.produce_events import (
+from brokerd.api.calls import ServicerContext, check_cluster, check_formats, undecodable
+from brokerd.api.log_service.batch_check import Checked, check, is_costly, is_stored_anew
+from brokerd.api.log_service.init_producer import check_identity
+from brokerd.api.log_service.produce_codec import AnswerEncoder, encode_go_away, read_acks, read_routes
+from brokerd.api.log_service.produce_events import (
     AbortStream,
     AckReached,
     Acks,
@@ -50,7 +49,8 @@ from brokerd.api.produce_events import (
     RouteWanted,
     StreamOpened,
 )
-from brokerd.api.produce_session import ProduceSession
+from brokerd.api.log_service.produce_session import ProduceSession
+from brokerd.api.parts import GOING_AWAY, BrokerParts
 from brokerd.failure import Failure, RefusedError, refused
 from brokerd.limits import BIND_WAIT_MS
 from brokerd.partition.effects import LossReason

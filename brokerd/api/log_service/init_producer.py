@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a producer identity that a client brings along was ever given out."""
+"""The InitProducer call: gives a producer id out; and the check of an identity that a client brings along."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
+from brokerd.api.calls import ServicerContext, check_cluster, left_ms
+from brokerd.api.parts import BrokerParts
 from brokerd.clock import monotonic_ms
 from brokerd.failure import refused
+from brokerd.limits import IDENTITY_WAIT_MS
 from metaquorum.metadata.loader import MetadataLoader
 
 MAX_PRODUCER_EPOCH: Final = 32_767
@@ -19,6 +23,28 @@ IDENTITY_LAG_MS: Final = 1_000
 
 IDENTITY_RETRY_MS: Final = 250
 """Advice to a client whose id has not come here."""
+
+
+class InitProducerCalls:
+    """The InitProducer call of one broker."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        self._parts = parts
+
+    async def init_producer(
+        self, request: log_pb2.InitProducerRequest, context: ServicerContext
+    ) -> log_pb2.InitProducerResponse:
+        """Serve one call.
+
+        Raises:
+            RefusedError: no id came from the quorum in time, or another cluster is meant.
+        """
+        check_cluster(request.cluster_id, self._parts.cluster_id)
+        timeout_ms = left_ms(context, at_most_ms=IDENTITY_WAIT_MS)
+        producer_id = await self._parts.producer_ids.take(timeout_ms=timeout_ms)
+        return log_pb2.InitProducerResponse(
+            producer=log_pb2.ProducerIdentity(producer_id=producer_id, producer_epoch=0)
+        )
 
 
 async def check_identity(observer: MetadataLoader, producer_id: int, producer_epoch: int) -> None:

@@ -27,7 +27,7 @@ from typing import assert_never
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_IN_FLIGHT_BATCHES, MAX_ROUTE
 
-from brokerd.api.produce_events import (
+from brokerd.api.log_service.produce_events import (
     AbortStream,
     AckReached,
     Acks,

@@ -10,7 +10,7 @@ from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAGIC, MAX_IN_FLIGHT_BATCHES
 
-from brokerd.api.produce_events import Acks, Answer, Opened, Receipt, RouteEnded, RouteWanted
+from brokerd.api.log_service.produce_events import Acks, Answer, Opened, Receipt, RouteEnded, RouteWanted
 from brokerd.api.status import partition_error
 from brokerd.failure import refused
 from brokerd.limits import MAX_STREAM_IN_FLIGHT_BYTES
@@ -34,18 +34,6 @@ def read_acks(number: int) -> Acks:
             return acks
     message = f"acks {number} is not known: use ACKS_ALL (1), ACKS_LEADER (2) or ACKS_NONE (3)"
     raise refused(ErrorCode.INVALID_ACKS, message)
-
-
-def check_formats(formats: Iterable[int]) -> None:
-    """Refuse a client that does not speak our batch format; no format named means ours.
-
-    Raises:
-        RefusedError: UNSUPPORTED_FORMAT.
-    """
-    named = set(formats)
-    if named and MAGIC not in named:
-        message = f"batch formats {sorted(named)[:16]} are not offered: this broker speaks {MAGIC}"
-        raise refused(ErrorCode.UNSUPPORTED_FORMAT, message)
 
 
 def read_routes(routes: Iterable[log_pb2.ProduceRoute]) -> tuple[RouteWanted, ...]:

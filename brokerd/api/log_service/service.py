@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LogService: one handler for each method; what they do is in one module each.
+"""LogService: the table of its methods.
 
 The two bulk streams take and give bytes, so that `lograft.wire.frames` can slice the body of a batch off unparsed.
 """
@@ -11,16 +11,16 @@ from typing import Final
 import grpc
 from lograft.v1 import log_pb2
 
-from brokerd.api.append import AppendCalls
-from brokerd.api.calls import ServicerContext, bidirectional, check_cluster, left_ms, unary
-from brokerd.api.delete_records import DeleteRecordsCalls
-from brokerd.api.fetch_stream import FetchStream
+from brokerd.api.calls import ServicerContext, bidirectional, unary
 from brokerd.api.forward import Forwarder
-from brokerd.api.list_offsets import ListOffsetsCalls
+from brokerd.api.log_service.append import AppendCalls
+from brokerd.api.log_service.delete_records import DeleteRecordsCalls
+from brokerd.api.log_service.fetch import FetchStream
+from brokerd.api.log_service.init_producer import InitProducerCalls
+from brokerd.api.log_service.list_offsets import ListOffsetsCalls
+from brokerd.api.log_service.produce import ProduceStream
+from brokerd.api.log_service.read import ReadCalls
 from brokerd.api.parts import BrokerParts
-from brokerd.api.produce_stream import ProduceStream
-from brokerd.api.read import ReadCalls
-from brokerd.limits import IDENTITY_WAIT_MS
 
 SERVICE: Final = "lograft.v1.LogService"
 
@@ -35,6 +35,7 @@ class LogService:
         self._read = ReadCalls(parts, forwarder)
         self._list_offsets = ListOffsetsCalls(parts, forwarder)
         self._delete_records = DeleteRecordsCalls(parts, forwarder)
+        self._init_producer = InitProducerCalls(parts)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server needs."""
@@ -47,7 +48,7 @@ class LogService:
                 "Read": unary(log_pb2.ReadRequest, self._read.read),
                 "ListOffsets": unary(log_pb2.ListOffsetsRequest, self._list_offsets.list_offsets),
                 "DeleteRecords": unary(log_pb2.DeleteRecordsRequest, self._delete_records.delete_records),
-                "InitProducer": unary(log_pb2.InitProducerRequest, self._init_producer),
+                "InitProducer": unary(log_pb2.InitProducerRequest, self._init_producer.init_producer),
             },
         )
 
@@ -56,13 +57,3 @@ class LogService:
 
     async def _fetch(self, context: ServicerContext) -> None:
         await FetchStream(self._parts, context).run()
-
-    async def _init_producer(
-        self, request: log_pb2.InitProducerRequest, context: ServicerContext
-    ) -> log_pb2.InitProducerResponse:
-        check_cluster(request.cluster_id, self._parts.cluster_id)
-        timeout_ms = left_ms(context, at_most_ms=IDENTITY_WAIT_MS)
-        producer_id = await self._parts.producer_ids.take(timeout_ms=timeout_ms)
-        return log_pb2.InitProducerResponse(
-            producer=log_pb2.ProducerIdentity(producer_id=producer_id, producer_epoch=0)
-        )

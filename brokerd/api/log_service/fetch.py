@@ -18,9 +18,9 @@ from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.frames import encode_fetch_frame
 
-from brokerd.api.calls import ServicerContext, check_cluster, undecodable
-from brokerd.api.fetch_codec import encode_fetch_answer, encode_fetch_go_away, read_fetch_routes
-from brokerd.api.fetch_events import (
+from brokerd.api.calls import ServicerContext, check_cluster, check_formats, undecodable
+from brokerd.api.log_service.fetch_codec import encode_fetch_answer, encode_fetch_go_away, read_fetch_routes
+from brokerd.api.log_service.fetch_events import (
     AbortFetchStream,
     ChunkRead,
     CreditGranted,
@@ -40,10 +40,9 @@ from brokerd.api.fetch_events import (
     ResolveFetchRoutes,
     RoutesUnwanted,
 )
-from brokerd.api.fetch_session import FetchSession
+from brokerd.api.log_service.fetch_session import FetchSession
+from brokerd.api.log_service.readers import ServingReplica, find_serving
 from brokerd.api.parts import GOING_AWAY, BrokerParts
-from brokerd.api.produce_codec import check_formats
-from brokerd.api.readers import ServingReplica, find_serving
 from brokerd.clock import monotonic_ms
 from brokerd.failure import Failure, RefusedError, refused
 from brokerd.limits import BIND_WAIT_MS, UNCOUNTED_CHUNK_BYTES
