@@ -25,10 +25,8 @@ CORES = (
     "metaquorum/raft/",
     "metaquorum/controller/",
     "brokerd/partition/",
-    *(
-        f"brokerd/api/log_service/{name}.py"
-        for name in ("produce_events", "produce_session", "fetch_events", "fetch_session")
-    ),
+    "brokerd/api/log_service/produce_session.py",
+    "brokerd/api/log_service/fetch_session.py",
     *(
         f"sdk/lograft/{package}/{name}.py"
         for package, names in {
