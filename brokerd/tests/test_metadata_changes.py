@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from lograft.v1 import metadata_pb2
 
-from brokerd.api.watch import Watch
+from brokerd.api.metadata_service import Watch
 from brokerd.limits import WATCH_MESSAGE_PARTITIONS
 from brokerd.tests.support import WAIT_S, offline_parts
 from metaquorum.metadata import record_codec

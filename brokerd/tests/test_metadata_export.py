@@ -15,7 +15,7 @@ from lograft.v1.errors_pb2 import LeaderHint
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
-from brokerd.api.metadata_export import export_handler
+from brokerd.api.admin_service import export_handler
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
 from metaquorum.net.connection import Limits
