@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import grpc.aio
@@ -13,22 +14,23 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
-from brokerd.tests.support import WAIT_S, Client, connected, refusal
-from brokerd.tests.test_log_directories import start
+from brokerd.process.server import BrokerServer
+from brokerd.tests.support import WAIT_S, Client, connected, refusal, running_broker
 
 VALUE_BYTES = 2_000
 """Enough for a few segments in a hundred records."""
 
 
+def two_directories(tmp_path: Path) -> AbstractAsyncContextManager[BrokerServer]:
+    """A broker with two log directories."""
+    return running_broker(tmp_path / "first", tmp_path / "second")
+
+
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[Client]:
     """A client of a broker with two log directories."""
-    server = await start(tmp_path, more=("second",))
-    try:
-        async with connected(server) as connection:
-            yield connection
-    finally:
-        await server.stop()
+    async with two_directories(tmp_path) as server, connected(server) as connection:
+        yield connection
 
 
 async def describe(client: Client) -> admin_pb2.DescribeLogDirectoriesResponse:
@@ -104,34 +106,24 @@ async def test_moves_of_what_is_not_there_are_refused(client: Client) -> None:
 
 async def test_unknown_partitions_are_counted_and_deleted_when_asked(tmp_path: Path) -> None:
     """Directories that the metadata never knew are shown with their bytes in each log directory, and one call removes all of them."""
-    server = await start(tmp_path, more=("second",))
-    async with connected(server) as client:
+    async with two_directories(tmp_path) as server, connected(server) as client:
         await client.create_topic("t", 1)
         await client.append("t", [b"stays"], partition=0)
         first, second = (Path(directory.path) / "partitions" for directory in (await describe(client)).directories)
-    await server.stop()
     for number, place in enumerate((first, first, second)):
         stranger = place / f"{number:032x}-0"
         stranger.mkdir()
         (stranger / "00000000000000000000.log").write_bytes(bytes(100))
-    server = await start(tmp_path, more=("second",))
-    try:
-        async with connected(server) as client:
-            shown = (await describe(client)).directories
-            assert [each.unknown_partition_count for each in shown] == [2, 1]
-            assert [each.unknown_partition_bytes for each in shown] == [200, 100]
-            wrong = admin_pb2.DeleteUnknownPartitionsRequest(cluster_id="another")
-            with pytest.raises(grpc.aio.AioRpcError):
-                await client.admin.DeleteUnknownPartitions(wrong, timeout=WAIT_S)
-            deleted = await client.admin.DeleteUnknownPartitions(
-                admin_pb2.DeleteUnknownPartitionsRequest(), timeout=WAIT_S
-            )
-            assert (deleted.partition_count, deleted.size_bytes) == (3, 300)
-            again = await client.admin.DeleteUnknownPartitions(
-                admin_pb2.DeleteUnknownPartitionsRequest(), timeout=WAIT_S
-            )
-            assert (again.partition_count, again.size_bytes) == (0, 0)
-            assert [each.unknown_partition_count for each in (await describe(client)).directories] == [0, 0]
-            assert await values(client, 1) == [b"stays"]
-    finally:
-        await server.stop()
+    async with two_directories(tmp_path) as server, connected(server) as client:
+        shown = (await describe(client)).directories
+        assert [each.unknown_partition_count for each in shown] == [2, 1]
+        assert [each.unknown_partition_bytes for each in shown] == [200, 100]
+        wrong = admin_pb2.DeleteUnknownPartitionsRequest(cluster_id="another")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await client.admin.DeleteUnknownPartitions(wrong, timeout=WAIT_S)
+        deleted = await client.admin.DeleteUnknownPartitions(admin_pb2.DeleteUnknownPartitionsRequest(), timeout=WAIT_S)
+        assert (deleted.partition_count, deleted.size_bytes) == (3, 300)
+        again = await client.admin.DeleteUnknownPartitions(admin_pb2.DeleteUnknownPartitionsRequest(), timeout=WAIT_S)
+        assert (again.partition_count, again.size_bytes) == (0, 0)
+        assert [each.unknown_partition_count for each in (await describe(client)).directories] == [0, 0]
+        assert await values(client, 1) == [b"stays"]

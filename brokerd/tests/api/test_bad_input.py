@@ -18,7 +18,7 @@ from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
 from brokerd.limits import MAX_OFFSET_QUERIES, MAX_ROUTES_PER_STREAM
 from brokerd.process.server import BrokerServer
-from brokerd.tests.bad_batches import BATCHES
+from brokerd.tests.api.bad_batches import BATCHES
 from brokerd.tests.support import WAIT_S, Client, FetchStream, ProduceStream, Stream, connected, refusal, running_broker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -13,10 +13,11 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.api.forwarded import FORWARDED_KEY
 from brokerd.process.server import BrokerServer
-from brokerd.tests.support import WAIT_S, Client, connected, refusal, running_broker
-from brokerd.tests.test_two_brokers import PARTITIONS, leaders, second_broker
+from brokerd.tests.support import WAIT_S, Client, connected, leaders, refusal, running_broker, second_broker
 from storage.errors import DiskFullError
 from storage.log.log_start import LogStartWork
+
+PARTITIONS = 8
 
 
 def request(before_offset: int, *partitions: int, topic: str = "t") -> log_pb2.DeleteRecordsRequest:
