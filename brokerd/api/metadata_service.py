@@ -38,7 +38,7 @@ OUT_OF_TOUCH: Final = Failure(
     message="this broker has not heard from the controller for a whole session: watch another one",
     retry_after_ms=1_000,
 )
-"""Why a broker that is cut off tells nobody who leads."""
+"""Why a broker that is cut off from the controller does not say who leads."""
 
 
 class MetadataService:

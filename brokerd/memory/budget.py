@@ -138,7 +138,7 @@ class MemoryGate:
         self.budget = MemoryBudget(limit_bytes)
 
     def try_take(self, size_bytes: int) -> Grant | None:
-        """Take bytes if there is room and nobody waits; None otherwise."""
+        """Take bytes if there is room and no other request waits; None otherwise."""
         grant = self.budget.ask(size_bytes)
         if grant.is_held:
             return grant

@@ -4,7 +4,7 @@
 The limit is that of the container or of the machine, whichever is less.
 
 The allocator of a server is told to keep what it was once given (`lograft.wire.malloc`), which makes large messages three times as
-fast; without `trim_after_bursts` a burst stays resident for ever. A look reads one file. A trim costs milliseconds, and page faults
+fast; without `trim_after_bursts` a burst stays resident. A look reads one file. A trim costs milliseconds, and page faults
 for what the server needs again. It does nothing where there is no glibc, or no Linux.
 
 Source: Linux, cgroup-v2.rst (`memory.max`), cgroup-v1/memory.rst (`memory.limit_in_bytes`); proc(5), cgroups(7), malloc_trim(3),
@@ -32,7 +32,7 @@ OWN_GROUPS: Final = Path("/proc/self/cgroup")
 CHECK_MS: Final = 10_000
 """Milliseconds between two looks at the resident memory, and so between two trims at least.
 
-A trim of 300 MB takes up to 80 ms and holds up whoever allocates memory. One in 10 s costs less than a hundredth of the time.
+A trim of 300 MB takes up to 80 ms and holds up every thread that allocates memory. One in 10 s costs less than a hundredth of the time.
 """
 
 CHECK_MS_MAX: Final = 20_000

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Append call: records in, one batch for each partition, wherever its leader is.
+"""The Append call: takes records, appends one batch to each partition, at this broker or at another that leads it.
 
 Owns the choice of partitions, the encoding, and the wait for acknowledgement. This is the plain form for any
-language; whoever wants speed uses the Produce stream. Law: a call answers OK only when every range has reached its
-level. When one fails, the status carries the ranges that did not, and OUTCOME_UNKNOWN is said whenever records may
+language; the Produce stream is the fast one. Law: a call answers OK only when every range has reached its
+level. When one fails, the status carries the ranges that did not, and says OUTCOME_UNKNOWN whenever records may
 be in a log without an acknowledgement.
 """
 
@@ -26,7 +26,7 @@ from lograft.wire.partitioner import partition_for_key
 from brokerd.api.calls import CallFailedError, ServicerContext, check_cluster, left_ms
 from brokerd.api.forward import Forwarder
 from brokerd.api.forwarded import was_forwarded
-from brokerd.api.log_service.batch_check import is_stored_anew
+from brokerd.api.log_service.batch_check import needs_recompression
 from brokerd.api.log_service.init_producer import check_identity
 from brokerd.api.parts import BrokerParts
 from brokerd.clock import wall_ms
@@ -138,8 +138,8 @@ class AppendCalls:
             message = f"the records make a batch of {len(batch)} bytes, the topic takes {replica.max_message_bytes}"
             raise refused(ErrorCode.MESSAGE_TOO_LARGE, message)
         stored = memoryview(batch)
-        if is_stored_anew(stored, replica.settings):
-            stored = await self._store_anew(stored, replica)
+        if needs_recompression(stored, replica.settings):
+            stored = await self._recompress(stored, replica)
         appended = replica.append(stored, read_header(stored), level=level)
         durability = await self._wait_for_ack(replica, appended.next_offset, level, context)
         return log_pb2.AppendedRange(
@@ -150,10 +150,10 @@ class AppendCalls:
             duplicate=appended.duplicate,
         )
 
-    async def _store_anew(self, batch: memoryview, replica: HostedReplica) -> memoryview:
-        """Give a batch in the codec of its topic."""
+    async def _recompress(self, batch: memoryview, replica: HostedReplica) -> memoryview:
+        """Return a batch in the codec of its topic."""
         threads, max_bytes = self._parts.batch_threads, replica.max_message_bytes
-        stored, checked = await threads.check_and_store(batch, replica.settings, max_bytes=max_bytes)
+        stored, checked = await threads.check_and_recompress(batch, replica.settings, max_bytes=max_bytes)
         if isinstance(checked, BatchError):
             raise refused(checked.code, str(checked)) from checked
         return stored

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which batches are checked inside the event loop and which in a thread, and how a topic's `compression.type` is carried out.
+"""The check of a batch that a client sent, in the event loop or in a thread, and its recompression by `compression.type`.
 
-A usual batch is checked in tens of microseconds. One that inflates to tens of megabytes takes a tenth of a second, and a
-client that sends nothing else would hold up every other stream and the heartbeats: such a batch is checked in a thread. So is
-one that has to be stored in another codec than it came in; its producer makes the broker compress, or inflate, and write anew.
+The check of a usual batch takes tens of microseconds. That of a batch which inflates to tens of megabytes takes a tenth of a second,
+and a client that sends nothing else would hold up every other stream and the heartbeats: a thread checks such a batch. A thread also
+takes a batch whose topic stores another codec: it inflates, compresses and encodes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CODECS: Final = {CompressionType.NONE: Codec.NONE, CompressionType.ZSTD: Codec.
 ResultT = TypeVar("ResultT")
 
 Checked = BatchHeader | BatchError
-"""What a check says: the header of a good batch, or why it is refused."""
+"""The result of a check: the header of a good batch, or why it is refused."""
 
 
 def check(body: memoryview, *, max_bytes: int) -> Checked:
@@ -66,7 +66,7 @@ def check(body: memoryview, *, max_bytes: int) -> Checked:
 
 
 def _bare(error: BatchError) -> BatchError:
-    """Part an error from the frames that it came through: they hold what was inflated."""
+    """Cut an error off the frames that it came through: they hold what was inflated."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
 
@@ -86,32 +86,23 @@ def is_costly(body: memoryview) -> bool:
     return content_bytes >= BOMB_BYTES and content_bytes > BOMB_RATIO * len(body)
 
 
-def is_stored_anew(body: memoryview, settings: TopicSettings) -> bool:
-    """True when the topic stores this batch in another codec than it came in."""
+def needs_recompression(body: memoryview, settings: TopicSettings) -> bool:
+    """True when the topic stores another codec than that of this batch."""
     if settings.compression_type is CompressionType.PRODUCER or len(body) < _ATTRIBUTES_END:
         return False
     return body[_ATTRIBUTES_END - 1] & CODEC_MASK != _CODECS[settings.compression_type]
 
 
-def to_stored(body: memoryview, header: BatchHeader, settings: TopicSettings, *, max_bytes: int) -> memoryview:
-    """Give the bytes that the topic stores for a batch that was checked.
-
-    Raises:
-        BatchTooLargeError: the batch is too large in the topic's codec.
-    """
-    codec = _CODECS.get(settings.compression_type, header.codec)
-    stored: BytesLike = recompress(body, header, codec, zstd_level=settings.zstd_level, max_bytes=max_bytes)
-    return memoryview(stored)
-
-
-def _check_and_store(
+def _check_and_recompress(
     body: memoryview, settings: TopicSettings, *, max_bytes: int
 ) -> tuple[memoryview, BatchHeader] | BatchError:
     try:
-        stored = to_stored(body, check_batch(body, max_bytes=max_bytes), settings, max_bytes=max_bytes)
+        header = check_batch(body, max_bytes=max_bytes)
+        codec = _CODECS.get(settings.compression_type, header.codec)
+        stored: BytesLike = recompress(body, header, codec, zstd_level=settings.zstd_level, max_bytes=max_bytes)
     except BatchError as error:
         return _bare(error)
-    return stored, read_header(stored)
+    return memoryview(stored), read_header(stored)
 
 
 def inflated_bytes(body: memoryview) -> int:
@@ -167,20 +158,20 @@ class BatchThreads:
         """Take no more work; the threads end when what is under way is done."""
         self._threads.shutdown(wait=False)
 
-    async def check_and_store(
+    async def check_and_recompress(
         self, body: memoryview, settings: TopicSettings, *, max_bytes: int
     ) -> tuple[memoryview, Checked]:
-        """Check a batch in a thread and give it in the codec of its topic, with its header then or why it is refused.
+        """Check a batch in a thread and return it in the codec of its topic, with its header then or the reason of its refusal.
 
         Raises:
             RefusedError: OVERLOADED, there was no turn for it.
         """
-        work = partial(_check_and_store, body, settings, max_bytes=max_bytes)
+        work = partial(_check_and_recompress, body, settings, max_bytes=max_bytes)
         found = await self.run(work, inflated_bytes(body))
         return (body, found) if isinstance(found, BatchError) else found
 
     async def run(self, work: Callable[[], ResultT], size_bytes: int) -> ResultT:
-        """Do work on payloads of at most `size_bytes` in a thread. Who is cancelled leaves; the memory is counted until the work ends.
+        """Do work on payloads of at most `size_bytes` in a thread. A cancelled caller leaves; the memory counts until the work ends.
 
         Raises:
             RefusedError: OVERLOADED, there was no turn for it.
@@ -207,4 +198,4 @@ class BatchThreads:
         self._slots.release()
         self._gate.give_back(grant)
         if not working.cancelled():
-            working.exception()  # the caller may be gone: then nobody else reads it
+            working.exception()  # the caller may be gone, and an exception must be read

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits a call about many partitions by the brokers that lead them, and puts the answers together in the order asked.
+"""Splits a call about many partitions by the brokers that lead them, and joins the answers in the order asked.
 
-Owns who answers what: this broker, another one (one forwarded call to each), or nobody, which is a failed answer for this
-partition only. Must not know what is asked.
+Owns who answers what: this broker, or another one (one forwarded call to each). A partition without a leader gets a failed answer
+of its own. Must not know what is asked.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The budget of chunks that were read for fetch streams and that their clients have not taken yet.
+"""The memory of chunks that fetch streams have read and their clients have not taken yet.
 
 A stream has one chunk under way. The transport keeps it while the client's flow control has no room, for as long as the client
-likes. So chunks are counted from the read of the log to the end of their write, and three rules keep readers that never take theirs
+likes. So a chunk counts from the read of the log to the end of its write, and three rules keep a reader that never takes its chunk
 from holding up the others:
 
-* A chunk of at most `UNCOUNTED_CHUNK_BYTES` is not counted: the number of streams bounds these, and what is appended now reaches
-  its readers whatever the others do.
-* The more chunks are held, the smaller is the next one (`chunk_bytes`). A single batch is never cut, though: where it does not fit,
-  its stream waits in turn.
+* A chunk of at most `UNCOUNTED_CHUNK_BYTES` does not count: the number of streams bounds these, and new records reach their readers
+  whatever the others do.
+* The more chunks are held, the smaller is the next one (`chunk_bytes`). A batch is never cut, though: where it does not fit, its
+  stream waits in turn.
 * While streams wait, the broker ends the connections of clients that have not taken their chunk within `FETCH_TAKE_MS`.
 
-Owns the gate, and who has held what since when. Must not read logs or write to streams.
+Owns the gate of the budget, and who has held what since when. Must not read logs or write to streams.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIMER_EARLY_S: Final = 0.001
 
 
 class FetchBuffer:
-    """See the module docstring. One event loop.
+    """The chunks of all fetch streams of one broker, on one event loop.
 
     Args:
         max_bytes: most bytes of counted chunks, copies included.
@@ -58,7 +58,7 @@ class FetchBuffer:
         return self._gate.budget
 
     def chunk_bytes(self, wanted_bytes: int) -> int:
-        """Return how many bytes the next chunk may have, if its first batch is not larger: what is wanted, or less."""
+        """Return how many bytes the next chunk may have, unless its first batch is larger: what is wanted, or less."""
         budget = self._gate.budget
         held_bytes = budget.held_bytes
         if not held_bytes and wanted_bytes * (COPIES * SHARE) <= budget.limit_bytes:
@@ -70,7 +70,7 @@ class FetchBuffer:
         return min(wanted_bytes, max(fair_bytes, UNCOUNTED_CHUNK_BYTES))
 
     def try_hold(self, chunk_bytes: int, peer: str) -> Grant | None:
-        """Count a chunk that was read for a peer, if there is room and nobody waits; None otherwise."""
+        """Count a chunk that was read for a peer, if there is room and no other stream waits; None otherwise."""
         grant = self._gate.try_take(chunk_bytes * COPIES)
         return None if grant is None else self._held(grant, peer)
 

@@ -26,7 +26,7 @@ from lograft.wire.header import BatchHeader
 from lograft.wire.limits import MAGIC, MAX_IN_FLIGHT_BATCHES
 
 from brokerd.api.calls import ServicerContext, check_cluster, check_formats, undecodable
-from brokerd.api.log_service.batch_check import Checked, check, is_costly, is_stored_anew
+from brokerd.api.log_service.batch_check import Checked, check, is_costly, needs_recompression
 from brokerd.api.log_service.init_producer import check_identity
 from brokerd.api.log_service.produce_session import (
     Acks,
@@ -94,7 +94,7 @@ class ProduceStream:
         self._context = context
         self._session: ProduceSession[_Binding] = ProduceSession(LIMITS)
         self._level = AckLevel.ALL
-        # What an append has to be able to reach; without receipts nobody waits for more than the leader's log.
+        # The level that must be in reach for an append; without receipts that is the leader's log.
         self._wanted = AckLevel.ALL
         self._identity = _NO_PRODUCER
         self._wake = Wake()
@@ -161,7 +161,7 @@ class ProduceStream:
             if type(request) is ProduceFrame:
                 body = memoryview(request.body)
                 binding = session.find(request.route)
-                if is_costly(body) or (binding is not None and is_stored_anew(body, binding.replica.settings)):
+                if is_costly(body) or (binding is not None and needs_recompression(body, binding.replica.settings)):
                     await self._on_costly_batch(request, body, binding)
                 else:
                     self._on_batch(request, body, body, None)
@@ -215,7 +215,7 @@ class ProduceStream:
         stored, checked = body, None
         if binding is not None and len(body) <= binding.max_batch_bytes:
             threads, settings = self._parts.batch_threads, binding.replica.settings
-            stored, checked = await threads.check_and_store(body, settings, max_bytes=binding.max_batch_bytes)
+            stored, checked = await threads.check_and_recompress(body, settings, max_bytes=binding.max_batch_bytes)
         self._on_batch(frame, body, stored, checked)
 
     def _on_batch(self, frame: ProduceFrame, body: memoryview, stored: memoryview, checked: Checked | None) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Read call: records of one partition, wherever its leader is, waiting a while when there is none yet.
+"""The Read call: returns records of one partition from the broker that leads it, and waits a while when there is none yet.
 
-Who allows it is answered by a follower in sync, if the broker that is asked is one, has the offset and can read it. Owns the
-decoding into plain records and the long poll. This is the plain form; whoever wants speed uses the Fetch stream.
+Where the caller allows it, a follower in sync answers: if the broker that is asked is one, has the offset and can read it. Owns the
+decoding into plain records and the long poll. This is the plain form; the Fetch stream is the fast one.
 """
 
 from __future__ import annotations

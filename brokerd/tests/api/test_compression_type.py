@@ -103,7 +103,7 @@ async def test_11_batches_are_stored_in_the_codec_of_the_topic(
     assert (list(receipt.base_offsets), list(receipt.duplicates)) == ([0], [0])
 
 
-async def test_batch_with_a_wrong_checksum_is_refused_before_it_is_stored_anew(client: Client) -> None:
+async def test_batch_with_a_wrong_checksum_is_refused_before_it_is_recompressed(client: Client) -> None:
     """The CRC that comes out is computed anew, so the one that came must have been right."""
     await client.create_topic("t", compression_type="zstd")
     stream = ProduceStream(client)
@@ -133,7 +133,7 @@ async def test_batch_too_large_in_the_codec_of_the_topic_ends_its_route(client: 
     assert len(batch) > 90_000
 
 
-async def test_costly_batch_is_checked_and_stored_anew_in_one_go(client: Client) -> None:
+async def test_costly_batch_is_checked_and_recompressed_in_one_go(client: Client) -> None:
     """Above the size from which checks run in a thread, in both directions."""
     await client.create_topic("t", compression_type="zstd", max_message_bytes=str(4 * THREAD_CHECK_BYTES))
     stream = ProduceStream(client)
