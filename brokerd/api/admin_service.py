@@ -4,11 +4,15 @@
 Serves the operations of `metaquorum.controller_service.admin_operations`; what it needs to know of one stands in its row and in the
 descriptor of its messages. Owns the read-your-writes of a change: it answers once this broker has applied it, so that the client's
 next question to the same broker sees it. While the quorum has no leader it answers some questions from its own image, and says so.
+It also makes one attempt of ExportMetadata: a client whose export broke, or met no controller, asks again from the start. What a broker
+answers itself is in `log_directory_calls`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Final, cast
 
 import grpc
@@ -17,9 +21,17 @@ from lograft.internal.v1 import controller_pb2 as pb
 from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.calls import ServicerContext, check_cluster, left_ms, raw_unary, unary, undecodable
+from brokerd.api.calls import (
+    ServicerContext,
+    abort,
+    abort_internal,
+    check_cluster,
+    left_ms,
+    raw_unary,
+    unary,
+    undecodable,
+)
 from brokerd.api.log_directory_calls import LogDirectoryCalls
-from brokerd.api.metadata_export import export_handler
 from brokerd.controller_client.controller_calls import ControllerCalls, ControllerRefusedError
 from brokerd.failure import RefusedError, refused
 from brokerd.limits import FORWARD_WAIT_MS
@@ -34,6 +46,15 @@ SERVICE: Final = admin_operations.SERVICE.full_name
 
 APPLY_WAIT_MS: Final = 2_000
 """Most milliseconds that the answer to a change waits for this broker to apply it."""
+
+MAX_EXPORT_MS: Final = 600_000
+"""Longest time of one export, in milliseconds."""
+
+EXPORT_WINDOW_BYTES: Final = 1024 * 1024
+"""Bytes of an export that the controller may send ahead of the client."""
+
+EXPORT_RETRY_MS: Final = 100
+"""Advice to a client whose export met no controller."""
 
 IMAGE_WAIT_MS: Final = 3_000
 """Milliseconds that a question waits for a controller before this broker answers it from its own image, if it can."""
@@ -120,3 +141,38 @@ class AdminService:
             raise undecodable() from None
         response.without_leader = True
         return response.SerializeToString()
+
+
+def export_handler(calls: ControllerCalls) -> grpc.RpcMethodHandler[bytes, bytes]:
+    """Return the handler of ExportMetadata, which passes the stream of the active controller on."""
+
+    async def forward(request: bytes, context: ServicerContext) -> None:
+        try:
+            async with asyncio.timeout(left_ms(context, at_most_ms=MAX_EXPORT_MS) / 1000):
+                await _pass_export_on(calls, request, context)
+        except RefusedError as error:
+            await abort(context, error)
+        except TimeoutError:
+            await abort(context, refused(ErrorCode.TIMED_OUT, f"the export took more than {MAX_EXPORT_MS} ms"))
+        except Exception as error:
+            await abort_internal(context, error)
+
+    return grpc.unary_stream_rpc_method_handler(forward)
+
+
+async def _pass_export_on(calls: ControllerCalls, request: bytes, context: ServicerContext) -> None:
+    messages = calls.stream(
+        Method.EXPORT_METADATA,
+        request,
+        window_bytes=EXPORT_WINDOW_BYTES,
+        timeout_ms=left_ms(context, at_most_ms=MAX_EXPORT_MS),
+    )
+    try:
+        async with aclosing(messages):
+            async for message in messages:
+                await context.write(message)
+    except ControllerRefusedError:
+        raise
+    except RefusedError as error:
+        message = "no active controller was met; try again"
+        raise refused(ErrorCode.QUORUM_UNAVAILABLE, message, retry_after_ms=EXPORT_RETRY_MS) from error

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a call is taken in and answered, the same for every service.
 
-Owns the parsing of requests, the way from an exception to a status, deadlines, and the check of the cluster id.
+Owns the parsing of requests, the way from an exception to a status, deadlines, and the checks of cluster id and batch format.
 Services write plain coroutines: a request in, a response out or a `RefusedError`. Law: whatever a client sends, the
 answer is a typed status and the server lives.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from lograft.wire.codes import ErrorCode
+from lograft.wire.limits import MAGIC
 
 from brokerd.api.status import rich_status
 from brokerd.failure import Failure, RefusedError, refused
@@ -146,6 +147,18 @@ def check_named_cluster(named: str, cluster_id: str) -> None:
     if named != cluster_id:
         message = f"this is cluster {cluster_id!r}, not {named[:100]!r}: check the address"
         raise refused(ErrorCode.WRONG_CLUSTER, message)
+
+
+def check_formats(formats: Iterable[int]) -> None:
+    """Refuse a client that does not speak our batch format; no format named means ours.
+
+    Raises:
+        RefusedError: UNSUPPORTED_FORMAT.
+    """
+    named = set(formats)
+    if named and MAGIC not in named:
+        message = f"batch formats {sorted(named)[:16]} are not offered: this broker speaks {MAGIC}"
+        raise refused(ErrorCode.UNSUPPORTED_FORMAT, message)
 
 
 def left_ms(context: ServicerContext, *, at_most_ms: int) -> int:

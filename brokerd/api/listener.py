@@ -30,7 +30,7 @@ OPTIONS: Final = (
     *server_options(quiet_ms=KEEPALIVE_MS, timeout_ms=KEEPALIVE_TIMEOUT_MS),
     # Two processes on one port would each get half of the connections.
     ("grpc.so_reuseport", 0),
-    # Nobody asks for its figures, and what it keeps of each connection stays after the connection.
+    # Its figures are not used, and what it keeps of each connection stays after the connection.
     ("grpc.enable_channelz", 0),
 )
 

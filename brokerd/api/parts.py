@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.batch_check import BatchThreads
-from brokerd.api.fetch_buffer import FetchBuffer
+from brokerd.api.log_service.batch_check import BatchThreads
+from brokerd.api.log_service.fetch_buffer import FetchBuffer
 from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.controller_client.producer_ids import ProducerIds
 from brokerd.controller_client.touch import ControllerTouch

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the process: the budget of requests, the gate before it, and what is given back to the system."""
+"""Memory: the budgets that requests wait for, and the process as the kernel counts it."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core of one budget of memory: how many bytes are held, and who waits for some, in turn.
+"""A budget of memory: how many bytes are held, who waits for some, and the wait itself.
 
-Owns the bytes of the grants that are held, and the order of those that wait. Must not wait, or know what the bytes are for:
-`brokerd.memory.gate` waits.
+`MemoryBudget` decides who is next and never waits. `MemoryGate` waits, on one event loop, and decides nothing. Neither knows what
+the bytes are for.
 
 Laws: a grant is given back once. Requests are granted in the order in which they came, so a small one never overtakes a large
 one. At most `limit_bytes` are held, except by a request that is larger than all of it, which is granted alone.
@@ -11,8 +11,13 @@ Source: Kafka, `queued.max.request.bytes` and its memory pool (KIP-72).
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from enum import Enum
+
+from lograft.wire.codes import ErrorCode
+
+from brokerd.failure import refused
 
 
 class GrantState(Enum):
@@ -39,7 +44,7 @@ class Grant:
 
 
 class MemoryBudget:
-    """See the module docstring.
+    """Counts the bytes of the grants that are held, and keeps the order of those that wait. Its writer is the gate before it.
 
     Args:
         limit_bytes: most bytes that are held at once; above 0.
@@ -114,3 +119,63 @@ class MemoryBudget:
         grant.state = GrantState.HELD
         self._held_bytes += grant.size_bytes
         self._holder_count += 1
+
+
+class MemoryGate:
+    """Waits for the bytes of one budget; owns the futures of those that wait.
+
+    Args:
+        name: what the bytes are for, in messages.
+        limit_bytes: most bytes that are held at once.
+
+    Attributes:
+        budget: the core; its writer is this gate.
+    """
+
+    def __init__(self, name: str, limit_bytes: int) -> None:
+        self._name = name
+        self._waiting: dict[Grant, asyncio.Future[None]] = {}
+        self.budget = MemoryBudget(limit_bytes)
+
+    def try_take(self, size_bytes: int) -> Grant | None:
+        """Take bytes if there is room and no other request waits; None otherwise."""
+        grant = self.budget.ask(size_bytes)
+        if grant.is_held:
+            return grant
+        self.give_back(grant)
+        return None
+
+    async def take(self, size_bytes: int, *, timeout_ms: int) -> Grant:
+        """Take bytes, waiting in turn. A waiter that is cancelled leaves.
+
+        Raises:
+            RefusedError: OVERLOADED, there was no room within `timeout_ms` milliseconds.
+        """
+        grant = self.budget.ask(size_bytes)
+        if grant.is_held:
+            return grant
+        granted = self._waiting[grant] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await granted
+        except TimeoutError:
+            self.give_back(grant)
+            message = (
+                f"no room for {size_bytes} bytes of {self._name} within {timeout_ms} ms: this broker may hold "
+                f"{self.budget.limit_bytes}, and {self.budget.waiter_count} others wait"
+            )
+            raise refused(ErrorCode.OVERLOADED, message, retry_after_ms=1_000) from None
+        except BaseException:
+            self.give_back(grant)
+            raise
+        finally:
+            del self._waiting[grant]
+        return grant
+
+    def give_back(self, grant: Grant) -> None:
+        """Give bytes back, once; those that wait and now fit go on."""
+        for granted in self.budget.give_back(grant):
+            # A waiter that is being cancelled holds the bytes until it gives them back.
+            waiter = self._waiting.get(granted)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)

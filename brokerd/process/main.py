@@ -16,7 +16,7 @@ from collections.abc import Callable
 from lograft.wire.malloc import tune_allocator
 
 from brokerd.errors import BrokerError
-from brokerd.memory.trim import trim_after_bursts, use_one_arena
+from brokerd.memory.process_memory import trim_after_bursts, use_one_arena
 from brokerd.process.event_loop import new_event_loop
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NoReturn
 import grpc.aio
 
 from brokerd.api.admin_service import AdminService
-from brokerd.api.batch_check import BatchThreads
 from brokerd.api.connections import end_connections
-from brokerd.api.fetch_buffer import FetchBuffer
 from brokerd.api.health import Health
 from brokerd.api.listener import make_server
 from brokerd.api.log_directory_calls import LogDirectoryCalls
-from brokerd.api.log_service import LogService
+from brokerd.api.log_service.batch_check import BatchThreads
+from brokerd.api.log_service.fetch_buffer import FetchBuffer
+from brokerd.api.log_service.service import LogService
 from brokerd.api.metadata_service import MetadataService
 from brokerd.api.parts import GOING_AWAY, BrokerParts, StreamRegister
 from brokerd.clock import monotonic_ms

@@ -20,7 +20,7 @@ from brokerd.limits import (
     RETENTION_CHECK_MS,
     RETENTION_CHECK_MS_MAX,
 )
-from brokerd.memory.container import memory_limit_bytes
+from brokerd.memory.process_memory import memory_limit_bytes
 from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.records import MAX_NODE_ID
 from metaquorum.process.settings import Address, SettingsError, check_metrics_listen, parse_address

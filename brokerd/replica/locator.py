@@ -7,7 +7,7 @@ Owns the look-up from names to replicas and the refusals for what is not found. 
 from __future__ import annotations
 
 from lograft.wire.codes import ErrorCode
-from metaquorum.controller.topic_names import problem as name_problem
+from metaquorum.metadata.topic_names import problem as name_problem
 
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.replica.manager import ReplicaHost

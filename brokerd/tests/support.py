@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from lograft.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, metadata_pb2_grpc
+from lograft.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc, metadata_pb2, metadata_pb2_grpc
 from lograft.wire.batch import encode_batch
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
-from brokerd.api.batch_check import BatchThreads
-from brokerd.api.fetch_buffer import FetchBuffer
+from brokerd.api.log_service.batch_check import BatchThreads
+from brokerd.api.log_service.fetch_buffer import FetchBuffer
 from brokerd.api.parts import BrokerParts, StreamRegister
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle
@@ -25,6 +25,7 @@ from brokerd.controller_client.producer_ids import ProducerIds
 from brokerd.controller_client.touch import ControllerTouch
 from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.process.server import BrokerServer
+from brokerd.process.settings import BrokerSettings
 from brokerd.process.standalone import standalone_settings
 from brokerd.replica.locator import Locator
 from brokerd.replica.manager import ReplicaHost
@@ -33,6 +34,7 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.hello import Identity
 from metaquorum.net.link import Services
 from metaquorum.net.peers import Peers
+from metaquorum.process.settings import Address
 from storage.directory.directories import LogDirectories, LogDirectory
 from storage.testing.sim_disk import SimDisk
 
@@ -210,9 +212,29 @@ class FetchStream(Stream):
 
 
 @asynccontextmanager
-async def running_broker(data_directory: Path) -> AsyncIterator[BrokerServer]:
-    """A cluster of one node in the loop of the test."""
-    server = BrokerServer(standalone_settings(data_directory, port=0))
+async def running_broker(data_directory: Path, *more: Path) -> AsyncIterator[BrokerServer]:
+    """A cluster of one node in the loop of the test, with more data directories or without."""
+    server = BrokerServer(standalone_settings(data_directory, port=0, more_data_directories=more))
+    await server.start()
+    try:
+        await server.wait_serving(timeout_ms=int(WAIT_S * 1000))
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def second_broker(first: BrokerServer, data_directory: Path) -> AsyncIterator[BrokerServer]:
+    """A broker of its own that follows the quorum of the first."""
+    settings = BrokerSettings(
+        data_directory=data_directory,
+        node_id=2,
+        cluster_id=first.cluster_id,
+        listen=Address(host="127.0.0.1", port=0),
+        quorum_addresses=(first.quorum_address or "",),
+        rack="r2",
+    )
+    server = BrokerServer(settings)
     await server.start()
     try:
         await server.wait_serving(timeout_ms=int(WAIT_S * 1000))
@@ -229,6 +251,12 @@ async def connected(server: BrokerServer) -> AsyncIterator[Client]:
         yield client
     finally:
         await client.channel.close()
+
+
+async def leaders(client: Client) -> dict[int, int]:
+    """Return who leads each partition of topic `t`."""
+    cluster = await client.metadata.GetCluster(metadata_pb2.GetClusterRequest(topics=["t"]))
+    return {partition.partition: partition.leader_id for partition in cluster.topics[0].partitions}
 
 
 async def refusal(call: Any) -> RemoteStatus:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.fetch_serving import Verdict, judge_offset
+from brokerd.api.log_service.readers import Verdict, judge_offset
 from brokerd.failure import Failure
 from brokerd.partition.events import LeadershipChanged, ReplicaRemoved, StorageFailed
 from brokerd.partition.follower_events import (

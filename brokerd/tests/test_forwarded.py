@@ -10,13 +10,13 @@ import pytest
 from lograft.v1 import errors_pb2, log_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.append import AppendCalls
 from brokerd.api.calls import ServicerContext
-from brokerd.api.delete_records import DeleteRecordsCalls
 from brokerd.api.forward import Forwarder
 from brokerd.api.forwarded import FORWARDED_KEY
-from brokerd.api.list_offsets import ListOffsetsCalls
-from brokerd.api.read import ReadCalls
+from brokerd.api.log_service.append import AppendCalls
+from brokerd.api.log_service.delete_records import DeleteRecordsCalls
+from brokerd.api.log_service.list_offsets import ListOffsetsCalls
+from brokerd.api.log_service.read import ReadCalls
 from brokerd.failure import RefusedError
 from brokerd.tests.call_context import call_context
 from brokerd.tests.support import WAIT_S, offline_parts

@@ -16,9 +16,8 @@ from brokerd.limits import REPLICA_SLICE
 from brokerd.replica.manager import ReplicaHost
 from brokerd.replica.replica import HostedReplica
 from brokerd.replica.role_log import MAX_ROLE_LINES
-from brokerd.tests.support import WAIT_S, connected, running_broker
+from brokerd.tests.support import WAIT_S, connected, running_broker, second_broker
 from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host
-from brokerd.tests.test_two_brokers import second_broker
 from metaquorum.controller import brokers
 from metaquorum.controller.commands import Decision, Heartbeat
 from metaquorum.metadata.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord

@@ -26,8 +26,16 @@ from brokerd.process.event_loop import new_event_loop
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings, CombinedSettings
 from brokerd.process.standalone import standalone_settings
-from brokerd.tests.support import WAIT_S, Client, ProduceStream, connected, refusal, running_broker
-from brokerd.tests.test_two_brokers import leaders, second_broker
+from brokerd.tests.support import (
+    WAIT_S,
+    Client,
+    ProduceStream,
+    connected,
+    leaders,
+    refusal,
+    running_broker,
+    second_broker,
+)
 from metaquorum.controller.commands import Command, RegisterBroker
 from metaquorum.controller.settings import ControllerSettings
 from metaquorum.controller_service.commit_waiters import CommandError, Outcome

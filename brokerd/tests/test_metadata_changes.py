@@ -1,78 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names a metadata record touches, how long that is remembered, and how a watch cuts it into messages."""
+"""Which names a metadata record touches, how long that is remembered, and who waits for it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import pytest
-from lograft.v1 import metadata_pb2
-
-from brokerd.api.watch import Watch
-from brokerd.limits import WATCH_MESSAGE_PARTITIONS
-from brokerd.tests.support import WAIT_S, offline_parts
-from metaquorum.metadata import record_codec
+from brokerd.tests.committed_records import TOPIC_ID, broker, commit, topic
+from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.changes import ChangeHistory, MetadataChange
-from metaquorum.metadata.listener import CommittedBatch, QuorumLeader
+from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import (
     BrokerChangeRecord,
-    BrokerRecord,
     ConfigRecord,
     ConfigResource,
     LeaderChange,
-    MetadataRecord,
     NoOpRecord,
     PartitionChangeRecord,
-    PartitionRecord,
     RemoveTopicRecord,
-    TopicRecord,
 )
-
-TOPIC_ID = bytes(range(16))
-
-
-def commit(observer: MetadataLoader, *records: MetadataRecord, is_control: bool = False) -> None:
-    base_offset = observer.metadata_offset
-    observer.on_commit(
-        CommittedBatch(
-            base_offset=base_offset,
-            next_offset=base_offset + max(len(records), 1),
-            quorum_epoch=1,
-            append_timestamp_ms=0,
-            records=[record_codec.encode(record) for record in records],
-            is_control=is_control,
-        )
-    )
-
-
-def topic(name: str, topic_id: bytes, partition_count: int = 1) -> list[MetadataRecord]:
-    partitions = [
-        PartitionRecord(
-            topic_id=topic_id,
-            partition=partition,
-            replicas=(1,),
-            isr=(1,),
-            leader_id=1,
-            leader_epoch=0,
-            partition_epoch=0,
-        )
-        for partition in range(partition_count)
-    ]
-    return [TopicRecord(topic=name, topic_id=topic_id), *partitions]
-
-
-def broker(broker_id: int) -> BrokerRecord:
-    return BrokerRecord(
-        broker_id=broker_id,
-        incarnation_id=bytes(16),
-        broker_epoch=broker_id,
-        host="h",
-        port=1,
-        rack=None,
-        fenced=True,
-    )
 
 
 def test_each_record_touches_its_topic_or_broker() -> None:
@@ -183,64 +129,3 @@ def test_leader_news_are_told_once() -> None:
     observer.on_leader(QuorumLeader(leader_id=None, quorum_epoch=3, address=None))
     assert calls == [1]
     assert observer.leader.quorum_epoch == 3
-
-
-async def take(
-    responses: AsyncIterator[metadata_pb2.WatchClusterResponse], count: int
-) -> list[metadata_pb2.WatchClusterResponse]:
-    async with asyncio.timeout(WAIT_S):
-        return [await anext(responses) for _ in range(count)]
-
-
-@pytest.mark.parametrize("resumes", [False, True])
-async def test_large_state_goes_out_in_parts_that_can_be_resumed(resumes: bool) -> None:
-    """Parts carry the offset that the client had before; only the last carries the offset of the whole."""
-    observer = MetadataLoader()
-    commit(observer, broker(1))
-    before = observer.metadata_offset
-    for number in range(3):
-        commit(observer, *topic(f"t{number}", bytes([number]) * 16, WATCH_MESSAGE_PARTITIONS // 2 + 1))
-    watch = Watch(offline_parts(observer), frozenset())
-    with watch.following():
-        watch.begin(before if resumes else None)
-        parts = await take(watch.responses(), 3)
-    assert [[found.topic for found in part.topics] for part in parts] == [["t0", "t1"], ["t2"], []]
-    assert [part.snapshot for part in parts] == [not resumes, False, False]
-    first = before if resumes else 0
-    assert [part.metadata_offset for part in parts] == [first, first, observer.metadata_offset]
-
-
-async def test_slow_watcher_gets_many_changes_as_one() -> None:
-    """Names pile up, not states: what changed often is sent once, as it is at the end."""
-    observer = MetadataLoader()
-    watch = Watch(offline_parts(observer), frozenset())
-    with watch.following():
-        watch.begin(None)
-        responses = watch.responses()
-        (snapshot,) = await take(responses, 1)
-        assert snapshot.snapshot
-        for round_number in range(50):
-            if round_number:
-                commit(observer, RemoveTopicRecord(topic_id=TOPIC_ID))
-            commit(observer, *topic("again", TOPIC_ID))
-            commit(observer, *topic("gone", b"g" * 16))
-            commit(observer, RemoveTopicRecord(topic_id=b"g" * 16))
-        first, last = await take(responses, 2)
-        assert [found.topic for found in first.topics] == ["again"]
-        assert list(first.removed_topics) == ["gone"]
-        assert last.metadata_offset == observer.metadata_offset
-
-
-async def test_watcher_that_misses_too_much_gets_the_state_anew() -> None:
-    """Beyond the bound of names the watch forgets them and sends a snapshot."""
-    observer = MetadataLoader()
-    watch = Watch(offline_parts(observer), frozenset())
-    with watch.following():
-        watch.begin(0)
-        responses = watch.responses()
-        await take(responses, 1)
-        for number in range(10_001):
-            commit(observer, TopicRecord(topic=f"t{number}", topic_id=number.to_bytes(16, "big")))
-        (snapshot,) = await take(responses, 1)
-    assert snapshot.snapshot
-    assert len(snapshot.topics) == 10_001

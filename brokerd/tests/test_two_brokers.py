@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,39 +13,19 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.api.forwarded import FORWARDED_KEY
 from brokerd.process.server import BrokerServer
-from brokerd.process.settings import BrokerSettings
 from brokerd.tests.support import (
     WAIT_S,
     Client,
     FetchStream,
     ProduceStream,
     connected,
+    leaders,
     refusal,
     running_broker,
+    second_broker,
 )
-from metaquorum.process.settings import Address
 
 PARTITIONS = 8
-
-
-@asynccontextmanager
-async def second_broker(first: BrokerServer, data_directory: Path) -> AsyncIterator[BrokerServer]:
-    """A broker of its own that follows the quorum of the first."""
-    settings = BrokerSettings(
-        data_directory=data_directory,
-        node_id=2,
-        cluster_id=first.cluster_id,
-        listen=Address(host="127.0.0.1", port=0),
-        quorum_addresses=(first.quorum_address or "",),
-        rack="r2",
-    )
-    server = BrokerServer(settings)
-    await server.start()
-    try:
-        await server.wait_serving(timeout_ms=int(WAIT_S * 1000))
-        yield server
-    finally:
-        await server.stop()
 
 
 @pytest.fixture
@@ -66,11 +45,6 @@ async def clients(brokers: tuple[BrokerServer, BrokerServer]) -> AsyncIterator[t
             cluster = await client.metadata.GetCluster(request, timeout=WAIT_S)
             assert {partition.leader_id for partition in cluster.topics[0].partitions} == {1, 2}
         yield first, second
-
-
-async def leaders(client: Client) -> dict[int, int]:
-    cluster = await client.metadata.GetCluster(metadata_pb2.GetClusterRequest(topics=["t"]))
-    return {partition.partition: partition.leader_id for partition in cluster.topics[0].partitions}
 
 
 async def test_any_broker_takes_plain_calls(clients: tuple[Client, Client]) -> None:

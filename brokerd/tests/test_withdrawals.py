@@ -12,10 +12,10 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.withdrawals import Withdrawals
+from brokerd.tests.committed_records import commit
 from brokerd.tests.scripted_controller import calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_isr_proposals import Answer, Controller, accept, refuse
-from brokerd.tests.test_metadata_changes import commit
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
 from metaquorum.net.service import RefusalError

@@ -13,8 +13,8 @@ from typing import Final
 from lograft._client.transport import Transport
 from lograft._producer.sequencer import PartitionSequencer
 
-from brokerd.api import identities
-from brokerd.api.list_offsets import ListOffsetsCalls
+from brokerd.api.log_service import init_producer
+from brokerd.api.log_service.list_offsets import ListOffsetsCalls
 from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.partition import reconciliation
 from brokerd.partition.follower import Following
@@ -385,7 +385,7 @@ NOT_FOUND_YET: Final[tuple[WorldMutant, ...]] = (
     ),
     WorldMutant(
         name="an id that a broker has not heard of is refused for good",
-        owner=identities,
+        owner=init_producer,
         function="check_identity",
         old="ErrorCode.METADATA_NOT_REACHED",
         new="ErrorCode.INVALID_REQUEST",

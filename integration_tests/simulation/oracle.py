@@ -24,8 +24,8 @@ from unittest import mock
 
 from lograft.wire.header import read_header
 
-from brokerd.api import readers
-from brokerd.api.readers import ServingReplica
+from brokerd.api.log_service import readers
+from brokerd.api.log_service.readers import ServingReplica
 from brokerd.partition.effects import BeginLeaderEpoch, Effect, GiveWay, PublishHighWatermark, RestartLog, TruncateLog
 from brokerd.partition.events import Event, PartitionChanged
 from brokerd.replica.failed_replicas import FailedReplicas, Withdrawal

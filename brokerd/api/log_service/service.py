@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LogService: the table of its methods.
+
+The two bulk streams take and give bytes, so that `lograft.wire.frames` can slice the body of a batch off unparsed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+from lograft.v1 import log_pb2
+
+from brokerd.api.calls import ServicerContext, bidirectional, unary
+from brokerd.api.forward import Forwarder
+from brokerd.api.log_service.append import AppendCalls
+from brokerd.api.log_service.delete_records import DeleteRecordsCalls
+from brokerd.api.log_service.fetch import FetchStream
+from brokerd.api.log_service.init_producer import InitProducerCalls
+from brokerd.api.log_service.list_offsets import ListOffsetsCalls
+from brokerd.api.log_service.produce import ProduceStream
+from brokerd.api.log_service.read import ReadCalls
+from brokerd.api.parts import BrokerParts
+
+SERVICE: Final = "lograft.v1.LogService"
+
+
+class LogService:
+    """The service of one broker."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        forwarder = Forwarder(parts.peers, parts.observer)
+        self._parts = parts
+        self._append = AppendCalls(parts, forwarder)
+        self._read = ReadCalls(parts, forwarder)
+        self._list_offsets = ListOffsetsCalls(parts, forwarder)
+        self._delete_records = DeleteRecordsCalls(parts, forwarder)
+        self._init_producer = InitProducerCalls(parts)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what a gRPC server needs."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Produce": bidirectional(self._produce),
+                "Fetch": bidirectional(self._fetch),
+                "Append": unary(log_pb2.AppendRequest, self._append.append),
+                "Read": unary(log_pb2.ReadRequest, self._read.read),
+                "ListOffsets": unary(log_pb2.ListOffsetsRequest, self._list_offsets.list_offsets),
+                "DeleteRecords": unary(log_pb2.DeleteRecordsRequest, self._delete_records.delete_records),
+                "InitProducer": unary(log_pb2.InitProducerRequest, self._init_producer.init_producer),
+            },
+        )
+
+    async def _produce(self, context: ServicerContext) -> None:
+        await ProduceStream(self._parts, context).run()
+
+    async def _fetch(self, context: ServicerContext) -> None:
+        await FetchStream(self._parts, context).run()
