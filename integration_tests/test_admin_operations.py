@@ -21,7 +21,7 @@ from lograft.v1 import admin_pb2
 
 from brokerd.api.admin_service import AdminService
 from brokerd.api.log_directory_calls import LogDirectoryCalls
-from metaquorum.controller_service.admin_front import admin_handler
+from metaquorum.controller_service.admin_grpc import admin_handler
 from metaquorum.controller_service.admin_operations import OPERATIONS, REQUEST_TYPES, RESPONSE_TYPES
 from metaquorum.controller_service.operation import Change, Export, Query
 

@@ -7,13 +7,13 @@ Owns the look-up from names to replicas and the refusals for what is not found. 
 from __future__ import annotations
 
 from lograft.wire.codes import ErrorCode
-from metaquorum.metadata.topic_names import problem as name_problem
 
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.replica.manager import ReplicaHost
 from brokerd.replica.replica import HostedReplica
 from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.topic_names import problem as name_problem
 
 LEADER_RETRY_MS = 250
 """Advice to clients whose partition has no leader yet."""

@@ -24,7 +24,6 @@ class ControllerSettings:
         max_brokers: most registered brokers.
         max_feature_level: highest feature level that this version knows.
         default_replication_factor: replicas of a partition when the request names no number.
-        max_topic_name_characters: longest topic name.
         max_host_characters: longest host name of a broker (the limit of DNS).
         max_rack_characters: longest rack name of a broker.
         max_log_directories: most log directories of one broker.
@@ -56,7 +55,6 @@ class ControllerSettings:
     max_brokers: int = 10_000
     max_feature_level: int = FEATURE_LEVEL
     default_replication_factor: int = 1
-    max_topic_name_characters: int = 249
     max_host_characters: int = 255
     max_rack_characters: int = 249
     max_log_directories: int = 256

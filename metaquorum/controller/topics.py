@@ -7,7 +7,6 @@ one batch of records, so that it exists whole or not at all.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +26,7 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller.placement import UsableBroker, place
 from metaquorum.controller.settings import ControllerSettings
-from metaquorum.metadata import topic_configs
+from metaquorum.metadata import topic_configs, topic_names
 from metaquorum.metadata.records import (
     ConfigRecord,
     ConfigResource,
@@ -42,27 +41,10 @@ from metaquorum.metadata.topic_configs import DEFAULT_MIN_INSYNC, MIN_INSYNC_REP
 FIRST_EPOCH = 0
 """Leader and partition epoch of a new partition."""
 
-_ALLOWED = re.compile(r"[A-Za-z0-9._-]+")
-_SHOWN_CHARACTERS = 60
-
-
-def name_problem(topic: str, *, max_characters: int) -> str | None:
-    """Say what is wrong with a topic name, or None when it keeps the rule; at most 60 characters of it are shown."""
-    if not topic:
-        return "a topic name must not be empty"
-    if len(topic) > max_characters:
-        return f"a topic name has at most {max_characters} characters, this one has {len(topic)}"
-    if topic in (".", ".."):
-        return f"a topic must not be named {topic!r}"
-    # fullmatch, because `$` would let a trailing line feed pass.
-    if _ALLOWED.fullmatch(topic) is None:
-        return f"a topic name has only the characters A-Z a-z 0-9 . _ -, not {topic[:_SHOWN_CHARACTERS]!a}"
-    return None
-
 
 def create(image: AppendedImage, settings: ControllerSettings, command: CreateTopic, *, may_grow: bool) -> Decision:
     """Decide about a new topic; `may_grow`: brokers that nobody knows yet may be about to register."""
-    refusal = _refused_name(image, settings, command) or _size_problem(image, settings, command)
+    refusal = _name_problem(image, command) or _size_problem(image, settings, command)
     if refusal is not None:
         return refusal
     config_problem = topic_configs.problem(command.configs)
@@ -210,8 +192,8 @@ def _growth_problem(image: AppendedImage, settings: ControllerSettings, count: i
     return None
 
 
-def _refused_name(image: AppendedImage, settings: ControllerSettings, command: CreateTopic) -> Decision | None:
-    problem = name_problem(command.topic, max_characters=settings.max_topic_name_characters)
+def _name_problem(image: AppendedImage, command: CreateTopic) -> Decision | None:
+    problem = topic_names.problem(command.topic)
     if problem is not None:
         return refuse(ErrorCode.INVALID_TOPIC_NAME, problem)
     if image.topic_by_name(command.topic) is not None:

@@ -26,9 +26,9 @@ from metaquorum.controller.commands import (
 )
 from metaquorum.controller_service import brokers, configs, features, partitions, quorum, topics
 from metaquorum.controller_service.calls import check_cluster
-from metaquorum.controller_service.commit_waiters import CommandError
-from metaquorum.controller_service.metadata_export import MetadataExports
+from metaquorum.controller_service.commit_waiters import RETRY_AFTER_MS, CommandError
 from metaquorum.controller_service.operation import Call, Change, Export, Member, OfBroker, Operation, Query, plain
+from metaquorum.metadata.export import MetadataExports, TooManyExportsError
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "CreateTopic": Change(topics.create, TopicCreated, topics.created),
@@ -112,9 +112,12 @@ class AdminOperations:
         """
         self._check(request)
         await self._member.host.wait_for_everything(timeout_ms=timeout_ms)
-        async with aclosing(self._exports.pieces()) as pieces:
-            async for lines in pieces:
-                yield admin_pb2.ExportMetadataResponse(lines=lines)
+        try:
+            async with aclosing(self._exports.pieces()) as pieces:
+                async for lines in pieces:
+                    yield admin_pb2.ExportMetadataResponse(lines=lines)
+        except TooManyExportsError as error:
+            raise CommandError(ErrorCode.OVERLOADED, str(error), retry_after_ms=RETRY_AFTER_MS) from error
 
     def _check(self, request: Message) -> None:
         cluster_id: str = cast("Any", request).cluster_id

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final
 
 from lograft.wire.codes import ErrorCode
 
@@ -43,45 +42,14 @@ from metaquorum.controller_service.commit_waiters import (
 from metaquorum.controller_service.long_work import LongWork
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.image import BrokerImage, MetadataImage
-from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.runs import runs
-from metaquorum.replica.quorum_node import BusyError, NotLeaderError
+from metaquorum.replica.quorum_node import BusyError, NotLeaderError, QuorumNode
 
 logger = logging.getLogger(__name__)
 
 MIN_TICK_MS: Final = 20
 """Shortest time between two looks for expired sessions and for periodic work."""
-
-
-class QuorumLog(Protocol):
-    """What the host needs of the quorum node."""
-
-    @property
-    def node_id(self) -> int:
-        """Id of this node."""
-        ...
-
-    def leader(self) -> QuorumLeader:
-        """Who leads, as far as this node knows."""
-        ...
-
-    @property
-    def log_end_offset(self) -> int:
-        """End of the metadata log of this node (exclusive)."""
-        ...
-
-    def append(self, records: Sequence[bytes], *, quorum_epoch: int) -> int:
-        """Append one batch; see `QuorumNode.append`."""
-        ...
-
-    def hurry(self) -> None:
-        """Have delivered at once what waits for others; see `QuorumNode.hurry`."""
-        ...
-
-    async def read_offset(self) -> int:
-        """End of what is committed now; see `QuorumNode.read_offset`."""
-        ...
 
 
 class ControllerHost:
@@ -95,7 +63,7 @@ class ControllerHost:
     def __init__(self, loader: MetadataLoader, *, settings: ControllerSettings) -> None:
         self._loader = loader
         self._settings = settings
-        self._log: QuorumLog | None = None
+        self._log: QuorumNode | None = None
         self._controller: Controller | None = None
         self._quorum_epoch = 0
         self._parked = ParkedAnswers()
@@ -120,7 +88,7 @@ class ControllerHost:
         """True while this node is the active controller."""
         return self._controller is not None and not self._stopping
 
-    def attach(self, log: QuorumLog) -> None:
+    def attach(self, log: QuorumNode) -> None:
         """Give the host its quorum node; before the node starts."""
         self._log = log
 
@@ -292,7 +260,7 @@ class ControllerHost:
         """The loop that this object lives on. Taken once: Python 3.11 makes a system call whenever it is asked for it."""
         return asyncio.get_running_loop()
 
-    def _quorum(self) -> QuorumLog:
+    def _quorum(self) -> QuorumNode:
         assert self._log is not None, "the host has no quorum node"
         return self._log
 

@@ -22,14 +22,14 @@ from grpc_reflection.v1alpha import reflection
 from lograft.wire.keepalive import server_options
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
-from metaquorum.controller_service import admin_front
+from metaquorum.controller_service import admin_grpc
 from metaquorum.controller_service.admin_operations import AdminOperations
 from metaquorum.controller_service.admin_service import AdminService
 from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.controller_service.controller_service import ControllerService
 from metaquorum.controller_service.decoding import add_reflection, decoding
-from metaquorum.controller_service.metadata_export import MetadataExports
 from metaquorum.controller_service.operation import Member
+from metaquorum.metadata.export import MetadataExports
 from metaquorum.metadata.image import MetadataImage
 from metaquorum.metadata.image_format import ImageUnreadableError
 from metaquorum.metadata.loader import MetadataLoader
@@ -225,7 +225,7 @@ class QuorumServer:
             self._stack.push_async_callback(_end, asyncio.create_task(AutoJoin(node, self.peers).run()))
         if checks is not None:
             self._stack.push_async_callback(checks.enter_graceful_shutdown)
-            for name in ("", admin_front.SERVICE):
+            for name in ("", admin_grpc.SERVICE):
                 await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         logger.info(
             "event=server_started node_id=%d address=%s advertised=%s", settings.node_id, self._address, advertised
@@ -245,7 +245,7 @@ class QuorumServer:
 
     async def _serve_admin(self, operations: AdminOperations, listen: Address) -> health.aio.HealthServicer:
         server = new_grpc_server()
-        decoding(server).add_generic_rpc_handlers((admin_front.admin_handler(operations),))
+        decoding(server).add_generic_rpc_handlers((admin_grpc.admin_handler(operations),))
         checks = add_health_and_reflection(server)
         self._admin_address = bind(server, listen)
         await server.start()
@@ -350,5 +350,5 @@ def add_health_and_reflection(server: grpc.aio.Server) -> health.aio.HealthServi
     """Add the standard services; every service is reported as not serving until it is said to be."""
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, decoding(server))
-    add_reflection((admin_front.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    add_reflection((admin_grpc.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     return checks

@@ -54,7 +54,9 @@ from metaquorum.raft.events import (
     LogFlushed,
     ProposalReceived,
     ReadRequested,
+    RequestFailed,
     RequestReceived,
+    ResponseReceived,
     ShutdownRequested,
     SnapshotFailed,
     Started,
@@ -69,9 +71,8 @@ from metaquorum.replica.election_store import ElectionStore
 from metaquorum.replica.log_flusher import LogFlusher
 from metaquorum.replica.log_store import LogStore, encode_control
 from metaquorum.replica.operator_requests import OperatorRequests
-from metaquorum.replica.peer_requests import PeerRequests
-from metaquorum.replica.quorum_meter import QuorumMeter
-from metaquorum.replica.quorum_transport import QuorumTransport
+from metaquorum.replica.quorum_metrics import QuorumMeter
+from metaquorum.replica.quorum_transport import PeerFailureError, QuorumTransport
 from metaquorum.replica.snapshot_shell import SnapshotShell
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class Driver:
         self._node = node
         self._log = log
         self._elections = elections
-        self._peers = PeerRequests(transport, on_event=self.submit)
+        self._transport = transport
         self._snapshots = snapshots
         self._feeds: tuple[ListenerFeed, ...] = ()
         self._loop = asyncio.get_running_loop()
@@ -290,7 +291,8 @@ class Driver:
     def _execute(self, effect: Effect) -> None:
         match effect:
             case Send():
-                self._peers.send(effect)
+                told = partial(self._told, effect.request_id)
+                self._transport.send(effect.address, effect.request, timeout_ms=effect.timeout_ms, on_answer=told)
             case Reply(token=token, response=response):
                 self._answer(token, Answer(response=response))
             case ReplyWithBatches():
@@ -380,6 +382,14 @@ class Driver:
         for feed in self._feeds:
             # Outside of the step, so that a listener may append or ask.
             self._loop.call_soon(feed.announce, self.leader)
+
+    def _told(self, request_id: int, outcome: Response | PeerFailureError) -> None:
+        """What became of a request to a peer."""
+        if isinstance(outcome, PeerFailureError):
+            logger.debug("event=request_failed error=%s", outcome)
+            self.submit(RequestFailed(request_id=request_id, failure=outcome.failure))
+        else:
+            self.submit(ResponseReceived(request_id=request_id, response=outcome))
 
     def _answer(self, token: int, answer: Answer) -> None:
         # One whose caller stopped waiting is not there any more.

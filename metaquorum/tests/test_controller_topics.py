@@ -9,8 +9,7 @@ from lograft.wire.limits import MAX_BATCH_BYTES
 
 from metaquorum.controller.commands import AlterConfigs, DeleteTopic, ResourceChanges, TopicCreated, TopicDeleted
 from metaquorum.controller.settings import ControllerSettings
-from metaquorum.controller.topics import name_problem
-from metaquorum.metadata import topic_configs
+from metaquorum.metadata import topic_configs, topic_names
 from metaquorum.metadata.image_rows import DeletedBlock, deleted_key
 from metaquorum.metadata.records import ConfigRecord, ConfigResource, TopicRecord
 from metaquorum.metadata.topic_configs import TOPIC_CONFIGS, CleanupPolicy, CompressionType, FlushPolicy
@@ -111,7 +110,7 @@ def test_create_topic_with_a_bad_name_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "...", "a.b_c-D9", "_", "-", "x" * 249, "__consumer_offsets"])
 def test_topic_names_that_keep_the_rule(name: str) -> None:
     """The rule forbids nothing else."""
-    assert name_problem(name, max_characters=249) is None
+    assert topic_names.problem(name) is None
 
 
 @pytest.mark.parametrize("count", [-1, 10_001, 2**31 - 1, -(2**31)])

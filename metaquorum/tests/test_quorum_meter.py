@@ -8,8 +8,7 @@ import pytest
 from metaquorum.raft.effects import AdvanceCommit, AppendAsFollower, AppendAsLeader, Proposal, TruncateLog
 from metaquorum.raft.types import Offset, QuorumEpoch
 from metaquorum.replica.latency_window import BUCKETS_S, MAX_SLOTS, SLOT_S, LatencyWindow
-from metaquorum.replica.quorum_meter import QuorumMeter
-from metaquorum.replica.quorum_metrics import LoopClock
+from metaquorum.replica.quorum_metrics import LoopClock, QuorumMeter
 from metaquorum.testing.scripted_node import ScriptedNode, batches
 
 

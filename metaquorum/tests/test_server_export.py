@@ -13,7 +13,7 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 
 from metaquorum.controller.commands import Reassignment, ReassignPartitions
-from metaquorum.controller_service import metadata_export
+from metaquorum.metadata import export
 from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, quorum_cluster, refused
 
 WAIT_MS = 10_000
@@ -57,7 +57,7 @@ async def test_lines_hold_the_image_of_one_offset_with_a_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Voters, features, brokers, topics, partitions and configs; nothing of the export stays on the disk."""
-    monkeypatch.setattr(metadata_export, "PIECE_LINES", 3)
+    monkeypatch.setattr(export, "PIECE_LINES", 3)
     async with quorum_cluster(tmp_path, 1) as cluster:
         await filled(cluster)
         lines = await exported(cluster, 1)
@@ -94,10 +94,10 @@ async def test_exports_are_bounded_and_of_this_cluster(tmp_path: Path, monkeypat
     async with quorum_cluster(tmp_path, 1) as cluster:
         other = cluster.admin(1).ExportMetadata(admin_pb2.ExportMetadataRequest(cluster_id="other"))
         await refused(_first(other), ErrorCode.WRONG_CLUSTER)
-        monkeypatch.setattr(metadata_export, "MAX_EXPORTS", 0)
+        monkeypatch.setattr(export, "MAX_EXPORTS", 0)
         busy = cluster.admin(1).ExportMetadata(admin_pb2.ExportMetadataRequest())
         await refused(_first(busy), ErrorCode.OVERLOADED)
-        monkeypatch.setattr(metadata_export, "MAX_EXPORTS", 1)
+        monkeypatch.setattr(export, "MAX_EXPORTS", 1)
         assert await exported(cluster, 1)
         assert await exported(cluster, 1), "the first export was not counted off"
 

@@ -18,7 +18,7 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
-from metaquorum.controller_service.admin_front import SERVICE
+from metaquorum.controller_service.admin_grpc import SERVICE
 from metaquorum.metadata.records import ConfigResource
 from metaquorum.metadata.topic_configs import TOPIC_CONFIGS
 from metaquorum.net.methods import Method

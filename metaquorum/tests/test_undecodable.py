@@ -23,7 +23,7 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
 from metaquorum.controller_service import decoding
-from metaquorum.controller_service.admin_front import SERVICE
+from metaquorum.controller_service.admin_grpc import SERVICE
 from metaquorum.controller_service.admin_operations import REQUEST_TYPES
 from metaquorum.net import service, sparse_log
 from metaquorum.net.carrier import Carrier

@@ -18,9 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, assert_never
 
-from lograft.wire.codes import ErrorCode
-
-from metaquorum.controller_service.commit_waiters import RETRY_AFTER_MS, CommandError
 from metaquorum.metadata.awaited import unpack
 from metaquorum.metadata.image_format import STATE_KEY, ImageState
 from metaquorum.metadata.image_rows import AckSwitch, DeletedBlock, PartitionBlock
@@ -56,6 +53,10 @@ PIECE_LINES: Final = 500
 """Lines of one message."""
 
 
+class TooManyExportsError(Exception):
+    """`MAX_EXPORTS` run already; try again."""
+
+
 class MetadataExports:
     """Makes the exports of one node.
 
@@ -73,13 +74,11 @@ class MetadataExports:
         """Give the lines of an export of the image as it is now, in pieces.
 
         Raises:
-            CommandError: OVERLOADED.
+            TooManyExportsError: try again.
             ImageUnreadableError: the checkpoint cannot be read.
         """
         if self._running >= MAX_EXPORTS:
-            raise CommandError(
-                ErrorCode.OVERLOADED, f"{MAX_EXPORTS} exports are running; try again", retry_after_ms=RETRY_AFTER_MS
-            )
+            raise TooManyExportsError(f"{MAX_EXPORTS} exports are running; try again")
         self._running += 1
         part = self._files.snapshots.part()
         loop = asyncio.get_running_loop()

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The naming rule of topics: 1 to 249 of the characters A-Z a-z 0-9 . _ - and neither "." nor "..". It is part of the public API."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MAX_CHARACTERS: Final = 249
+"""Longest topic name."""
+
+_ALLOWED: Final = re.compile(r"[A-Za-z0-9._-]+")
+_SHOWN_CHARACTERS: Final = 60
+
+
+def problem(topic: str) -> str | None:
+    """Say what is wrong with a topic name, or None when it keeps the rule; at most 60 characters of it are shown."""
+    if not topic:
+        return "a topic name must not be empty"
+    if len(topic) > MAX_CHARACTERS:
+        return f"a topic name has at most {MAX_CHARACTERS} characters, this one has {len(topic)}"
+    if topic in (".", ".."):
+        return f"a topic must not be named {topic!r}"
+    # fullmatch, because `$` would let a trailing line feed pass.
+    if _ALLOWED.fullmatch(topic) is None:
+        return f"a topic name has only the characters A-Z a-z 0-9 . _ -, not {topic[:_SHOWN_CHARACTERS]!a}"
+    return None
