@@ -11,13 +11,17 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc.aio
 from google.protobuf.message import Message
 
 from lograft._client.cluster import Cluster
 from lograft.v1.admin_pb2_grpc import AdminServiceStub
+
+if TYPE_CHECKING:
+    # Only the stubs for type checkers have it.
+    from lograft.v1.admin_pb2_grpc import AdminServiceAsyncStub
 
 Q = TypeVar("Q", bound=Message)
 T = TypeVar("T")
@@ -38,7 +42,7 @@ class AdminCalls:
 
     async def ask(
         self,
-        method: Callable[[AdminServiceStub], grpc.aio.UnaryUnaryMultiCallable[Q, T]],
+        method: Callable[[AdminServiceAsyncStub], grpc.aio.UnaryUnaryMultiCallable[Q, T]],
         request: Q,
         *,
         may_repeat: bool = True,

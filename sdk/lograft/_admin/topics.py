@@ -126,26 +126,26 @@ async def _answers(
     calls: AdminCalls, requests: Iterator[admin_pb2.CreateTopicsRequest], *, validate_only: bool
 ) -> AsyncIterator[admin_pb2.CreateTopicsResponse]:
     """Send requests, `MAX_REQUESTS` at a time; give the answers in order. After a failure no more are sent."""
-    calls: deque[asyncio.Task[admin_pb2.CreateTopicsResponse]] = deque()
+    under_way: deque[asyncio.Task[admin_pb2.CreateTopicsResponse]] = deque()
     try:
         while True:
-            for request in islice(requests, MAX_REQUESTS - len(calls)):
+            for request in islice(requests, MAX_REQUESTS - len(under_way)):
                 call = calls.ask(
                     lambda stub: stub.CreateTopics,
                     request,
                     may_repeat=validate_only,
                 )
-                calls.append(asyncio.create_task(call))
-            if not calls:
+                under_way.append(asyncio.create_task(call))
+            if not under_way:
                 return
-            yield await calls.popleft()
+            yield await under_way.popleft()
     except asyncio.CancelledError:
-        for call in calls:
+        for call in under_way:
             call.cancel()
         raise
     finally:
         # What was sent is not taken back: its topics are created, so its end is waited for.
-        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
 
 
 def _check(topics: Sequence[NewTopic]) -> None:
