@@ -25,6 +25,7 @@ CORES = (
     "metaquorum/raft/",
     "metaquorum/controller/",
     "brokerd/partition/",
+    "brokerd/controller_client/offline_replicas.py",
     *(
         f"brokerd/api/{name}.py"
         for name in ("produce_events", "produce_session", "fetch_events", "fetch_serving", "fetch_session")

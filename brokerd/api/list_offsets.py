@@ -110,7 +110,7 @@ class ListOffsetsCalls:
         Raises:
             RefusedError: OFFSET_NOT_AVAILABLE.
         """
-        if replica.leads_several and self._parts.touch.is_lost_now:
+        if replica.leads_several and self._parts.session.is_lost:
             message = (
                 f"this broker has not heard from the controller for a session, others may lead {replica}: ask again"
             )

@@ -68,7 +68,7 @@ class MetadataService:
     ) -> AsyncIterator[metadata_pb2.WatchClusterResponse]:
         check_cluster(request.cluster_id, self._parts.cluster_id)
         _check_topic_count(len(request.topics))
-        if self._parts.touch.is_lost_now:
+        if self._parts.session.is_lost:
             raise RefusedError(OUT_OF_TOUCH)
         if request.HasField("after_offset"):
             # The client may come from a broker that is ahead of this one.

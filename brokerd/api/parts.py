@@ -13,9 +13,9 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.api.batch_check import BatchThreads
 from brokerd.api.fetch_buffer import FetchBuffer
+from brokerd.controller_client.lifecycle import ControllerSession
 from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.controller_client.producer_ids import ProducerIds
-from brokerd.controller_client.touch import ControllerTouch
 from brokerd.failure import refused
 from brokerd.replica.locator import Locator
 from metaquorum.metadata.loader import MetadataLoader
@@ -99,4 +99,4 @@ class BrokerParts:
     watch_streams: StreamRegister
     fetch_buffer: FetchBuffer
     batch_threads: BatchThreads
-    touch: ControllerTouch
+    session: ControllerSession

@@ -59,13 +59,13 @@ class Watch:
         """Hear of every change while the watch runs."""
         stop_changes = self._observer.on_change(self._on_change)
         stop_leaders = self._observer.on_leader_change(self._on_leader_change)
-        stop_touch = self._parts.touch.on_lost(self._on_lost_touch)
+        stop_session = self._parts.session.on_lost(self._on_lost_session)
         try:
             yield
         finally:
             stop_changes()
             stop_leaders()
-            stop_touch()
+            stop_session()
 
     def begin(self, after_offset: int | None) -> None:
         """Set what is to be told first: what changed since `after_offset` if that is known, else everything."""
@@ -105,7 +105,7 @@ class Watch:
         if self._topics or self._broker_ids:
             self._wake.set()
 
-    def _on_lost_touch(self) -> None:
+    def _on_lost_session(self) -> None:
         self._failure = OUT_OF_TOUCH
         self._wake.set()
 

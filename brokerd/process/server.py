@@ -32,7 +32,6 @@ from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
 from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.controller_client.producer_ids import ProducerIds
-from brokerd.controller_client.touch import ControllerTouch
 from brokerd.errors import BrokerError, BrokerFailedError
 from brokerd.limits import (
     DRAIN_MS,
@@ -44,7 +43,6 @@ from brokerd.limits import (
     SET_ASIDE_CHECK_MS,
     SHUTDOWN_HANDOVER_MS,
     SPACE_CHECK_MS,
-    TOUCH_CHECK_MS,
 )
 from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
@@ -93,7 +91,6 @@ class BrokerServer:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._observer = MetadataLoader()
-        self._touch = ControllerTouch()
         self._peers = PeerChannels()
         self._health = Health()
         self._serving = asyncio.Event()
@@ -209,7 +206,6 @@ class BrokerServer:
             peers=self._replication.peers,
         )
         self._lifecycle = BrokerLifecycle(identity, self._observer, calls, on_state=self._on_state)
-        self._touch.look_with(self._lifecycle.is_out_of_touch)
         self._producer_ids = ProducerIds(calls, self._lifecycle)
         parts = BrokerParts(
             cluster_id=cluster_id,
@@ -223,7 +219,7 @@ class BrokerServer:
             watch_streams=self._registers[2],
             fetch_buffer=self._fetch_buffer,
             batch_threads=self._batch_threads,
-            touch=self._touch,
+            session=self._lifecycle.session,
         )
         log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
         assert self._followers is not None, "the quorum member adds the services"
@@ -251,7 +247,7 @@ class BrokerServer:
         self._run(self._expire_producers(self._host), "expiry of idle producers")
         self._run(DamageRepairs(self._host.replicas, self._replication.repairs).run(), "repair of damaged ranges")
         self._run(self._watch_quorum(self._quorum), "quorum node")
-        self._run(self._watch_touch(self._lifecycle), "watch over the controller's answers")
+        self._run(self._lifecycle.session.watch(), "watch over the session with the controller")
 
     def _add_services(self, table: ServiceTable) -> None:
         self._followers = ReplicateService(table)
@@ -427,12 +423,6 @@ class BrokerServer:
         else:
             self._serving.clear()
         self._run(self._health.set_serving(is_serving), "health")
-
-    async def _watch_touch(self, lifecycle: BrokerLifecycle) -> None:
-        while True:
-            await asyncio.sleep(TOUCH_CHECK_MS / 1000)
-            if self._touch.note(is_lost=lifecycle.is_out_of_touch()):
-                logger.warning("the controller %s", "is out of touch" if self._touch.is_lost else "answers again")
 
     async def _watch_quorum(self, quorum: QuorumMember) -> None:
         await quorum.wait_stopped()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +23,6 @@ from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle
 from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.controller_client.producer_ids import ProducerIds
-from brokerd.controller_client.touch import ControllerTouch
 from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.process.server import BrokerServer
 from brokerd.process.standalone import standalone_settings
@@ -249,6 +249,7 @@ def offline_parts(observer: MetadataLoader, host: ReplicaHost | None = None) -> 
         directories = LogDirectories([LogDirectory(SimDisk(), "/p")])
         host = ReplicaHost(directories=directories, own=OwnBroker(1, identity.incarnation_id), observer=observer)
     lifecycle = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
+    lifecycle.session.begin(asked_s=time.monotonic(), timeout_ms=3_600_000)
     return BrokerParts(
         cluster_id="c",
         node_id=1,
@@ -261,5 +262,5 @@ def offline_parts(observer: MetadataLoader, host: ReplicaHost | None = None) -> 
         watch_streams=StreamRegister("watch", 1),
         fetch_buffer=FetchBuffer(MIN_BUDGET_BYTES, end_connections=len),
         batch_threads=BatchThreads(MIN_BUDGET_BYTES),
-        touch=ControllerTouch(),
+        session=lifecycle.session,
     )

@@ -107,7 +107,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         name="a leader that others have replaced says where its partition ends",
         owner=ListOffsetsCalls,
         function="_check_end",
-        old="replica.leads_several and self._parts.touch.is_lost_now",
+        old="replica.leads_several and self._parts.session.is_lost",
         new="False",
         storm=end_storm,
     ),
