@@ -89,6 +89,15 @@ APPEND_WAIT_MS: Final = 30_000
 FORWARD_WAIT_MS: Final = 30_000
 """Most milliseconds that a forwarded call may take, whatever the client's deadline."""
 
+FORWARD_CONNECT_MS: Final = 1_000
+"""Most milliseconds that a forwarded call waits for a connection to the other broker."""
+
+FORWARD_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of forwarded requests that are under way to one broker; more wait in turn. A larger one goes alone."""
+
+MAX_FORWARDED_CALLS: Final = 512
+"""Forwarded calls that are under way to one broker, half of what a connection carries; more are refused with OVERLOADED."""
+
 FORWARDED_WAIT_MS: Final = 1_000
 """Most milliseconds that a receiver of a forwarded call waits for the metadata that the forwarder had seen."""
 
@@ -121,12 +130,6 @@ MAX_CLUSTER_TOPICS: Final = 10_000
 
 WATCH_MESSAGE_PARTITIONS: Final = 20_000
 """Partitions after which a watch goes on in the next message (about 1 MiB)."""
-
-MAX_PEER_CHANNELS: Final = 256
-"""Channels to other brokers that are kept open; the one used longest ago is closed for a new one."""
-
-PEER_RESOLVE_MS: Final = 500
-"""Milliseconds between two look-ups of the name of another server that cannot be reached, at least; gRPC's own is 30 seconds."""
 
 LOG_OPEN_TASKS: Final = 4
 """Partition logs that are opened (recovered) at the same time."""
@@ -193,9 +196,6 @@ KEEPALIVE_MS: Final = 10_000
 
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
 """Milliseconds without an answer to such a ping after which its connection is closed."""
-
-PEER_LIVENESS_MS: Final = 10_000
-"""Milliseconds without a sign of life after which a connection to another server is given up; after a quarter it is pinged."""
 
 REPLICA_LAG_MAX_MS: Final = 5_000
 """Milliseconds that an in-sync follower may be behind its leader's log end before it leaves (`replica.lag.time.max.ms`)."""

@@ -6,16 +6,17 @@ The two bulk streams take and give bytes, so that `lograft.wire.frames` can slic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import grpc
 from lograft.v1 import log_pb2
 
 from brokerd.api.append import AppendCalls
-from brokerd.api.calls import ServicerContext, bidirectional, check_cluster, left_ms, unary
+from brokerd.api.calls import ServicerContext, bidirectional, check_cluster, left_ms, raw_unary, serialized, unary
 from brokerd.api.delete_records import DeleteRecordsCalls
 from brokerd.api.fetch_stream import FetchStream
-from brokerd.api.forward import Forwarder
+from brokerd.api.forward import ForwardedMethod, Forwarder
 from brokerd.api.list_offsets import ListOffsetsCalls
 from brokerd.api.parts import BrokerParts
 from brokerd.api.produce_stream import ProduceStream
@@ -26,15 +27,23 @@ SERVICE: Final = "lograft.v1.LogService"
 
 
 class LogService:
-    """The service of one broker."""
+    """The service of one broker.
+
+    Attributes:
+        by_leader: the unary methods that only the leader of a partition can answer, by name; another broker may pass them on.
+    """
 
     def __init__(self, parts: BrokerParts) -> None:
         forwarder = Forwarder(parts.peers, parts.observer)
         self._parts = parts
-        self._append = AppendCalls(parts, forwarder)
-        self._read = ReadCalls(parts, forwarder)
-        self._list_offsets = ListOffsetsCalls(parts, forwarder)
-        self._delete_records = DeleteRecordsCalls(parts, forwarder)
+        delete_records = DeleteRecordsCalls(parts, forwarder).delete_records
+        list_offsets = ListOffsetsCalls(parts, forwarder).list_offsets
+        self.by_leader: Mapping[str, ForwardedMethod] = {
+            "Append": serialized(log_pb2.AppendRequest, AppendCalls(parts, forwarder).append),
+            "Read": serialized(log_pb2.ReadRequest, ReadCalls(parts, forwarder).read),
+            "ListOffsets": serialized(log_pb2.ListOffsetsRequest, list_offsets),
+            "DeleteRecords": serialized(log_pb2.DeleteRecordsRequest, delete_records),
+        }
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server needs."""
@@ -43,10 +52,7 @@ class LogService:
             {
                 "Produce": bidirectional(self._produce),
                 "Fetch": bidirectional(self._fetch),
-                "Append": unary(log_pb2.AppendRequest, self._append.append),
-                "Read": unary(log_pb2.ReadRequest, self._read.read),
-                "ListOffsets": unary(log_pb2.ListOffsetsRequest, self._list_offsets.list_offsets),
-                "DeleteRecords": unary(log_pb2.DeleteRecordsRequest, self._delete_records.delete_records),
+                **{name: raw_unary(call) for name, call in self.by_leader.items()},
                 "InitProducer": unary(log_pb2.InitProducerRequest, self._init_producer),
             },
         )

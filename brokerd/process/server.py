@@ -21,6 +21,7 @@ from brokerd.api.admin_service import AdminService
 from brokerd.api.batch_check import BatchThreads
 from brokerd.api.connections import end_connections
 from brokerd.api.fetch_buffer import FetchBuffer
+from brokerd.api.forward import ForwardedCalls
 from brokerd.api.health import Health
 from brokerd.api.listener import make_server
 from brokerd.api.log_directory_calls import LogDirectoryCalls
@@ -30,7 +31,6 @@ from brokerd.api.parts import GOING_AWAY, BrokerParts, StreamRegister
 from brokerd.clock import monotonic_ms
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
-from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.controller_client.producer_ids import ProducerIds
 from brokerd.errors import BrokerError, BrokerFailedError
 from brokerd.limits import (
@@ -91,7 +91,6 @@ class BrokerServer:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._observer = MetadataLoader()
-        self._peers = PeerChannels()
         self._health = Health()
         self._serving = asyncio.Event()
         self._registers = (
@@ -111,6 +110,7 @@ class BrokerServer:
         self._producer_ids: ProducerIds | None = None
         self._server: grpc.aio.Server | None = None
         self._followers: ReplicateService | None = None
+        self._forwarded: ForwardedCalls | None = None
         self._address: Address | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._fatal: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
@@ -212,7 +212,7 @@ class BrokerServer:
             node_id=node_id,
             observer=self._observer,
             locator=Locator(node_id=node_id, observer=self._observer, host=self._host),
-            peers=self._peers,
+            peers=self._quorum.peers,
             producer_ids=self._producer_ids,
             produce_streams=self._registers[0],
             fetch_streams=self._registers[1],
@@ -224,14 +224,17 @@ class BrokerServer:
         log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
         assert self._followers is not None, "the quorum member adds the services"
         self._followers.attach(self._leader(node_id, cluster_id, self._host))
+        log_service = LogService(parts)
         handlers = (
-            LogService(parts).handler(),
+            log_service.handler(),
             MetadataService(parts).handler(),
             AdminService(calls, self._observer, log_directories, cluster_id=cluster_id).handler(),
         )
         self._server, bound = await make_server(handlers, self._health, settings.listen)
         self._address = settings.advertise or bound
         await self._server.start()
+        assert self._forwarded is not None, "the quorum member adds the services"
+        self._forwarded.attach(log_service.by_leader)
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, node_id, cluster_id)
         self._host.failed.add_done_callback(self._on_host_failed)
         self._host.on_offline = self._lifecycle.note_offline_directories
@@ -251,6 +254,7 @@ class BrokerServer:
 
     def _add_services(self, table: ServiceTable) -> None:
         self._followers = ReplicateService(table)
+        self._forwarded = ForwardedCalls(table)
 
     async def wait_serving(self, *, timeout_ms: int) -> None:
         """Wait until clients are served.
@@ -320,6 +324,8 @@ class BrokerServer:
             await self._followers.close()
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
+        if self._forwarded is not None:
+            await self._forwarded.close(STOP_GRACE_S)
         if self._producer_ids is not None:
             await self._producer_ids.close()
         if self._quorum is not None:
@@ -332,7 +338,6 @@ class BrokerServer:
             if is_clean:
                 await self._mark_clean_stop(self._directories)
             self._directories.close()
-        await self._peers.close()
         if self._quorum is not None:
             await self._quorum.stop()
             if self._metrics is not None:

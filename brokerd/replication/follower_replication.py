@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from brokerd.addresses import internal_address
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.partition_requests import PartitionRequests
-from brokerd.controller_client.peer_channels import replication_address
 from brokerd.replica.replica_peers import ReplicaPeers
 from brokerd.replication.follower_link import LinkIdentity
 from brokerd.replication.follower_links import Links
@@ -85,4 +85,4 @@ class Replication:
         await self._links.close()
 
     def _address_of(self, broker_id: int) -> Address | None:
-        return replication_address(self._observer.image, broker_id)
+        return internal_address(self._observer.image, broker_id)

@@ -21,7 +21,6 @@ from brokerd.api.fetch_buffer import FetchBuffer
 from brokerd.api.parts import BrokerParts, StreamRegister
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle
-from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.controller_client.producer_ids import ProducerIds
 from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.process.server import BrokerServer
@@ -243,7 +242,8 @@ async def refusal(call: Any) -> RemoteStatus:
 def offline_parts(observer: MetadataLoader, host: ReplicaHost | None = None) -> BrokerParts:
     """Parts of a broker without a network: for services that need metadata and replicas only."""
     own = Identity(cluster_id="c", node_id=1, incarnation_id=bytes(16), address=None)
-    calls = ControllerCalls(observer, Peers(own, Services(requests={}, streams={})), ())
+    peers = Peers(own, Services(requests={}, streams={}))
+    calls = ControllerCalls(observer, peers, ())
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
     if host is None:
         directories = LogDirectories([LogDirectory(SimDisk(), "/p")])
@@ -255,7 +255,7 @@ def offline_parts(observer: MetadataLoader, host: ReplicaHost | None = None) -> 
         node_id=1,
         observer=observer,
         locator=Locator(node_id=1, observer=observer, host=host),
-        peers=PeerChannels(),
+        peers=peers,
         producer_ids=ProducerIds(calls, lifecycle),
         produce_streams=StreamRegister("produce", 1),
         fetch_streams=StreamRegister("fetch", 1),
