@@ -13,11 +13,10 @@ from typing import Annotated, Final
 import typer
 
 from brokerd.limits import PRODUCER_ID_EXPIRATION_MS, RETENTION_CHECK_MS
-from brokerd.process.dev import MinFreeBytes, dev
+from brokerd.process.dev import MinFreeBytes, configure_logging, dev
 from brokerd.process.main import run_process
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings, CombinedSettings
-from metaquorum.process.logging_setup import log_to_stderr
 from metaquorum.process.settings import SettingsError, parse_address, parse_voters
 from metaquorum.replica.quorum_settings import SnapshotSettings
 from storage.directory.space import DEFAULT_SOFT_BYTES
@@ -31,164 +30,131 @@ app = typer.Typer(
 )
 logger = logging.getLogger("brokerd")
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-DataDirs = Annotated[
-    list[Path],
-    typer.Option(
-        envvar="LOGRAFT_DATA_DIR",
-        help="Directory of logs and metadata; given again: further directories for logs (in the variable: joined by ':').",
-    ),
-]
-"""The data directories, the one that holds the metadata first."""
-
-
-ProducerExpiration = Annotated[
-    int,
-    typer.Option(
-        envvar="LOGRAFT_PRODUCER_ID_EXPIRATION_MS",
-        help="Milliseconds without a batch after which a partition forgets a producer.",
-    ),
-]
-"""How long an idle producer is remembered."""
-
-
-RetentionCheck = Annotated[
-    int,
-    typer.Option(
-        envvar="LOGRAFT_RETENTION_CHECK_MS",
-        help="Milliseconds between two looks for segments that retention lets go; a log grows beyond retention.bytes meanwhile.",
-    ),
-]
-"""How often retention looks."""
-
-
 SNAPSHOTS: Final = SnapshotSettings()
 """The defaults."""
-
-SnapshotLogBytes = Annotated[
-    int,
-    typer.Option(
-        envvar="LOGRAFT_SNAPSHOT_LOG_BYTES",
-        min=1,
-        help="Bytes of metadata log after which the voter makes a snapshot (--combined).",
-    ),
-]
-
-SnapshotIntervalMs = Annotated[
-    int,
-    typer.Option(
-        envvar="LOGRAFT_SNAPSHOT_INTERVAL_MS",
-        min=1,
-        help="Or milliseconds after the first change since the last one (--combined).",
-    ),
-]
-
-KeptSnapshots = Annotated[
-    int,
-    typer.Option(
-        envvar="LOGRAFT_KEPT_SNAPSHOTS",
-        min=1,
-        help="Newest snapshots that the voter keeps; its log begins at the oldest of so many (--combined).",
-    ),
-]
-
-QuorumFetchPort = Annotated[
-    int | None,
-    typer.Option(
-        envvar="LOGRAFT_QUORUM_FETCH_PORT", hidden=True, help="Not needed any more: --quorum-listen carries it all."
-    ),
-]
-
-ClusterId = Annotated[
-    str, typer.Option(envvar="LOGRAFT_CLUSTER_ID", help="Id of the cluster; formats an empty directory.")
-]
-
-ReplicationPort = Annotated[
-    int,
-    typer.Option(
-        envvar="LOGRAFT_REPLICATION_PORT",
-        min=0,
-        max=65535,
-        help="Port at the host of --listen for replication, where the other brokers connect; 0: any.",
-    ),
-]
-
-FetchBufferMaxBytes = Annotated[
-    int,
-    typer.Option(
-        envvar="LOGRAFT_FETCH_BUFFER_MAX_BYTES",
-        min=0,
-        help="Bytes that are read for fetch streams and not yet taken by their clients; 0: by the memory limit of the container.",
-    ),
-]
-
-InflateMaxBytes = Annotated[
-    int,
-    typer.Option(
-        envvar="LOGRAFT_INFLATE_MAX_BYTES",
-        min=0,
-        help="Bytes of compressed batches that are being inflated; 0: by the memory limit of the container.",
-    ),
-]
-
-MetricsListen = Annotated[
-    str,
-    typer.Option(
-        envvar="LOGRAFT_METRICS_LISTEN",
-        help="host:port at which metrics of the quorum node are served over HTTP, at /metrics; empty: nowhere.",
-    ),
-]
-"""Where metrics are served."""
-
-
-FirstStart = Annotated[
-    bool, typer.Option(envvar="LOGRAFT_FIRST_START", help="Format a new directory when the voters agree (--combined).")
-]
-"""Whether a voter may format its directory."""
 
 
 @app.command()
 def run(
-    data_dir: DataDirs,
+    # The broker.
+    data_dir: Annotated[
+        list[Path],
+        typer.Option(
+            envvar="LOGRAFT_DATA_DIR",
+            help="Directory of logs and metadata; given again: further directories for logs (in the variable: joined by ':').",
+        ),
+    ],
     node_id: Annotated[int, typer.Option(envvar="LOGRAFT_NODE_ID", help="Id of this broker, from 0.")],
     listen: Annotated[str, typer.Option(envvar="LOGRAFT_LISTEN", help="host:port to listen on.")] = "127.0.0.1:9640",
     advertise: Annotated[
         str, typer.Option(envvar="LOGRAFT_ADVERTISE", help="host:port that clients use; default: as listened on.")
     ] = "",
-    metrics_listen: MetricsListen = "",
-    cluster_id: ClusterId = "",
+    metrics_listen: Annotated[
+        str,
+        typer.Option(
+            envvar="LOGRAFT_METRICS_LISTEN",
+            help="host:port at which metrics of the quorum node are served over HTTP, at /metrics; empty: nowhere.",
+        ),
+    ] = "",
+    cluster_id: Annotated[
+        str, typer.Option(envvar="LOGRAFT_CLUSTER_ID", help="Id of the cluster; formats an empty directory.")
+    ] = "",
     quorum: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM", help="host:port,... of the metadata quorum; not with --combined.")
     ] = "",
     rack: Annotated[str, typer.Option(envvar="LOGRAFT_RACK", help="Rack of this broker.")] = "",
+    # The voter in its process.
     combined: Annotated[
         bool, typer.Option(envvar="LOGRAFT_COMBINED", help="Run a voter of the metadata quorum in this process too.")
     ] = False,
     quorum_listen: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM_LISTEN", help="host:port of the quorum listener (--combined).")
     ] = "127.0.0.1:9641",
-    quorum_fetch_port: QuorumFetchPort = None,
+    quorum_fetch_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="LOGRAFT_QUORUM_FETCH_PORT", hidden=True, help="Not needed any more: --quorum-listen carries it all."
+        ),
+    ] = None,
     quorum_advertise: Annotated[
         str, typer.Option(envvar="LOGRAFT_QUORUM_ADVERTISE", help="host:port at which voters reach this one.")
     ] = "",
     voters: Annotated[
         str, typer.Option(envvar="LOGRAFT_VOTERS", help="id@host:port,... of all voters (--combined).")
     ] = "",
-    first_start: FirstStart = False,
-    snapshot_log_bytes: SnapshotLogBytes = SNAPSHOTS.log_bytes,
-    snapshot_interval_ms: SnapshotIntervalMs = SNAPSHOTS.interval_ms,
-    kept_snapshots: KeptSnapshots = SNAPSHOTS.kept,
+    first_start: Annotated[
+        bool,
+        typer.Option(envvar="LOGRAFT_FIRST_START", help="Format a new directory when the voters agree (--combined)."),
+    ] = False,
+    snapshot_log_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_SNAPSHOT_LOG_BYTES",
+            min=1,
+            help="Bytes of metadata log after which the voter makes a snapshot (--combined).",
+        ),
+    ] = SNAPSHOTS.log_bytes,
+    snapshot_interval_ms: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_SNAPSHOT_INTERVAL_MS",
+            min=1,
+            help="Or milliseconds after the first change since the last one (--combined).",
+        ),
+    ] = SNAPSHOTS.interval_ms,
+    kept_snapshots: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_KEPT_SNAPSHOTS",
+            min=1,
+            help="Newest snapshots that the voter keeps; its log begins at the oldest of so many (--combined).",
+        ),
+    ] = SNAPSHOTS.kept,
+    # Limits, and what else holds for all of it.
     insecure_plaintext: Annotated[
         bool,
         typer.Option(envvar="LOGRAFT_INSECURE_PLAINTEXT", help="Allow plaintext on an address that others can reach."),
     ] = False,
     min_free_bytes: MinFreeBytes = DEFAULT_SOFT_BYTES,
-    producer_id_expiration_ms: ProducerExpiration = PRODUCER_ID_EXPIRATION_MS,
-    retention_check_ms: RetentionCheck = RETENTION_CHECK_MS,
-    replication_port: ReplicationPort = 0,
-    fetch_buffer_max_bytes: FetchBufferMaxBytes = 0,
-    inflate_max_bytes: InflateMaxBytes = 0,
+    producer_id_expiration_ms: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_PRODUCER_ID_EXPIRATION_MS",
+            help="Milliseconds without a batch after which a partition forgets a producer.",
+        ),
+    ] = PRODUCER_ID_EXPIRATION_MS,
+    retention_check_ms: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_RETENTION_CHECK_MS",
+            help="Milliseconds between two looks for segments that retention lets go; a log grows beyond retention.bytes meanwhile.",
+        ),
+    ] = RETENTION_CHECK_MS,
+    replication_port: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_REPLICATION_PORT",
+            min=0,
+            max=65535,
+            help="Port at the host of --listen for replication, where the other brokers connect; 0: any.",
+        ),
+    ] = 0,
+    fetch_buffer_max_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_FETCH_BUFFER_MAX_BYTES",
+            min=0,
+            help="Bytes that are read for fetch streams and not yet taken by their clients; 0: by the memory limit of the container.",
+        ),
+    ] = 0,
+    inflate_max_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="LOGRAFT_INFLATE_MAX_BYTES",
+            min=0,
+            help="Bytes of compressed batches that are being inflated; 0: by the memory limit of the container.",
+        ),
+    ] = 0,
     log_level: Annotated[str, typer.Option(envvar="LOGRAFT_LOG_LEVEL", help="DEBUG, INFO, WARNING, ERROR.")] = "INFO",
 ) -> None:
     """Run a broker until SIGTERM."""
@@ -232,13 +198,6 @@ def run(
 
 
 app.command(name="dev")(dev)
-
-
-def configure_logging(level: str) -> None:
-    """Write log lines to stderr, from `level` on."""
-    if level.upper() not in logging.getLevelNamesMapping():
-        raise typer.BadParameter(f"log level {level!r} is not one of DEBUG, INFO, WARNING, ERROR")
-    log_to_stderr(level.upper(), line_format=LOG_FORMAT)
 
 
 def _announce(server: BrokerServer) -> None:

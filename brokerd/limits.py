@@ -89,6 +89,15 @@ APPEND_WAIT_MS: Final = 30_000
 FORWARD_WAIT_MS: Final = 30_000
 """Most milliseconds that a forwarded call may take, whatever the client's deadline."""
 
+FORWARD_CONNECT_MS: Final = 1_000
+"""Most milliseconds that a forwarded call waits for a connection to the other broker."""
+
+FORWARD_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of forwarded requests that are under way to one broker; more wait in turn. A larger one goes alone."""
+
+MAX_FORWARDED_CALLS: Final = 512
+"""Forwarded calls that are under way to one broker, half of what a connection carries; more are refused with OVERLOADED."""
+
 FORWARDED_WAIT_MS: Final = 1_000
 """Most milliseconds that a receiver of a forwarded call waits for the metadata that the forwarder had seen."""
 
@@ -121,12 +130,6 @@ MAX_CLUSTER_TOPICS: Final = 10_000
 
 WATCH_MESSAGE_PARTITIONS: Final = 20_000
 """Partitions after which a watch goes on in the next message (about 1 MiB)."""
-
-MAX_PEER_CHANNELS: Final = 256
-"""Channels to other brokers that are kept open; the one used longest ago is closed for a new one."""
-
-PEER_RESOLVE_MS: Final = 500
-"""Milliseconds between two look-ups of the name of another server that cannot be reached, at least; gRPC's own is 30 seconds."""
 
 LOG_OPEN_TASKS: Final = 4
 """Partition logs that are opened (recovered) at the same time."""
@@ -194,9 +197,6 @@ KEEPALIVE_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
 """Milliseconds without an answer to such a ping after which its connection is closed."""
 
-PEER_LIVENESS_MS: Final = 10_000
-"""Milliseconds without a sign of life after which a connection to another server is given up; after a quarter it is pinged."""
-
 REPLICA_LAG_MAX_MS: Final = 5_000
 """Milliseconds that an in-sync follower may be behind its leader's log end before it leaves (`replica.lag.time.max.ms`)."""
 
@@ -216,23 +216,20 @@ GIVE_WAY_RETRY_MS: Final = 1_000
 NO_ROOM_RETRY_MS: Final = 1_000
 """Milliseconds between two attempts to give up what is led in a log directory that has too little room for appends."""
 
-GIVE_WAY_CALL_MS: Final = 10_000
-"""Milliseconds after which a call that gives leaderships up is given up itself."""
+PARTITION_REQUEST_GATHER_MS: Final = 10
+"""Milliseconds that proposals of in-sync replicas, and resignations, are gathered for one call of the controller."""
 
-MAX_CALL_RESIGNATIONS: Final = 2_000
-"""Leaderships that are given up in one call of the controller; more wait for the next."""
+MAX_REQUEST_PARTITIONS: Final = 2_000
+"""Partitions of one such call, or of one that reports offline replicas; more wait for the next."""
 
-WITHDRAWAL_RETRY_MIN_MS: Final = 100
-"""Milliseconds before a lost replica is withdrawn again after a refusal or no answer; doubles each time."""
+PARTITION_REQUEST_MS: Final = 10_000
+"""Milliseconds after which such a call is given up; a change has an unknown outcome then."""
 
-WITHDRAWAL_RETRY_MAX_MS: Final = 5_000
-"""Most milliseconds between two withdrawals of a lost replica that others still count on."""
+OFFLINE_RETRY_MIN_MS: Final = 100
+"""Milliseconds before an offline replica is reported again after a refusal or no answer; doubles each time."""
 
-MAX_CALL_WITHDRAWALS: Final = 2_000
-"""Lost replicas that are withdrawn in one call of the controller; more wait for the next."""
-
-WITHDRAWAL_CALL_MS: Final = 10_000
-"""Milliseconds after which a call that withdraws lost replicas is given up."""
+OFFLINE_RETRY_MAX_MS: Final = 5_000
+"""Most milliseconds between two reports of an offline replica that others still count on."""
 
 SUBSCRIBE_RETRY_MIN_MS: Final = 50
 """Milliseconds before a follower subscribes again after a refusal; doubles each time. A broken stream is no refusal."""
@@ -312,14 +309,8 @@ MARKS_COALESCE_MS: Final = 2
 REPLICA_SLICE: Final = 200
 """Partitions whose end of a stream is handled before the event loop gets its turn."""
 
-ISR_GATHER_MS: Final = 10
-"""Milliseconds that proposals of in-sync replicas are gathered for one call of the controller."""
-
-ISR_CALL_MS: Final = 10_000
-"""Milliseconds after which a call that proposes in-sync replicas is given up, its outcome unknown."""
-
 HIGH_WATERMARK_SAVE_MS: Final = 5_000
 """Milliseconds between two savings of the high watermarks of partitions with several replicas."""
 
-TOUCH_CHECK_MS: Final = 250
+SESSION_CHECK_MS: Final = 250
 """Milliseconds between two looks whether a controller has answered within a session."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import NoReturn, TypeVar, cast
+from typing import NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -28,6 +28,16 @@ logger = logging.getLogger(__name__)
 ServicerContext = grpc.aio.ServicerContext[bytes, bytes]
 """Context of every call here: requests and responses are bytes for the library."""
 
+
+class CallContext(Protocol):
+    """What a unary call must know of the way it came: over gRPC from a client, or over the carrier from another broker."""
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until nobody waits for the answer any more; None: no limit."""
+        ...
+
+
+ContextT = TypeVar("ContextT")
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
@@ -40,16 +50,23 @@ class CallFailedError(RefusedError):
         self.extra_detail = extra_detail
 
 
+def serialized(
+    request_type: type[RequestT], behaviour: Callable[[RequestT, ContextT], Awaitable[ResponseT]]
+) -> Callable[[bytes, ContextT], Awaitable[bytes]]:
+    """Make a call that takes and gives serialized messages."""
+
+    async def call(data: bytes, context: ContextT) -> bytes:
+        response = await behaviour(_parse(request_type, data), context)
+        return response.SerializeToString()
+
+    return call
+
+
 def unary(
     request_type: type[RequestT], behaviour: Callable[[RequestT, ServicerContext], Awaitable[ResponseT]]
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
     """Make the handler of a unary method."""
-
-    async def handle(data: bytes, context: ServicerContext) -> bytes:
-        response = await behaviour(_parse(request_type, data), context)
-        return response.SerializeToString()
-
-    return raw_unary(handle)
+    return raw_unary(serialized(request_type, behaviour))
 
 
 def raw_unary(behaviour: Callable[[bytes, ServicerContext], Awaitable[bytes]]) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -161,10 +178,9 @@ def check_formats(formats: Iterable[int]) -> None:
         raise refused(ErrorCode.UNSUPPORTED_FORMAT, message)
 
 
-def left_ms(context: ServicerContext, *, at_most_ms: int) -> int:
+def left_ms(context: CallContext, *, at_most_ms: int) -> int:
     """Return the milliseconds that a call may still wait, so that its typed answer arrives before its deadline."""
-    # The stubs leave out that a call without a deadline gives None.
-    remaining = cast("float | None", context.time_remaining())
+    remaining = context.time_remaining()
     if remaining is None:
         return at_most_ms
     left = int(remaining * 1000)

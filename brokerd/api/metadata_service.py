@@ -85,7 +85,7 @@ class MetadataService:
     ) -> AsyncIterator[metadata_pb2.WatchClusterResponse]:
         check_cluster(request.cluster_id, self._parts.cluster_id)
         _check_topic_count(len(request.topics))
-        if self._parts.touch.is_lost_now:
+        if self._parts.session.is_lost:
             raise RefusedError(OUT_OF_TOUCH)
         if request.HasField("after_offset"):
             # The client may come from a broker that is ahead of this one.
@@ -132,13 +132,13 @@ class Watch:
         """Hear of every change while the watch runs."""
         stop_changes = self._observer.on_change(self._on_change)
         stop_leaders = self._observer.on_leader_change(self._on_leader_change)
-        stop_touch = self._parts.touch.on_lost(self._on_lost_touch)
+        stop_session = self._parts.session.on_lost(self._on_lost_session)
         try:
             yield
         finally:
             stop_changes()
             stop_leaders()
-            stop_touch()
+            stop_session()
 
     def begin(self, after_offset: int | None) -> None:
         """Set what is to be told first: what changed since `after_offset` if that is known, else everything."""
@@ -178,7 +178,7 @@ class Watch:
         if self._topics or self._broker_ids:
             self._wake.set()
 
-    def _on_lost_touch(self) -> None:
+    def _on_lost_session(self) -> None:
         self._failure = OUT_OF_TOUCH
         self._wake.set()
 

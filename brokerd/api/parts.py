@@ -13,12 +13,12 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.api.log_service.batch_check import BatchThreads
 from brokerd.api.log_service.fetch_buffer import FetchBuffer
-from brokerd.controller_client.peer_channels import PeerChannels
+from brokerd.controller_client.lifecycle import ControllerSession
 from brokerd.controller_client.producer_ids import ProducerIds
-from brokerd.controller_client.touch import ControllerTouch
 from brokerd.failure import refused
 from brokerd.replica.locator import Locator
 from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.net.peers import Peers
 
 
 class DrainableStream(Protocol):
@@ -92,11 +92,11 @@ class BrokerParts:
     node_id: int
     observer: MetadataLoader
     locator: Locator
-    peers: PeerChannels
+    peers: Peers
     producer_ids: ProducerIds
     produce_streams: StreamRegister
     fetch_streams: StreamRegister
     watch_streams: StreamRegister
     fetch_buffer: FetchBuffer
     batch_threads: BatchThreads
-    touch: ControllerTouch
+    session: ControllerSession

@@ -9,7 +9,7 @@ from __future__ import annotations
 from google.protobuf.message import Message
 from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
-from lograft.wire.status import RemoteStatus, RichStatus, abort_status, cut_message
+from lograft.wire.status import RichStatus, abort_status, cut_message
 
 from brokerd.failure import Failure, LeaderPlace, ReadableOffsets
 
@@ -52,19 +52,20 @@ def rich_status(failure: Failure, *, extra_detail: Message | None = None) -> Ric
     )
 
 
-def remote_failure(status: RemoteStatus) -> Failure:
+def remote_failure(error: errors_pb2.PartitionError) -> Failure:
     """Turn what another server of the cluster refused into a failure of this one's call."""
-    leader, offsets = status.leader, status.readable_range
+    leader, offsets = error.leader, error.readable_range
+    code = ErrorCode.from_number(error.code)
     return Failure(
-        code=ErrorCode.INTERNAL if status.code is None else status.code,
-        message=status.message,
-        retry_after_ms=status.retry_after_ms or 0,
-        leader=None
-        if leader is None
-        else LeaderPlace(
+        code=ErrorCode.INTERNAL if code is ErrorCode.UNSPECIFIED else code,
+        message=error.message,
+        retry_after_ms=error.retry_after_ms,
+        leader=LeaderPlace(
             leader_id=leader.leader_id, leader_epoch=leader.leader_epoch, host=leader.host, port=leader.port
-        ),
-        readable_range=None
-        if offsets is None
-        else ReadableOffsets(log_start_offset=offsets.log_start_offset, high_watermark=offsets.high_watermark),
+        )
+        if error.HasField("leader")
+        else None,
+        readable_range=ReadableOffsets(log_start_offset=offsets.log_start_offset, high_watermark=offsets.high_watermark)
+        if error.HasField("readable_range")
+        else None,
     )

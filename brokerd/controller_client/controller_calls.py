@@ -19,7 +19,6 @@ from typing import Final
 from lograft.v1.errors_pb2 import LeaderHint
 from lograft.wire.codes import ErrorCode
 
-from brokerd.controller_client.peer_channels import hinted_address
 from brokerd.failure import Failure, LeaderPlace, RefusedError
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.connection import BusyError
@@ -27,6 +26,7 @@ from metaquorum.net.link import CallError, Link, Outcome, RefusedByPeerError
 from metaquorum.net.methods import Method
 from metaquorum.net.peers import NotSentError, Peers
 from metaquorum.net.service import RefusalError, decode_refusal
+from metaquorum.process.settings import Address
 
 CONNECT_MS: Final = 1_000
 """Milliseconds that one attempt to connect may take."""
@@ -46,6 +46,11 @@ _NOT_DONE: Final = (ErrorCode.NOT_CONTROLLER, ErrorCode.QUORUM_UNAVAILABLE)
 
 class ControllerRefusedError(RefusedError):
     """The active controller refuses; what it says is meant for the caller."""
+
+
+def hinted_address(hint: LeaderHint | None) -> str | None:
+    """Return where a refusal says that the leader is; None: it does not."""
+    return str(Address(host=hint.host, port=hint.port)) if hint is not None and hint.host else None
 
 
 class _GivenUpError(CallError):

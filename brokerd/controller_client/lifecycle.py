@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of this broker in the cluster: registration, heartbeats, fencing, orderly shutdown.
+"""The life of this broker in the cluster: registration, heartbeats, its session, fencing, controlled shutdown.
 
-Owns the registration and the heartbeats. Must not start or stop anything else: it tells `on_state` and the
-server acts.
+Owns the registration, the heartbeats, and what the broker knows of its session. Must not start or stop anything else: it tells
+`on_state`, and the server acts.
 
-Theory of operation. Register with the active controller (a fresh incarnation id for each process) and get a broker
-epoch; then a heartbeat an interval, and at once when something is to be said. The controller unfences the broker when
-it has applied its own registration and no longer asks to stay fenced. When a heartbeat gets no answer, ask again, at
-the new controller if the quorum has moved. A controller that does not know the epoch any more makes the broker register
-again, under the same incarnation.
+Theory of operation. The broker registers with the active controller, under an incarnation id that its process alone has, and gets a
+broker epoch. From then on it sends a heartbeat each interval, and at once when it has something to say. The controller unfences it
+once it has applied its own registration and no longer asks to stay fenced. When a heartbeat gets no answer the broker asks again, at
+the new controller if the quorum has moved. A controller that does not know the epoch any more makes the broker register again, under
+the same incarnation. A controlled shutdown asks for leave to stop: the controller has other brokers lead first.
 Source: architecture section 7; KIP-631.
 """
 
@@ -29,6 +29,7 @@ from lograft.wire.codes import ErrorCode
 from brokerd.controller_client.controller_calls import RETRY_MS, RETRY_MS_MAX, ControllerCalls, ControllerRefusedError
 from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
 from brokerd.failure import RefusedError, refused
+from brokerd.limits import SESSION_CHECK_MS
 from metaquorum.controller_service.controller_service import is_gone
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.methods import Method
@@ -76,12 +77,82 @@ class BrokerState:
     may_stop: bool
 
 
+class ControllerSession:
+    """The session that the controller keeps for this broker, as the broker knows it: lost when no heartbeat was answered in time.
+
+    A broker whose session is lost serves its partitions as long as it can. But it must not be the one from which clients learn who
+    leads, for it would never hear that others do; nor where a partition ends, for others may lead that by now and have gone on.
+
+    `BrokerLifecycle` alone begins and renews it.
+
+    Args:
+        observer: the metadata.
+    """
+
+    def __init__(self, observer: MetadataLoader) -> None:
+        self._observer = observer
+        self.timeout_ms = 3_000
+        # When the last question that was answered had been asked: an answer may have waited long in a process that was stopped.
+        self._asked_s = time.monotonic()
+        # What must have been applied before the metadata can be trusted again.
+        self._trusted_from = 0
+        self._was_lost = False
+        self._callbacks: dict[Callable[[], None], None] = {}
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the controller has answered no heartbeat of the last session: other brokers may lead this one's partitions by now.
+
+        After such a silence it stays true until this broker has applied what the controller had committed when it answered. It holds
+        for this moment, also in a process that was stopped.
+        """
+        return self._is_over() or self._observer.metadata_offset < self._trusted_from
+
+    def on_lost(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` soon after the session is lost; returns the way to stop that. It must not block."""
+        self._callbacks[callback] = None
+        return lambda: self._callbacks.pop(callback, None)
+
+    def begin(self, *, asked_s: float, timeout_ms: int) -> None:
+        """Learn that the broker is registered: when it asked, on the monotonic clock, and how long a session is."""
+        self.timeout_ms = timeout_ms
+        self._asked_s = asked_s
+
+    def renew(self, *, asked_s: float, metadata_offset: int) -> None:
+        """Learn that a heartbeat was answered: when it was sent, and what the controller had committed."""
+        if self._is_over():
+            self._trusted_from = metadata_offset
+        self._asked_s = asked_s
+
+    async def watch(self) -> None:
+        """Look at the session every `SESSION_CHECK_MS`, and tell those who follow it. Ends never."""
+        while True:
+            await asyncio.sleep(SESSION_CHECK_MS / 1000)
+            self.look()
+
+    def look(self) -> None:
+        """Tell those who follow the session, if it was lost since the last look."""
+        is_lost = self.is_lost
+        if is_lost is self._was_lost:
+            return
+        self._was_lost = is_lost
+        if is_lost:
+            logger.warning("the session with the controller is lost: no heartbeat answered for %d ms", self.timeout_ms)
+            for callback in tuple(self._callbacks):
+                callback()
+        else:
+            logger.warning("the session with the controller is back")
+
+    def _is_over(self) -> bool:
+        return time.monotonic() - self._asked_s > self.timeout_ms / 1000
+
+
 class _StaleRegistrationError(Exception):
     """The controller does not know the registration any more."""
 
 
 class BrokerLifecycle:
-    """See the module docstring.
+    """Registers this broker, keeps its session, and asks for leave to stop.
 
     Args:
         identity: what to register.
@@ -90,6 +161,7 @@ class BrokerLifecycle:
         on_state: called after every change of state; must not block.
 
     Attributes:
+        session: whether the controller answers.
         lacks_room: tells whether a log directory has too little room for appends of clients; asked for each heartbeat.
     """
 
@@ -105,6 +177,7 @@ class BrokerLifecycle:
         self._observer = observer
         self._calls = calls
         self._on_state = on_state
+        self.session = ControllerSession(observer)
         self._host = ""
         self._port = self._replication_port = 0
         self._state = BrokerState(broker_epoch=None, is_fenced=True, may_stop=False)
@@ -116,11 +189,6 @@ class BrokerLifecycle:
         self._want_shutdown = self._is_leaving = False
         self._offline_directory_ids: tuple[bytes, ...] = ()
         self._heartbeat_interval_ms = 500
-        self._session_timeout_ms = 3_000
-        # When the last question that was answered had been asked: an answer may have waited long in a process that was stopped.
-        self._asked_s = time.monotonic()
-        # What it must have applied before its metadata can be trusted again.
-        self._trusted_from = 0
         self._task: asyncio.Task[None] | None = None
         self._stop_watching: Callable[[], None] | None = None
 
@@ -143,16 +211,6 @@ class BrokerLifecycle:
     def state(self) -> BrokerState:
         """Where the broker stands."""
         return self._state
-
-    def is_out_of_touch(self) -> bool:
-        """True if the controller has answered no heartbeat of the last session: other brokers may lead this one's partitions by now.
-
-        After such a silence it stays true until this broker has applied what the controller had committed when it answered.
-        """
-        return self._is_session_over() or self._observer.metadata_offset < self._trusted_from
-
-    def _is_session_over(self) -> bool:
-        return time.monotonic() - self._asked_s > self._session_timeout_ms / 1000
 
     def start(self, *, host: str, port: int, replication_port: int = 0) -> asyncio.Task[None]:
         """Start to register and to beat; the task ends only with an error that no retry can mend.
@@ -197,12 +255,12 @@ class BrokerLifecycle:
             raise refused(ErrorCode.BROKER_FENCED, "the broker is not registered yet", retry_after_ms=500) from None
 
     async def shut_down(self, *, timeout_ms: int, leads_for_others: bool) -> bool:
-        """Ask the controller for leave to stop; False when it was not given in time.
+        """Ask the controller for leave to stop (a controlled shutdown); False when it was not given in time.
 
         Args:
             timeout_ms: most milliseconds to wait.
-            leads_for_others: True: this broker leads partitions that others have too, and waits until those lead them. False: there is
-                nobody to hand over to, so it asks to be fenced and waits for that alone; its partitions lose their leader afterwards.
+            leads_for_others: True: this broker leads partitions that others have too, and waits until those lead them. False: no other
+                broker has them, so it asks to be fenced and waits for that alone; its partitions lose their leader afterwards.
         """
         if self._task is None or self._task.done() or self._state.broker_epoch is None:
             return False
@@ -283,8 +341,7 @@ class BrokerLifecycle:
                 logger.warning("not registered yet: %s", error)
                 continue
             self._heartbeat_interval_ms = max(response.heartbeat_interval_ms, 10)
-            self._session_timeout_ms = max(response.session_timeout_ms, 100)
-            self._asked_s = asked_s
+            self.session.begin(asked_s=asked_s, timeout_ms=max(response.session_timeout_ms, 100))
             logger.info("registered: broker_id=%d broker_epoch=%d", identity.broker_id, response.broker_epoch)
             self._set_state(BrokerState(broker_epoch=response.broker_epoch, is_fenced=True, may_stop=False))
             self._registered.set()
@@ -353,9 +410,7 @@ class BrokerLifecycle:
         state = BrokerState(broker_epoch=epoch, is_fenced=response.fenced, may_stop=response.should_shutdown)
         if state.is_fenced != self._state.is_fenced:
             logger.info("broker is %s by the controller", "fenced" if state.is_fenced else "unfenced")
-        if self._is_session_over():
-            self._trusted_from = response.metadata_offset
-        self._asked_s = asked_s
+        self.session.renew(asked_s=asked_s, metadata_offset=response.metadata_offset)
         self._set_state(state)
         if state.may_stop or (self._is_leaving and state.is_fenced):
             # Fenced, it is nobody's leader to wait for: whoever led for others is fenced only when they lead.
@@ -375,7 +430,7 @@ class BrokerLifecycle:
             lacks_room=self.lacks_room(),
         )
         answer = await self._calls.attempt(
-            Method.HEARTBEAT, request.SerializeToString(), timeout_ms=self._session_timeout_ms // 2
+            Method.HEARTBEAT, request.SerializeToString(), timeout_ms=self.session.timeout_ms // 2
         )
         try:
             return None if answer is None else controller_pb2.HeartbeatResponse.FromString(answer)

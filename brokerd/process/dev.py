@@ -34,6 +34,13 @@ MinFreeBytes = Annotated[
 """Option of every command that runs a broker."""
 
 
+def configure_logging(level: str) -> None:
+    """Write log lines to stderr, from `level` on."""
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise typer.BadParameter(f"log level {level!r} is not one of DEBUG, INFO, WARNING, ERROR")
+    log_to_stderr(level.upper(), line_format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
 def dev(
     data_dir: Annotated[
         list[Path] | None,
@@ -51,9 +58,7 @@ def dev(
     ] = "WARNING",
 ) -> None:
     """Run a whole cluster in this process, for development: one node, quorum and broker."""
-    if log_level.upper() not in logging.getLevelNamesMapping():
-        raise typer.BadParameter(f"log level {log_level!r} is not one of DEBUG, INFO, WARNING, ERROR")
-    log_to_stderr(log_level.upper(), line_format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(log_level)
     is_kept = bool(data_dir)
     with ExitStack() as stack:
         if not data_dir:

@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The composition root of a broker: builds the parts, starts and stops them in order.
+"""The composition of a broker: builds the parts, starts and stops them in order. Reads from `start` downwards.
 
-Owns nothing but the order. Start: data directory, quorum node (own observer, or the voter of the same process),
-listener, registration; then, once the metadata has caught up with the registration, the logs; then the request to
-be unfenced. Health turns SERVING when the controller has done that. Stop: leave from the controller, which moves the
-leaders (if nobody else has them: behind the drain, and without waiting for each); no new streams, GoAway to the open
-ones, drain, listener, voter, logs clean, mark of the clean stop, quorum node.
+Owns nothing but the order.
+
+Start: the quorum member (data directory, metadata, internal port; an observer of its own, or the voter of the same process), the log
+directories, the parts, the public listener, the registration. Behind it, once the metadata has caught up with the registration, the
+logs open; then the broker asks to be unfenced. Health turns SERVING when the controller has done that.
+
+Stop: leave from the controller, which moves the leaders (if no other broker has the partitions: behind the drain, and without waiting
+for each); no new streams, GoAway to the open ones, drain, both listeners, voter, logs clean, mark of the clean stop, quorum member.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import grpc.aio
 
 from brokerd.api.admin_service import AdminService
 from brokerd.api.connections import end_connections
+from brokerd.api.forward import ForwardedCalls
 from brokerd.api.health import Health
 from brokerd.api.listener import make_server
 from brokerd.api.log_directory_calls import LogDirectoryCalls
@@ -30,9 +35,7 @@ from brokerd.api.parts import GOING_AWAY, BrokerParts, StreamRegister
 from brokerd.clock import monotonic_ms
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
-from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.controller_client.producer_ids import ProducerIds
-from brokerd.controller_client.touch import ControllerTouch
 from brokerd.errors import BrokerError, BrokerFailedError
 from brokerd.limits import (
     DRAIN_MS,
@@ -44,7 +47,6 @@ from brokerd.limits import (
     SET_ASIDE_CHECK_MS,
     SHUTDOWN_HANDOVER_MS,
     SPACE_CHECK_MS,
-    TOUCH_CHECK_MS,
 )
 from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
@@ -66,7 +68,7 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.service import ServiceTable
 from metaquorum.process.settings import Address
 from storage.directory.clean_stop import last_clean_stop, mark_clean_stop
-from storage.directory.directories import LogDirectory
+from storage.directory.directories import LogDirectories, LogDirectory
 from storage.directory.space import SpaceLimits
 from storage.errors import StorageError
 
@@ -75,16 +77,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LIFECYCLE_WAIT_MS = 60_000
+LIFECYCLE_WAIT_MS: Final = 60_000
 """Milliseconds between the log lines of a broker that waits for the quorum."""
 
-
-ELECTION_WAIT_MS = 2_000
+ELECTION_WAIT_MS: Final = 2_000
 """Milliseconds that a broker which was let in waits for the leaders of its partitions before it serves the others."""
 
+STOP_GRACE_S: Final = 0.25
+"""Seconds that the last calls get when the listeners close; streams had their time to drain before."""
 
-STOP_GRACE_S = 0.25
-"""Seconds that the last calls get when the listener closes; streams had their time to drain before."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Broker:
+    """What a broker is made of once its directories are open.
+
+    Attributes:
+        calls: the way to the controller.
+        lifecycle: registration and heartbeats.
+        replication: what leaders and the controller are asked.
+        host: the partitions.
+        parts: what the services of clients share.
+    """
+
+    calls: ControllerCalls
+    lifecycle: BrokerLifecycle
+    replication: Replication
+    host: ReplicaHost
+    parts: BrokerParts
 
 
 class BrokerServer:
@@ -93,30 +112,28 @@ class BrokerServer:
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._observer = MetadataLoader()
-        self._touch = ControllerTouch()
-        self._peers = PeerChannels()
+        # For clients and followers.
         self._health = Health()
-        self._serving = asyncio.Event()
-        self._registers = (
-            StreamRegister("produce", MAX_PRODUCE_STREAMS),
-            StreamRegister("fetch", MAX_FETCH_STREAMS),
-            StreamRegister("watch", MAX_WATCH_STREAMS),
-        )
+        self._produce_streams = StreamRegister("produce", MAX_PRODUCE_STREAMS)
+        self._fetch_streams = StreamRegister("fetch", MAX_FETCH_STREAMS)
+        self._watch_streams = StreamRegister("watch", MAX_WATCH_STREAMS)
+        self._client_streams = (self._produce_streams, self._fetch_streams, self._watch_streams)
+        self._follower_streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
         self._fetch_buffer = FetchBuffer(settings.fetch_buffer_bytes, end_connections=end_connections)
         self._batch_threads = BatchThreads(settings.inflate_bytes)
-        self._follower_streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
+        # What `start` opens, in this order; None before.
+        self._followers: ReplicateService | None = None
+        self._forwarded: ForwardedCalls | None = None
         self._quorum: QuorumMember | None = None
         self._metrics: MetricsListener | None = None
-        self._host: ReplicaHost | None = None
-        self._replication: Replication | None = None
         self._directories: OpenedDirectories | None = None
-        self._lifecycle: BrokerLifecycle | None = None
-        self._producer_ids: ProducerIds | None = None
-        self._server: grpc.aio.Server | None = None
-        self._followers: ReplicateService | None = None
+        self._broker: _Broker | None = None
+        self._listener: grpc.aio.Server | None = None
         self._address: Address | None = None
+        # How it goes.
         self._tasks: set[asyncio.Task[None]] = set()
         self._fatal: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.Event()
         self._is_up = False
         self._is_stopping = False
 
@@ -146,16 +163,28 @@ class BrokerServer:
     @property
     def replica_host(self) -> ReplicaHost | None:
         """The partitions of this broker; None before `start`."""
-        return self._host
+        return None if self._broker is None else self._broker.host
+
+    @property
+    def lifecycle(self) -> BrokerLifecycle | None:
+        """Its registration; None before `start`."""
+        return None if self._broker is None else self._broker.lifecycle
 
     @property
     def is_serving(self) -> bool:
         """True while the broker is registered, unfenced and has its logs open."""
         return self._serving.is_set()
 
+    @property
+    def stream_count(self) -> int:
+        """Streams of clients that are open, or wait to be."""
+        return sum(map(len, self._client_streams))
+
     def use_short_turns(self) -> None:
         """Let the threads of this process take shorter turns while large batches are worked on. For the owner of the process; once."""
         self._batch_threads.short_turns = ShortTurns()
+
+    # Start.
 
     async def start(self) -> None:
         """Start everything; returns when the listener is open and the registration is under way.
@@ -165,96 +194,170 @@ class BrokerServer:
             StorageError: the data directory cannot be used.
         """
         try:
-            await self._start()
+            settings = self._settings
+            quorum = self._quorum = await open_quorum_member(settings, self._observer, self._add_services)
+            self._open_metrics(quorum)
+            more, space = settings.more_data_directories, SpaceLimits.from_soft(settings.min_free_bytes)
+            opened = await asyncio.to_thread(open_log_directories, quorum.data_directory, more, space)
+            self._directories = opened
+            clean_stop_epoch = await asyncio.to_thread(last_clean_stop, tuple(opened.logs))
+            broker = self._broker = self._compose(quorum, opened.logs, clean_stop_epoch)
+            await self._listen(broker)
+            self._begin(quorum, broker)
         except BaseException:
             await self.stop()
             raise
 
-    async def _start(self) -> None:
-        settings = self._settings
-        self._quorum = await open_quorum_member(settings, self._observer, self._add_services)
+    def _add_services(self, table: ServiceTable) -> None:
+        """Add what this broker answers to other servers; each refuses until it is attached to what answers."""
+        self._followers = ReplicateService(table)
+        self._forwarded = ForwardedCalls(table)
+
+    def _open_metrics(self, quorum: QuorumMember) -> None:
         budgets = {"fetch_buffer": self._fetch_buffer.budget, "inflate": self._batch_threads.budget}
         logger.info("memory: %s", " ".join(f"{name}_max_bytes={each.limit_bytes}" for name, each in budgets.items()))
-        if settings.metrics_listen is not None:
-            self._metrics = open_metrics(
-                self._quorum.quorum_node, settings.metrics_listen, budgets, unknown=self._unknown_counts
-            )
-        node_id, cluster_id = settings.node_id, self._quorum.data_directory.cluster_id
-        more, space = settings.more_data_directories, SpaceLimits.from_soft(settings.min_free_bytes)
-        self._directories = await asyncio.to_thread(open_log_directories, self._quorum.data_directory, more, space)
-        calls = ControllerCalls(
-            self._observer, self._quorum.peers, self._quorum.bootstrap_addresses, own_voter=self._quorum.own_voter
-        )
+        listen = self._settings.metrics_listen
+        if listen is not None:
+            self._metrics = open_metrics(quorum.quorum_node, listen, budgets, unknown=self._unknown_counts)
+
+    def _unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
+        return {} if self._broker is None else self._broker.host.unknown_counts
+
+    def _compose(self, quorum: QuorumMember, logs: LogDirectories, clean_stop_epoch: int | None) -> _Broker:
+        """Make the parts and connect them; nothing runs yet."""
+        settings, observer = self._settings, self._observer
+        node_id, cluster_id = settings.node_id, quorum.data_directory.cluster_id
+        calls = ControllerCalls(observer, quorum.peers, quorum.bootstrap_addresses, own_voter=quorum.own_voter)
         identity = BrokerIdentity(
             cluster_id=cluster_id,
             broker_id=node_id,
             rack=settings.rack,
-            log_directory_ids=self._directories.logs.ids,
-            clean_stop_epoch=await asyncio.to_thread(last_clean_stop, tuple(self._directories.logs)),
+            log_directory_ids=logs.ids,
+            clean_stop_epoch=clean_stop_epoch,
         )
-        self._replication = Replication(
+        lifecycle = BrokerLifecycle(identity, observer, calls, on_state=self._on_state)
+        replication = Replication(
             calls,
-            self._observer,
-            self._quorum.peers,
+            observer,
+            quorum.peers,
             cluster_id=cluster_id,
             node_id=node_id,
             incarnation_id=identity.incarnation_id,
-            broker_epoch=self._broker_epoch,
+            broker_epoch=lambda: lifecycle.broker_epoch,
         )
-        self._host = ReplicaHost(
-            directories=self._directories.logs,
+        host = ReplicaHost(
+            directories=logs,
             own=OwnBroker(node_id, identity.incarnation_id),
-            observer=self._observer,
+            observer=observer,
             retention_check_ms=settings.retention_check_ms,
-            peers=self._replication.peers,
+            peers=replication.peers,
         )
-        self._lifecycle = BrokerLifecycle(identity, self._observer, calls, on_state=self._on_state)
-        self._touch.look_with(self._lifecycle.is_out_of_touch)
-        self._producer_ids = ProducerIds(calls, self._lifecycle)
+        host.on_offline = lifecycle.note_offline_directories
+        host.failed.add_done_callback(self._on_host_failed)
+        lifecycle.lacks_room = host.lacks_room
         parts = BrokerParts(
             cluster_id=cluster_id,
             node_id=node_id,
-            observer=self._observer,
-            locator=Locator(node_id=node_id, observer=self._observer, host=self._host),
-            peers=self._peers,
-            producer_ids=self._producer_ids,
-            produce_streams=self._registers[0],
-            fetch_streams=self._registers[1],
-            watch_streams=self._registers[2],
+            observer=observer,
+            locator=Locator(node_id=node_id, observer=observer, host=host),
+            peers=quorum.peers,
+            producer_ids=ProducerIds(calls, lifecycle),
+            produce_streams=self._produce_streams,
+            fetch_streams=self._fetch_streams,
+            watch_streams=self._watch_streams,
             fetch_buffer=self._fetch_buffer,
             batch_threads=self._batch_threads,
-            touch=self._touch,
+            session=lifecycle.session,
         )
-        log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
-        assert self._followers is not None, "the quorum member adds the services"
-        self._followers.attach(self._leader(node_id, cluster_id, self._host))
-        handlers = (
-            LogService(parts).handler(),
-            MetadataService(parts).handler(),
-            AdminService(calls, self._observer, log_directories, cluster_id=cluster_id).handler(),
-        )
-        self._server, bound = await make_server(handlers, self._health, settings.listen)
-        self._address = settings.advertise or bound
-        await self._server.start()
-        logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, node_id, cluster_id)
-        self._host.failed.add_done_callback(self._on_host_failed)
-        self._host.on_offline = self._lifecycle.note_offline_directories
-        self._lifecycle.lacks_room = self._host.lacks_room
-        self._watch(
-            self._lifecycle.start(
-                host=self._address.host, port=self._address.port, replication_port=self._quorum.internal_port
-            )
-        )
-        self._run(self._come_up(self._lifecycle, self._host), "start of the logs")
-        self._run(self._delete_set_aside(self._host), "deletion of set-aside directories")
-        self._run(self._tend_space(self._host), "watch over free space")
-        self._run(self._expire_producers(self._host), "expiry of idle producers")
-        self._run(DamageRepairs(self._host.replicas, self._replication.repairs).run(), "repair of damaged ranges")
-        self._run(self._watch_quorum(self._quorum), "quorum node")
-        self._run(self._watch_touch(self._lifecycle), "watch over the controller's answers")
+        return _Broker(calls=calls, lifecycle=lifecycle, replication=replication, host=host, parts=parts)
 
-    def _add_services(self, table: ServiceTable) -> None:
-        self._followers = ReplicateService(table)
+    async def _listen(self, broker: _Broker) -> None:
+        """Answer other servers and clients; all but the questions about this broker itself are refused until it is let in."""
+        assert self._followers is not None, "the quorum member adds the services"
+        assert self._forwarded is not None, "the quorum member adds the services"
+        parts, observer = broker.parts, self._observer
+        log_service = LogService(parts)
+        log_directories = LogDirectoryCalls(
+            broker.host, parts.locator, node_id=parts.node_id, cluster_id=parts.cluster_id
+        )
+        admin_service = AdminService(broker.calls, observer, log_directories, cluster_id=parts.cluster_id)
+        handlers = (log_service.handler(), MetadataService(parts).handler(), admin_service.handler())
+        self._followers.attach(self._leader(broker))
+        self._listener, bound = await make_server(handlers, self._health, self._settings.listen)
+        self._address = self._settings.advertise or bound
+        await self._listener.start()
+        self._forwarded.attach(log_service.by_leader)
+        logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, parts.node_id, parts.cluster_id)
+
+    def _leader(self, broker: _Broker) -> Leader:
+        """Make what followers ask of this broker's replicas."""
+        host, parts, observer = broker.host, broker.parts, self._observer
+
+        def find(topic_id: bytes, partition: int) -> LedReplica | None:
+            replica = host.find(topic_id, partition)
+            return None if replica is None else replica.followers
+
+        return Leader(
+            cluster_id=parts.cluster_id,
+            node_id=parts.node_id,
+            observer=observer,
+            broker_epoch=lambda: broker.lifecycle.broker_epoch,
+            find=find,
+            streams=self._follower_streams,
+            rates=followed_rates(observer, parts.node_id),
+            ranges=FetchRangeCalls(
+                cluster_id=parts.cluster_id, node_id=parts.node_id, observer=observer, find=host.find
+            ),
+        )
+
+    def _begin(self, quorum: QuorumMember, broker: _Broker) -> None:
+        """Register, and begin all that goes on by itself."""
+        lifecycle, host, address = broker.lifecycle, broker.host, self.address
+        self._watch(lifecycle.start(host=address.host, port=address.port, replication_port=quorum.internal_port))
+
+        async def expire_producers() -> None:
+            await host.expire_producers(self._settings.producer_id_expiration_ms)
+
+        self._run("quorum node", _fail_at_end_of(quorum))
+        self._run("start of the logs", self._come_up(lifecycle, host))
+        self._run("watch over the session with the controller", lifecycle.session.watch())
+        self._run("watch over free space", _every(SPACE_CHECK_MS, host.tend_space))
+        self._run("deletion of set-aside directories", _every(SET_ASIDE_CHECK_MS, host.delete_due))
+        self._run("expiry of idle producers", _every(PRODUCER_EXPIRY_CHECK_MS, expire_producers))
+        self._run("repair of damaged ranges", DamageRepairs(host.replicas, broker.replication.repairs).run())
+
+    async def _come_up(self, lifecycle: BrokerLifecycle, host: ReplicaHost) -> None:
+        """Open the logs once the metadata shows the registration, and ask to be unfenced; serve when that is done."""
+        broker_epoch = await lifecycle.registered()
+        while not await self._observer.wait_for(broker_epoch + 1, timeout_ms=LIFECYCLE_WAIT_MS):
+            logger.warning("waiting for the metadata up to %d: have %d", broker_epoch, self._observer.metadata_offset)
+        await host.start()
+        logger.info("logs open: replica_count=%d", host.replica_count)
+        lifecycle.set_ready()
+        await self._wait_led(lifecycle.broker_id, host)
+        # What waited for leave to lead leads.
+        await host.wait_idle()
+        self._is_up = True
+        self._on_state(lifecycle.state)
+
+    async def _wait_led(self, node_id: int, host: ReplicaHost) -> None:
+        """Wait until this broker's own metadata shows it unfenced and its partitions led, so that `ready` means it.
+
+        The controller elects leaders in slices after it has unfenced a broker.
+        """
+        give_up_ms: int | None = None
+        while True:
+            broker = self._observer.image.brokers.get(node_id)
+            if broker is not None and not broker.fenced:
+                if host.leaderless_count() == 0:
+                    return
+                give_up_ms = give_up_ms or monotonic_ms() + ELECTION_WAIT_MS
+                if monotonic_ms() >= give_up_ms:
+                    logger.warning("%d partitions here have no leader yet", host.leaderless_count())
+                    return
+            await self._observer.wait_for(self._observer.metadata_offset + 1, timeout_ms=ELECTION_WAIT_MS // 4)
+
+    # While it runs.
 
     async def wait_serving(self, *, timeout_ms: int) -> None:
         """Wait until clients are served.
@@ -285,140 +388,14 @@ class BrokerServer:
         """
         raise await asyncio.shield(self._fatal)
 
-    @property
-    def stream_count(self) -> int:
-        """Streams of clients that are open, or wait to be."""
-        return sum(map(len, self._registers))
-
     async def wait_drained(self) -> None:
         """Wait until no stream is open."""
-        for register in self._registers:
+        for register in self._client_streams:
             await register.wait_empty()
 
-    async def stop(self) -> None:
-        """Stop in an orderly way: streams drain, logs are closed clean. Idempotent."""
-        if self._is_stopping:
-            return
-        self._is_stopping = True
-        await self._health.set_serving(False)
-        self._serving.clear()
-        leads_for_others = self._host is not None and self._host.leads_several
-        if leads_for_others:
-            # The leaders move first, while everything is still served: clients follow the hint to the next one.
-            await self._leave(leads_for_others=True)
-        for register in (*self._registers, self._follower_streams):
-            register.go_away(GOING_AWAY, DRAIN_MS)
-        await self._drain()
-        if not leads_for_others:
-            # Nobody else has the partitions: what is in flight is acknowledged first.
-            await self._leave(leads_for_others=False)
-        if self._lifecycle is not None:
-            await self._lifecycle.stop()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._fetch_buffer.close()
-        self._batch_threads.close()
-        if self._followers is not None:
-            await self._followers.close()
-        if self._server is not None:
-            await self._server.stop(STOP_GRACE_S)
-        if self._producer_ids is not None:
-            await self._producer_ids.close()
-        if self._quorum is not None:
-            # First: what its controller still has to do for partitions that nobody leads would only hold up the closing of their logs.
-            await self._quorum.stop_voter()
-        is_clean = self._host is not None and await self._host.stop()
-        if self._replication is not None:
-            await self._replication.close()
-        if self._directories is not None:
-            if is_clean:
-                await self._mark_clean_stop(self._directories)
-            self._directories.close()
-        await self._peers.close()
-        if self._quorum is not None:
-            await self._quorum.stop()
-            if self._metrics is not None:
-                await self._metrics.close()
-            logger.info("stopped: node_id=%d", self._settings.node_id)
-
-    async def _leave(self, *, leads_for_others: bool) -> None:
-        """Ask the controller for leave to stop, after others lead what this broker has led for them, and wait for it."""
-        if self._lifecycle is None:
-            return
-        if not await self._lifecycle.shut_down(timeout_ms=SHUTDOWN_HANDOVER_MS, leads_for_others=leads_for_others):
-            logger.warning("stopping without the controller's leave")
-
-    async def _mark_clean_stop(self, directories: OpenedDirectories) -> None:
-        """Prove to the next process, and to the controller, that everything is on stable storage."""
-        broker_epoch = None if self._lifecycle is None else self._lifecycle.broker_epoch
-        if broker_epoch is None:
-            return
-        try:
-            await asyncio.to_thread(mark_clean_stop, tuple(directories.logs), broker_epoch)
-        except StorageError as error:
-            logger.error("the stop was not marked as clean: %s", error)
-
-    async def _drain(self) -> None:
-        try:
-            async with asyncio.timeout(DRAIN_MS / 1000):
-                await self.wait_drained()
-        except TimeoutError:
-            logger.info("%d streams are still open after %d ms and are cut", self.stream_count, DRAIN_MS)
-
-    async def _come_up(self, lifecycle: BrokerLifecycle, host: ReplicaHost) -> None:
-        broker_epoch = await lifecycle.registered()
-        while not await self._observer.wait_for(broker_epoch + 1, timeout_ms=LIFECYCLE_WAIT_MS):
-            logger.warning("waiting for the metadata up to %d: have %d", broker_epoch, self._observer.metadata_offset)
-        await host.start()
-        logger.info("logs open: replica_count=%d", host.replica_count)
-        lifecycle.set_ready()
-        await self._wait_led(lifecycle.broker_id, host)
-        # What waited for leave to lead leads.
-        await host.wait_idle()
-        self._is_up = True
-        self._on_state(lifecycle.state)
-
-    async def _wait_led(self, node_id: int, host: ReplicaHost) -> None:
-        """Wait until this broker's own metadata shows it unfenced and its partitions led, so that `ready` means it.
-
-        The controller elects leaders in slices after it has unfenced a broker.
-        """
-        give_up_ms: int | None = None
-        while True:
-            broker = self._observer.image.brokers.get(node_id)
-            if broker is not None and not broker.fenced:
-                if host.leaderless_count() == 0:
-                    return
-                give_up_ms = give_up_ms or monotonic_ms() + ELECTION_WAIT_MS
-                if monotonic_ms() >= give_up_ms:
-                    logger.warning("%d partitions here have no leader yet", host.leaderless_count())
-                    return
-            await self._observer.wait_for(self._observer.metadata_offset + 1, timeout_ms=ELECTION_WAIT_MS // 4)
-
-    def _leader(self, node_id: int, cluster_id: str, host: ReplicaHost) -> Leader:
-        def find(topic_id: bytes, partition: int) -> LedReplica | None:
-            replica = host.find(topic_id, partition)
-            return None if replica is None else replica.followers
-
-        return Leader(
-            cluster_id=cluster_id,
-            node_id=node_id,
-            observer=self._observer,
-            broker_epoch=self._broker_epoch,
-            find=find,
-            streams=self._follower_streams,
-            rates=followed_rates(self._observer, node_id),
-            ranges=FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, observer=self._observer, find=host.find),
-        )
-
-    def _broker_epoch(self) -> int | None:
-        return None if self._lifecycle is None else self._lifecycle.broker_epoch
-
     def _on_state(self, state: BrokerState) -> None:
-        if self._replication is not None:
-            self._replication.note_registration()
+        if self._broker is not None:
+            self._broker.replication.note_registration()
         is_serving = self._is_up and state.broker_epoch is not None and not state.is_fenced and not self._is_stopping
         if is_serving == self._serving.is_set():
             return
@@ -426,23 +403,14 @@ class BrokerServer:
             self._serving.set()
         else:
             self._serving.clear()
-        self._run(self._health.set_serving(is_serving), "health")
-
-    async def _watch_touch(self, lifecycle: BrokerLifecycle) -> None:
-        while True:
-            await asyncio.sleep(TOUCH_CHECK_MS / 1000)
-            if self._touch.note(is_lost=lifecycle.is_out_of_touch()):
-                logger.warning("the controller %s", "is out of touch" if self._touch.is_lost else "answers again")
-
-    async def _watch_quorum(self, quorum: QuorumMember) -> None:
-        await quorum.wait_stopped()
-        raise BrokerFailedError("the quorum node of this process has stopped")
+        self._run("health", self._health.set_serving(is_serving))
 
     def _on_host_failed(self, failed: asyncio.Future[BaseException]) -> None:
         if not failed.cancelled():
             self._fail(BrokerFailedError(f"the log directory failed: {failed.result()}"))
 
-    def _run(self, work: Coroutine[None, None, None], name: str) -> None:
+    def _run(self, name: str, work: Coroutine[None, None, None]) -> None:
+        """Run something beside the rest; the broker fails if it does."""
         self._watch(asyncio.create_task(work, name=name))
 
     def _watch(self, task: asyncio.Task[None]) -> None:
@@ -462,20 +430,97 @@ class BrokerServer:
         if not self._fatal.done():
             self._fatal.set_result(error)
 
-    def _unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
-        return {} if self._host is None else self._host.unknown_counts
+    # Stop.
 
-    async def _delete_set_aside(self, host: ReplicaHost) -> None:
-        while True:
-            await asyncio.sleep(SET_ASIDE_CHECK_MS / 1000)
-            await host.delete_due()
+    async def stop(self) -> None:
+        """Stop in an orderly way: streams drain, logs are closed clean. Idempotent."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        broker = self._broker
+        await self._health.set_serving(False)
+        self._serving.clear()
+        leads_for_others = broker is not None and broker.host.leads_several
+        if leads_for_others:
+            # The leaders move first, while everything is still served: clients follow the hint to the next one.
+            await self._leave(leads_for_others=True)
+        for register in (*self._client_streams, self._follower_streams):
+            register.go_away(GOING_AWAY, DRAIN_MS)
+        await self._drain()
+        if not leads_for_others:
+            # No other broker has the partitions: what is in flight is acknowledged first.
+            await self._leave(leads_for_others=False)
+        if broker is not None:
+            await broker.lifecycle.stop()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._fetch_buffer.close()
+        self._batch_threads.close()
+        await self._close_listeners()
+        if broker is not None:
+            await broker.parts.producer_ids.close()
+        if self._quorum is not None:
+            # First: what its controller still has to do for partitions that nobody leads would only hold up the closing of their logs.
+            await self._quorum.stop_voter()
+        await self._close_logs()
+        if self._quorum is not None:
+            await self._quorum.stop()
+            if self._metrics is not None:
+                await self._metrics.close()
+            logger.info("stopped: node_id=%d", self._settings.node_id)
 
-    async def _expire_producers(self, host: ReplicaHost) -> None:
-        while True:
-            await asyncio.sleep(PRODUCER_EXPIRY_CHECK_MS / 1000)
-            await host.expire_producers(self._settings.producer_id_expiration_ms)
+    async def _leave(self, *, leads_for_others: bool) -> None:
+        """Ask the controller for leave to stop, after others lead what this broker has led for them, and wait for it."""
+        if self._broker is None:
+            return
+        lifecycle = self._broker.lifecycle
+        if not await lifecycle.shut_down(timeout_ms=SHUTDOWN_HANDOVER_MS, leads_for_others=leads_for_others):
+            logger.warning("stopping without the controller's leave")
 
-    async def _tend_space(self, host: ReplicaHost) -> None:
-        while True:
-            await asyncio.sleep(SPACE_CHECK_MS / 1000)
-            await host.tend_space()
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(DRAIN_MS / 1000):
+                await self.wait_drained()
+        except TimeoutError:
+            logger.info("%d streams are still open after %d ms and are cut", self.stream_count, DRAIN_MS)
+
+    async def _close_listeners(self) -> None:
+        """End what followers, other brokers and clients still ask."""
+        if self._followers is not None:
+            await self._followers.close()
+        closing: list[Awaitable[None]] = []
+        if self._listener is not None:
+            closing.append(self._listener.stop(STOP_GRACE_S))
+        if self._forwarded is not None:
+            closing.append(self._forwarded.close(STOP_GRACE_S))
+        await asyncio.gather(*closing)
+
+    async def _close_logs(self) -> None:
+        """Close the logs, and prove to the next process, and to the controller, that everything is on stable storage, if it is."""
+        broker, directories = self._broker, self._directories
+        is_clean = broker is not None and await broker.host.stop()
+        if broker is not None:
+            await broker.replication.close()
+        if directories is None:
+            return
+        broker_epoch = None if broker is None else broker.lifecycle.broker_epoch
+        if is_clean and broker_epoch is not None:
+            try:
+                await asyncio.to_thread(mark_clean_stop, tuple(directories.logs), broker_epoch)
+            except StorageError as error:
+                logger.error("the stop was not marked as clean: %s", error)
+        directories.close()
+
+
+async def _every(interval_ms: int, work: Callable[[], Awaitable[object]]) -> None:
+    """Do something again and again, with a pause before each time."""
+    while True:
+        await asyncio.sleep(interval_ms / 1000)
+        await work()
+
+
+async def _fail_at_end_of(quorum: QuorumMember) -> None:
+    await quorum.wait_stopped()
+    raise BrokerFailedError("the quorum node of this process has stopped")

@@ -61,7 +61,7 @@ class BrokerSettings:
         min_free_bytes: free bytes of a directory below which appends are refused; 0: never.
         node_id: id of this broker, from 0.
         cluster_id: id of the cluster; None: the one in the data directory. An empty directory is formatted only
-        when it is given.
+            when it is given.
         listen: public listener.
         metrics_listen: address at which the metrics of the quorum node are served over HTTP; None: nowhere.
         advertise: what clients are told; None: the address listened on.

@@ -26,6 +26,7 @@ from typing import Final
 from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms, wall_ms
+from brokerd.controller_client.partition_requests import ResignReason
 from brokerd.failure import LeaderPlace, refused
 from brokerd.limits import FLUSH_THREADS, NO_ROOM_RETRY_MS, REPLICA_SLICE, RETENTION_CHECK_MS
 from brokerd.partition.events import BrokerChanged
@@ -43,7 +44,7 @@ from brokerd.replica.partition_news import OwnBroker, broker_state, leaderless_c
 from brokerd.replica.producer_expiry import expire_producers
 from brokerd.replica.refusals import STOPPING
 from brokerd.replica.replica import HostedReplica
-from brokerd.replica.replica_peers import ReplicaPeers, ResignReason
+from brokerd.replica.replica_peers import ReplicaPeers
 from brokerd.replica.replica_slot import LeavingReplicas, ReplicaSlot, directory_name
 from brokerd.replica.retention_task import RetentionTask
 from brokerd.replica.role_log import RoleLog

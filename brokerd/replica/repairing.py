@@ -25,10 +25,10 @@ from typing import NoReturn, TypeVar
 from lograft.wire.errors import BatchError
 
 from brokerd.clock import monotonic_ms, wall_ms
+from brokerd.controller_client.partition_requests import ResignReason
 from brokerd.limits import REPAIR_BYTES_PER_S, REPAIR_CHECK_MS, REPAIR_PAUSE_MS, REPAIR_RETRY_MS, REPLICA_SLICE
 from brokerd.replica.repair_peers import RepairCallError, RepairPeers
 from brokerd.replica.replica import HostedReplica
-from brokerd.replica.replica_peers import ResignReason
 from storage.errors import OutOfOrderOffsetError, StorageError
 from storage.files.rate_limit import RateLimit, WorkStopped
 from storage.log.follower_append import check_follower_batches

@@ -20,6 +20,7 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.header import BatchHeader
 
 from brokerd.clock import monotonic_ms, wall_ms
+from brokerd.controller_client.partition_requests import Resignation, ResignReason
 from brokerd.failure import Failure, LeaderPlace, RefusedError
 from brokerd.partition.effects import (
     AcceptSubscription,
@@ -62,7 +63,7 @@ from brokerd.replica.log_lease import LogLease
 from brokerd.replica.record_rules import check_records
 from brokerd.replica.refusals import append_failure, end_code, end_failure, moving_failure, too_few_failure
 from brokerd.replica.replica_listeners import ReplicaListeners
-from brokerd.replica.replica_peers import ReplicaPeers, Resignation, ResignReason
+from brokerd.replica.replica_peers import ReplicaPeers
 from brokerd.replica.replica_reading import ReplicaReading
 from brokerd.replica.role_log import RoleLog
 from metaquorum.metadata.topic_configs import TopicSettings

@@ -4,24 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
+from brokerd.controller_client.partition_requests import ProposingReplica, Resignation, ResignReason
 from brokerd.partition.effects import GiveWay, ProposeIsr
-from brokerd.partition.events import Event
 from brokerd.replica.leader_link import LeaderLinks
 from brokerd.replica.repair_peers import RepairPeers
-
-
-class ProposingReplica(Protocol):
-    """A replica that leads, as the way to the controller sees it; `str` names the partition."""
-
-    topic_id: bytes
-    partition: int
-
-    def take_event(self, event: Event) -> None:
-        """Learn what became of a proposal; one that is out of date is passed over."""
-        ...
 
 
 class IsrProposer(Protocol):
@@ -30,36 +18,6 @@ class IsrProposer(Protocol):
     def propose(self, replica: ProposingReplica, proposal: ProposeIsr) -> None:
         """Send a proposal; the replica is told exactly once what became of it, later. Must not block."""
         ...
-
-
-class ResignReason(Enum):
-    """Why a leadership is given up; the value stands in logs."""
-
-    CUT_OFF = "cut-off"
-    """Too few followers reach the leader, and others live."""
-    DAMAGE = "damage"
-    """Its copy is damaged below the high watermark."""
-    NO_ROOM = "no-room"
-    """Its log directory has too little room for appends of clients."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resignation:
-    """A leadership that is given up.
-
-    Attributes:
-        topic_id: id of the topic, 16 bytes.
-        partition: partition, from 0.
-        leader_epoch: leader epoch of the leadership.
-        reason: why.
-        allow_eligible: True: an eligible replica will do, because it has all that was acknowledged.
-    """
-
-    topic_id: bytes
-    partition: int
-    leader_epoch: int
-    reason: ResignReason
-    allow_eligible: bool
 
 
 class LeadershipResigner(Protocol):

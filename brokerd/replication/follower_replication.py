@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from brokerd.addresses import internal_address
 from brokerd.controller_client.controller_calls import ControllerCalls
-from brokerd.controller_client.isr_proposals import IsrProposals
-from brokerd.controller_client.peer_channels import replication_address
-from brokerd.controller_client.resignations import Resignations
-from brokerd.controller_client.withdrawals import Withdrawals
+from brokerd.controller_client.partition_requests import PartitionRequests
 from brokerd.replica.replica_peers import ReplicaPeers
 from brokerd.replication.follower_link import LinkIdentity
 from brokerd.replication.follower_links import Links
@@ -58,7 +56,9 @@ class Replication:
                 address_of=self._address_of,
             )
         )
-        self._proposals = IsrProposals(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
+        self._requests = PartitionRequests(
+            calls, observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch
+        )
         self.repairs = RepairCalls(
             observer,
             peers,
@@ -67,16 +67,12 @@ class Replication:
             incarnation_id=incarnation_id,
             broker_epoch=broker_epoch,
         )
-        self._withdrawals = Withdrawals(
-            calls, observer, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch
-        )
-        self._resignations = Resignations(calls, cluster_id=cluster_id, node_id=node_id, broker_epoch=broker_epoch)
         self.peers = ReplicaPeers(
             links=self._links,
-            proposals=self._proposals,
+            proposals=self._requests,
             repairs=self.repairs,
-            withdrawals=self._withdrawals,
-            resignations=self._resignations,
+            withdrawals=self._requests,
+            resignations=self._requests,
         )
 
     def note_registration(self) -> None:
@@ -85,10 +81,8 @@ class Replication:
 
     async def close(self) -> None:
         """End the streams, and propose nothing more. Idempotent."""
-        await self._proposals.close()
-        await self._resignations.close()
-        await self._withdrawals.close()
+        await self._requests.close()
         await self._links.close()
 
     def _address_of(self, broker_id: int) -> Address | None:
-        return replication_address(self._observer.image, broker_id)
+        return internal_address(self._observer.image, broker_id)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from lograft.internal.v1 import replication_pb2
 
-from brokerd.controller_client.peer_channels import replication_address
+from brokerd.addresses import internal_address
 from brokerd.limits import REPAIR_CALL_MS
 from brokerd.replica.damage_news import DamageNews
 from brokerd.replica.repair_peers import RepairCallError
@@ -68,7 +68,7 @@ class RepairCalls:
         Raises:
             RepairCallError: it has not, or does not answer within `REPAIR_CALL_MS`.
         """
-        address = replication_address(self._observer.image, broker_id)
+        address = internal_address(self._observer.image, broker_id)
         if address is None:
             raise RepairCallError(f"broker {broker_id} is not registered")
         own_epoch = self._broker_epoch()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from lograft.wire.batch import encode_batch, read_header
 from lograft.wire.header import stamp
 
+from brokerd.controller_client.partition_requests import ProposingReplica, Resignation
 from brokerd.partition.effects import ProposeIsr, SendAck, Subscribe
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replica.follower_route import FollowerRequest
@@ -17,7 +18,7 @@ from brokerd.replica.manager import ReplicaHost
 from brokerd.replica.partition_news import OwnBroker
 from brokerd.replica.repair_peers import RepairPeers
 from brokerd.replica.replica import HostedReplica
-from brokerd.replica.replica_peers import LostReplicas, ProposingReplica, ReplicaPeers, Resignation
+from brokerd.replica.replica_peers import LostReplicas, ReplicaPeers
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.listener import CommittedBatch

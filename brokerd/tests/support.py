@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,9 +21,7 @@ from brokerd.api.log_service.fetch_buffer import FetchBuffer
 from brokerd.api.parts import BrokerParts, StreamRegister
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle
-from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.controller_client.producer_ids import ProducerIds
-from brokerd.controller_client.touch import ControllerTouch
 from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings
@@ -271,23 +270,25 @@ async def refusal(call: Any) -> RemoteStatus:
 def offline_parts(observer: MetadataLoader, host: ReplicaHost | None = None) -> BrokerParts:
     """Parts of a broker without a network: for services that need metadata and replicas only."""
     own = Identity(cluster_id="c", node_id=1, incarnation_id=bytes(16), address=None)
-    calls = ControllerCalls(observer, Peers(own, Services(requests={}, streams={})), ())
+    peers = Peers(own, Services(requests={}, streams={}))
+    calls = ControllerCalls(observer, peers, ())
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
     if host is None:
         directories = LogDirectories([LogDirectory(SimDisk(), "/p")])
         host = ReplicaHost(directories=directories, own=OwnBroker(1, identity.incarnation_id), observer=observer)
     lifecycle = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
+    lifecycle.session.begin(asked_s=time.monotonic(), timeout_ms=3_600_000)
     return BrokerParts(
         cluster_id="c",
         node_id=1,
         observer=observer,
         locator=Locator(node_id=1, observer=observer, host=host),
-        peers=PeerChannels(),
+        peers=peers,
         producer_ids=ProducerIds(calls, lifecycle),
         produce_streams=StreamRegister("produce", 1),
         fetch_streams=StreamRegister("fetch", 1),
         watch_streams=StreamRegister("watch", 1),
         fetch_buffer=FetchBuffer(MIN_BUDGET_BYTES, end_connections=len),
         batch_threads=BatchThreads(MIN_BUDGET_BYTES),
-        touch=ControllerTouch(),
+        session=lifecycle.session,
     )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from lograft.v1 import admin_pb2, errors_pb2, log_pb2
 from lograft.wire.batch import read_batches
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.forwarded import FORWARDED_KEY
+from brokerd.failure import RefusedError
 from brokerd.partition.events import PartitionChanged
+from brokerd.tests.api.forwarding import passing_on
 from brokerd.tests.support import WAIT_S, Client, FetchStream, connected, refusal
 from brokerd.tests.test_replicated import Cluster, append_to_all, three_brokers
 from metaquorum.tests.quorum_cluster import until
@@ -83,21 +85,25 @@ async def test_follower_serves_who_allows_it_and_nobody_else(cluster: Cluster) -
 
 async def test_read_call_is_answered_where_it_is_asked(cluster: Cluster) -> None:
     """A call that may not be passed on again is answered by the follower, if the reader allows it; a wait ends with a record."""
-    async with connected(cluster.brokers[1]) as client, connected(cluster.brokers[2]) as other:
+    async with (
+        connected(cluster.brokers[1]) as client,
+        connected(cluster.brokers[2]) as other,
+        passing_on(cluster.brokers[2], 2) as passer,
+    ):
         await cluster.create_topic(client)
         number = led_by(cluster, 1)
         await append_to_all(client, b"first")
         await cluster.committed(2, number, 1)
-        mark = ((FORWARDED_KEY, str(cluster.brokers[2].observer.metadata_offset)),)
         request = log_pb2.ReadRequest(topic="t", partition=number)
-        status = await refusal(other.log.Read(request, timeout=WAIT_S, metadata=mark))
-        assert status.code is ErrorCode.NOT_LEADER
+        with pytest.raises(RefusedError) as caught:
+            await passer.call("Read", request, log_pb2.ReadResponse)
+        assert caught.value.failure.code is ErrorCode.NOT_LEADER
         request.allow_follower = True
-        response = await other.log.Read(request, timeout=WAIT_S, metadata=mark)
+        response = await passer.call("Read", request, log_pb2.ReadResponse)
         assert [record.value for record in response.records] == [b"first"]
         assert (response.next_offset, response.high_watermark) == (1, 1)
         request.offset, request.max_wait_ms = 1, int(WAIT_S * 1000)
-        waiting = other.log.Read(request, timeout=WAIT_S, metadata=mark)
+        waiting = asyncio.create_task(passer.call("Read", request, log_pb2.ReadResponse))
         replica = await cluster.replica(2, number)
         await until(lambda: len(replica.follower_readers.listeners) == 1, what="the wait at the follower")
         await append_to_all(client, b"second")

@@ -10,6 +10,7 @@ import pytest
 from lograft.wire.codes import ErrorCode
 from lograft.wire.header import read_header
 
+from brokerd.controller_client.partition_requests import Resignation, ResignReason
 from brokerd.failure import RefusedError
 from brokerd.partition import cut_off
 from brokerd.partition.effects import LossReason
@@ -17,7 +18,6 @@ from brokerd.partition.events import AckLevel, Durability, Tick
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.replica.replica import HostedReplica
-from brokerd.replica.replica_peers import Resignation, ResignReason
 from brokerd.tests.hosted_support import NODES, TOPIC_ID, Hosted, Route, append, batch
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.records import PartitionChangeRecord

@@ -9,15 +9,16 @@ from collections.abc import AsyncIterator
 import pytest
 from lograft.internal.v1 import controller_pb2
 
-from brokerd.controller_client.isr_proposals import IsrProposals
-from brokerd.limits import ISR_GATHER_MS
+from brokerd.controller_client.partition_requests import PartitionRequests
+from brokerd.limits import PARTITION_REQUEST_GATHER_MS
 from brokerd.partition.effects import FailAck, LossReason, ProposedMember, ProposeIsr, PublishHighWatermark
 from brokerd.partition.events import AckLevel, AckWanted, Tick
 from brokerd.partition.leader_events import ProposalAccepted
+from brokerd.tests.controller_client.altering_controller import Replica, accept, proposal
+from brokerd.tests.controller_client.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.replication_support import LAG_MS, image, leader
-from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
-from brokerd.tests.test_isr_proposals import Replica, accept, proposal
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.methods import Method
 
 
@@ -65,26 +66,26 @@ class SlowController(ScriptedController):
 
 
 @pytest.fixture
-async def slow() -> AsyncIterator[tuple[SlowController, IsrProposals]]:
+async def slow() -> AsyncIterator[tuple[SlowController, PartitionRequests]]:
     """A controller that the test holds up, and the proposals of broker 1."""
     async with controller_of(SlowController()) as controller, calls_to(controller) as calls:
-        proposals = IsrProposals(calls, cluster_id="c", node_id=1, broker_epoch=lambda: 7)
-        yield controller, proposals
-        await proposals.close()
+        requests = PartitionRequests(calls, MetadataLoader(), cluster_id="c", node_id=1, broker_epoch=lambda: 7)
+        yield controller, requests
+        await requests.close()
 
 
 async def test_one_request_of_a_broker_is_under_way_and_has_what_came_meanwhile_behind_it(
-    slow: tuple[SlowController, IsrProposals],
+    slow: tuple[SlowController, PartitionRequests],
 ) -> None:
     """kip-497-send-6: partitions do not overtake each other, and a slow controller gets fewer and larger requests."""
-    controller, proposals = slow
+    controller, requests = slow
     replicas = [Replica(partition) for partition in range(4)]
     async with asyncio.timeout(WAIT_S):
-        proposals.propose(replicas[0], proposal(1))
+        requests.propose(replicas[0], proposal(1))
         first = await controller.requests.get()
         for number in (1, 2, 3):
-            proposals.propose(replicas[number], proposal(number + 1))
-        await asyncio.sleep(10 * ISR_GATHER_MS / 1000)
+            requests.propose(replicas[number], proposal(number + 1))
+        await asyncio.sleep(10 * PARTITION_REQUEST_GATHER_MS / 1000)
         assert controller.requests.empty()
         controller.leave.release()
         await replicas[0].outcome()

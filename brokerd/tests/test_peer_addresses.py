@@ -10,7 +10,7 @@ import pytest
 from lograft.v1 import admin_pb2, metadata_pb2
 from lograft.v1.errors_pb2 import LeaderHint
 
-from brokerd.controller_client.peer_channels import hinted_address, peer_address
+from brokerd.controller_client.controller_calls import hinted_address
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings
 from brokerd.tests.support import WAIT_S, connected, running_broker
@@ -28,7 +28,7 @@ from metaquorum.process.settings import Address
 )
 def test_address_of_a_server_has_brackets_around_ipv6(host: str, address: str) -> None:
     """Without them nobody could tell the port from the last part of the address."""
-    assert peer_address(host, 9640) == address
+    assert str(Address(host=host, port=9640)) == address
     assert hinted_address(LeaderHint(leader_id=1, leader_epoch=1, host=host, port=9640)) == address
 
 

@@ -14,6 +14,7 @@ from lograft.wire.batch import read_header
 from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
+from brokerd.controller_client.partition_requests import ResignReason
 from brokerd.failure import RefusedError
 from brokerd.limits import REPAIR_RETRY_MS
 from brokerd.partition.events import AckLevel
@@ -22,7 +23,6 @@ from brokerd.replica.damage_news import DamageNews
 from brokerd.replica.repair_peers import RepairCallError
 from brokerd.replica.repairing import DamageRepairs
 from brokerd.replica.replica import HostedReplica
-from brokerd.replica.replica_peers import ResignReason
 from brokerd.replication.repair_calls import RepairCalls
 from brokerd.tests.hosted_support import TOPIC_ID, Hosted, Route, stamped
 from brokerd.tests.support import WAIT_S

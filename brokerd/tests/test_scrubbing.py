@@ -37,7 +37,8 @@ async def client(server: BrokerServer) -> AsyncIterator[Client]:
 
 def make_scrubbing(server: BrokerServer) -> LogScrubbing:
     """Checks of our own beside the resting ones of the broker."""
-    host = server._host
+    host = server.replica_host
+    assert host is not None
     return LogScrubbing(host.replicas, settings=FAST)
 
 

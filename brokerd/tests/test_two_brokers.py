@@ -11,8 +11,9 @@ import pytest
 from lograft.v1 import errors_pb2, log_pb2, metadata_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.forwarded import FORWARDED_KEY
+from brokerd.failure import RefusedError
 from brokerd.process.server import BrokerServer
+from brokerd.tests.api.forwarding import passing_on
 from brokerd.tests.support import (
     WAIT_S,
     Client,
@@ -84,23 +85,35 @@ async def test_forwarded_refusals_keep_their_code_and_details(clients: tuple[Cli
     assert status.readable_range.high_watermark == 0
 
 
-async def test_forwarded_call_is_never_forwarded_again(clients: tuple[Client, Client]) -> None:
+async def test_forwarded_call_is_never_forwarded_again(
+    brokers: tuple[BrokerServer, BrokerServer], clients: tuple[Client, Client]
+) -> None:
     """A call that another broker passed on and that came to the wrong one is refused with a hint."""
     partition = next(number for number, leader in (await leaders(clients[0])).items() if leader == 2)
-    metadata = ((FORWARDED_KEY, "1"),)
     append = log_pb2.AppendRequest(topic="t", partition=partition, records=[log_pb2.Record(value=b"x")])
     read = log_pb2.ReadRequest(topic="t", partition=partition)
-    for call in (
-        clients[0].log.Append(append, metadata=metadata),
-        clients[0].log.Read(read, metadata=metadata),
-    ):
-        status = await refusal(call)
-        assert status.code is ErrorCode.NOT_LEADER
-        assert status.leader is not None
-        assert status.leader.leader_id == 2
     queries = [log_pb2.OffsetQuery(topic="t", partition=partition, position=log_pb2.OFFSET_POSITION_LATEST)]
-    response = await clients[0].log.ListOffsets(log_pb2.ListOffsetsRequest(queries=queries), metadata=metadata)
+    async with passing_on(brokers[0], 1) as passer:
+        for call in (
+            passer.call("Append", append, log_pb2.AppendResponse),
+            passer.call("Read", read, log_pb2.ReadResponse),
+        ):
+            with pytest.raises(RefusedError) as caught:
+                await call
+            assert caught.value.failure.code is ErrorCode.NOT_LEADER
+            assert caught.value.failure.leader is not None
+            assert caught.value.failure.leader.leader_id == 2
+        request = log_pb2.ListOffsetsRequest(queries=queries)
+        response = await passer.call("ListOffsets", request, log_pb2.ListOffsetsResponse)
     assert ErrorCode.from_number(response.results[0].error.code) is ErrorCode.NOT_LEADER
+
+
+async def test_clients_cannot_say_that_a_call_was_passed_on(clients: tuple[Client, Client]) -> None:
+    """What brokers of older versions sent along means nothing at the public port."""
+    partition = next(number for number, leader in (await leaders(clients[0])).items() if leader == 2)
+    read = log_pb2.ReadRequest(topic="t", partition=partition)
+    response = await clients[0].log.Read(read, metadata=(("lograft-forwarded", "1"),), timeout=WAIT_S)
+    assert response.high_watermark == 0
 
 
 async def test_streams_refuse_foreign_partitions_with_a_hint(

@@ -15,7 +15,6 @@ from lograft._producer.sequencer import PartitionSequencer
 
 from brokerd.api.log_service import init_producer
 from brokerd.api.log_service.list_offsets import ListOffsetsCalls
-from brokerd.controller_client.peer_channels import PeerChannels
 from brokerd.partition import reconciliation
 from brokerd.partition.follower import Following
 from brokerd.partition.isr_state import IsrState
@@ -107,7 +106,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         name="a leader that others have replaced says where its partition ends",
         owner=ListOffsetsCalls,
         function="_check_end",
-        old="replica.leads_several and self._parts.touch.is_lost_now",
+        old="replica.leads_several and self._parts.session.is_lost",
         new="False",
         storm=end_storm,
     ),
@@ -298,14 +297,11 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     # Dead connections.
     WorldMutant(
         name="a channel that owes an answer is kept, and pings never end a connection",
-        owner=PeerChannels,
+        owner=Transport,
         function="give_up",
-        old="if peer is None or peer.channel is not channel:",
+        old="if key is None:",
         new="if True:",
-        also=(
-            Change(owner=Transport, function="give_up", old="if key is None:", new="if True:"),
-            Change(owner=Connection, function="forget", old="if is_news and", new="if False and"),
-        ),
+        also=(Change(owner=Connection, function="forget", old="if is_news and", new="if False and"),),
         storm=half_open_storm,
     ),
     WorldMutant(

@@ -26,12 +26,12 @@ from lograft.wire.header import read_header
 
 from brokerd.api.log_service import readers
 from brokerd.api.log_service.readers import ServingReplica
+from brokerd.controller_client.offline_replicas import OfflineReplicas, ReplicaReport
+from brokerd.controller_client.partition_requests import ResignReason
 from brokerd.partition.effects import BeginLeaderEpoch, Effect, GiveWay, PublishHighWatermark, RestartLog, TruncateLog
 from brokerd.partition.events import Event, PartitionChanged
-from brokerd.replica.failed_replicas import FailedReplicas, Withdrawal
 from brokerd.replica.locator import Locator
 from brokerd.replica.replica import HostedReplica
-from brokerd.replica.replica_peers import ResignReason
 from integration_tests.simulation.process import current_process
 from metaquorum.metadata.state import PartitionImage
 from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSnapshot, TrimLog
@@ -95,7 +95,7 @@ class Oracle:
         carry_out: Callable[[Any, Effect], None] = HostedReplica._carry_out  # pyright: ignore[reportPrivateUsage]
         after_step: Callable[[Any, Event], None] = HostedReplica._after_step  # pyright: ignore[reportPrivateUsage]
         take_partition, resign = HostedReplica.take_partition, HostedReplica.resign
-        end_repair, note_accepted = LogRepair.end, FailedReplicas.note_accepted
+        end_repair, note_accepted = LogRepair.end, OfflineReplicas.note_accepted
         find_follower = readers.find_follower
         execute = SnapshotShell.execute
 
@@ -145,8 +145,8 @@ class Oracle:
             self._counts["reader at a follower"] += found is not None
             return found
 
-        def watched_accepted(failed: FailedReplicas, withdrawal: Withdrawal, partition_epoch: int) -> None:
-            note_accepted(failed, withdrawal, partition_epoch)
+        def watched_accepted(offline: OfflineReplicas, report: ReplicaReport, partition_epoch: int) -> None:
+            note_accepted(offline, report, partition_epoch)
             self._counts["lost replica withdrawn"] += 1
 
         def watched_execute(shell: SnapshotShell, effect: SnapshotEffect) -> None:
@@ -159,7 +159,7 @@ class Oracle:
         with (
             mock.patch.object(SnapshotShell, "execute", watched_execute),
             mock.patch.object(readers, "find_follower", watched_find),
-            mock.patch.object(FailedReplicas, "note_accepted", watched_accepted),
+            mock.patch.object(OfflineReplicas, "note_accepted", watched_accepted),
             mock.patch.object(LogRepair, "end", watched_end),
             mock.patch.object(HostedReplica, "_carry_out", watched_carry_out),
             mock.patch.object(HostedReplica, "_after_step", watched_after_step),

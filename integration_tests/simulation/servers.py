@@ -487,7 +487,7 @@ class BrokerMachine(Machine):
 
     async def _note_serving(self, server: BrokerServer) -> None:
         """A broker that serves has left the in-sync replicas of what it may lack."""
-        lifecycle = server._lifecycle  # pyright: ignore[reportPrivateUsage]
+        lifecycle = server.lifecycle
         assert lifecycle is not None, "a broker that was started has a life"
         await lifecycle.registered()
         self._has_registered = True

@@ -35,9 +35,9 @@ class Limits:
 
     Attributes:
         open_calls: calls of either side that are open at once; of the other side twice as many, whose last frames may wait to be sent.
-        queued_bytes: bytes that wait to be sent, at which new requests are refused with BUSY.
+        queued_bytes: bytes that wait to be sent, at which new requests are refused with BUSY; more than one message of any length.
         message_bytes: bytes of one message.
-        partial_bytes: bytes of all messages of which a part has come.
+        partial_bytes: bytes of all messages of which a part has come; whoever sends begins a further message only within half of it.
         piece_bytes: bytes of a message that are sent before another call has its turn.
         greeting_ms: milliseconds in which the other side's HELLO must come.
         ping_after_ms: milliseconds of silence after which a sign of life is asked for.
@@ -46,7 +46,7 @@ class Limits:
     """
 
     open_calls: int = 1_024
-    queued_bytes: int = 8 * 1024 * 1024
+    queued_bytes: int = 32 * 1024 * 1024
     message_bytes: int = 17 * 1024 * 1024
     partial_bytes: int = 64 * 1024 * 1024
     piece_bytes: int = 64 * 1024
@@ -239,7 +239,11 @@ class Connection:
         self._partial_bytes = 0
         # Frames of the connection go first; then those of calls, in turn.
         self._urgent: deque[bytes] = deque((GREETING, header(Kind.HELLO, 0, len(hello)), hello))
-        self._queues: OrderedDict[int, deque[tuple[Kind, bytes, int]]] = OrderedDict()
+        self._queues: dict[int, deque[tuple[Kind, bytes, int]]] = {}
+        self._turns: OrderedDict[int, None] = OrderedDict()
+        # Calls whose next message is long: it begins when others that have begun are sent, or the other side would hold too many parts.
+        self._held: OrderedDict[int, None] = OrderedDict()
+        self._begun_bytes = 0
         self._queued_bytes = 0
 
     # State.
@@ -425,7 +429,7 @@ class Connection:
         """Give what is to be sent next, of about `most_bytes`; empty: nothing waits.
 
         Frames of the connection go first, then one piece of each call in turn, so that a small message waits for at most one piece of
-        each large one.
+        each large one. A long message begins while those that have begun are short enough together.
         """
         if self._pong is not None:
             self._say(Kind.PONG, self._pong)
@@ -435,10 +439,18 @@ class Connection:
         if not self._is_greeted:
             return out
         size_bytes = 0
-        while self._queues and size_bytes < most_bytes:
-            call_id, queue = next(iter(self._queues.items()))
-            kind, message, begin = queue.popleft()
+        while self._turns and size_bytes < most_bytes:
+            call_id = next(iter(self._turns))
+            queue = self._queues[call_id]
+            kind, message, begin = queue[0]
             end = begin + min(self._limits.piece_bytes, MAX_BODY_BYTES)
+            if begin == 0 and end < len(message):
+                if self._begun_bytes and self._begun_bytes + len(message) > self._limits.partial_bytes // 2:
+                    del self._turns[call_id]
+                    self._held[call_id] = None
+                    continue
+                self._begun_bytes += len(message)
+            queue.popleft()
             piece = message if begin == 0 and end >= len(message) else message[begin:end]
             goes_on = end < len(message)
             out += (header(kind, call_id, len(piece), goes_on=goes_on), piece)
@@ -446,10 +458,14 @@ class Connection:
             self._queued_bytes -= len(piece)
             if goes_on:
                 queue.appendleft((kind, message, end))
+            elif begin > 0:
+                self._begun_bytes -= len(message)
+                self._turns.update(self._held)
+                self._held.clear()
             if queue:
-                self._queues.move_to_end(call_id)
+                self._turns.move_to_end(call_id)
             else:
-                del self._queues[call_id]
+                self._drop_queue(call_id)
                 if call_id in self._unsent:
                     self._unsent.remove(call_id)
                     self._other_open -= 1
@@ -475,6 +491,7 @@ class Connection:
         queue = self._queues.get(call_id)
         if queue is None:
             queue = self._queues[call_id] = deque()
+            self._turns[call_id] = None
         assert len(message) <= self._limits.message_bytes + _METHOD_AND_NUMBER.size, (
             f"{kind.name} of {len(message)} bytes"
         )
@@ -492,7 +509,12 @@ class Connection:
         queue.clear()
         queue.extend(kept)
         if not queue:
-            del self._queues[call_id]
+            self._drop_queue(call_id)
+
+    def _drop_queue(self, call_id: int) -> None:
+        del self._queues[call_id]
+        self._turns.pop(call_id, None)
+        self._held.pop(call_id, None)
 
     def _finish(self, call_id: int, kind: Kind, message: bytes) -> None:
         call = self._calls.get(call_id)
@@ -533,6 +555,8 @@ class Connection:
                 happenings.append(Failed(call_id, None, loss))
         self._calls.clear()
         self._queues.clear()
+        self._turns.clear()
+        self._held.clear()
         self._unsent.clear()
         self._deadlines.clear()
         self._queued_bytes = 0

@@ -27,6 +27,8 @@ class Method(IntEnum):
     REPLICATE = 32
     """A stream: a follower's subscriptions and acknowledgements, its leader's batches."""
     FETCH_RANGE = 33
+    FORWARDED_CALL = 34
+    """A request of the public `LogService`, which names its method."""
 
     ADMIN = 48
     """A request of the public `AdminService`, which names its method."""

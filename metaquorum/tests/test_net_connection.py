@@ -369,6 +369,30 @@ def test_partial_messages_of_all_calls_are_bounded(pair: Pair) -> None:
     assert told == [Over("more than 8000 bytes of messages in parts")]
 
 
+@pytest.mark.parametrize("is_first_cancelled", [False, True])
+def test_long_answers_together_never_exceed_what_the_asker_may_hold_in_parts(
+    pair: Pair, is_first_cancelled: bool
+) -> None:
+    """They take turns only as long as few have begun; a small one waits for none of them, and all arrive."""
+    asker, answerer = pair.ends
+    calls = [asker.request(1, b"", timeout_ms=500, now_ms=0) for _ in range(4)]
+    pair.settle()
+    pair.taken(1)
+    for call_id in calls[:3]:
+        answerer.respond(call_id, b"x" * 3_500)
+    pair.carry(sender=1, most_bytes=10 * LIMITS.piece_bytes)
+    answerer.respond(calls[3], b"small")
+    pair.carry(sender=1, most_bytes=2 * LIMITS.piece_bytes)
+    assert pair.taken(0) == [Answered(calls[3], b"small")]
+    if is_first_cancelled:
+        asker.give_up(calls[0])
+    pair.settle()
+    rest = calls[1:3] if is_first_cancelled else calls[:3]
+    assert pair.taken(0) == [Answered(call_id, b"x" * 3_500) for call_id in rest]
+    assert [end.open_count for end in pair.ends] == [0, 0]
+    assert answerer.queued_bytes == 0
+
+
 def test_small_pieces_take_no_more_memory_than_their_bytes(pair: Pair) -> None:
     """A message in pieces of two bytes, or none, that is never finished."""
     pieces = frame(Kind.REQUEST, 2, b"xy", goes_on=True) * 2_000 + frame(Kind.REQUEST, 2, b"", goes_on=True) * 20_000

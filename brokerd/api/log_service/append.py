@@ -23,9 +23,8 @@ from lograft.wire.header import read_header
 from lograft.wire.limits import MAX_RECORDS_PER_BATCH
 from lograft.wire.partitioner import partition_for_key
 
-from brokerd.api.calls import CallFailedError, ServicerContext, check_cluster, left_ms
-from brokerd.api.forward import Forwarder
-from brokerd.api.forwarded import was_forwarded
+from brokerd.api.calls import CallContext, CallFailedError, check_cluster, left_ms
+from brokerd.api.forward import Forwarder, was_forwarded
 from brokerd.api.log_service.batch_check import needs_recompression
 from brokerd.api.log_service.init_producer import check_identity
 from brokerd.api.parts import BrokerParts
@@ -38,7 +37,8 @@ from brokerd.replica.refusals import too_few_after_failure
 from brokerd.replica.replica import HostedReplica
 from metaquorum.metadata.image import TopicImage
 
-METHOD: Final = "/lograft.v1.LogService/Append"
+METHOD: Final = "Append"
+"""Name in the service."""
 
 THREAD_RECORDS: Final = 1_000
 """Records from which on a request is encoded in a thread, so that other streams are not held up."""
@@ -67,7 +67,7 @@ class AppendCalls:
         self._forwarder = forwarder
         self._round_robin = count()
 
-    async def append(self, request: log_pb2.AppendRequest, context: ServicerContext) -> log_pb2.AppendResponse:
+    async def append(self, request: log_pb2.AppendRequest, context: CallContext) -> log_pb2.AppendResponse:
         """Serve one call.
 
         Raises:
@@ -124,7 +124,7 @@ class AppendCalls:
                 raise RefusedError(Failure(code=ErrorCode.NOT_LEADER, message=message, leader=part.place))
 
     async def _append_part(
-        self, request: log_pb2.AppendRequest, part: _Part, level: AckLevel, context: ServicerContext
+        self, request: log_pb2.AppendRequest, part: _Part, level: AckLevel, context: CallContext
     ) -> log_pb2.AppendedRange:
         if not self._parts.locator.is_local(part.place):
             return await self._forward(request, part, context)
@@ -159,7 +159,7 @@ class AppendCalls:
         return stored
 
     async def _wait_for_ack(
-        self, replica: HostedReplica, next_offset: int, level: AckLevel, context: ServicerContext
+        self, replica: HostedReplica, next_offset: int, level: AckLevel, context: CallContext
     ) -> Durability:
         reached: asyncio.Future[Durability | LossReason] = asyncio.get_running_loop().create_future()
 
@@ -183,7 +183,7 @@ class AppendCalls:
         return outcome
 
     async def _forward(
-        self, request: log_pb2.AppendRequest, part: _Part, context: ServicerContext
+        self, request: log_pb2.AppendRequest, part: _Part, context: CallContext
     ) -> log_pb2.AppendedRange:
         forwarded = log_pb2.AppendRequest(
             cluster_id=self._parts.cluster_id,

@@ -14,9 +14,8 @@ from typing import Final
 from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.calls import ServicerContext, check_cluster, left_ms
-from brokerd.api.forward import Forwarder
-from brokerd.api.forwarded import was_forwarded
+from brokerd.api.calls import CallContext, check_cluster, left_ms
+from brokerd.api.forward import Forwarder, was_forwarded
 from brokerd.api.log_service.by_leader import answer_by_leader
 from brokerd.api.parts import BrokerParts
 from brokerd.api.status import partition_error
@@ -26,7 +25,8 @@ from brokerd.limits import BIND_WAIT_MS, FORWARD_WAIT_MS, MAX_OFFSET_QUERIES
 from brokerd.replica.listening import client_text
 from storage.errors import DiskFullError, OffsetOutOfRangeError, StorageError
 
-METHOD: Final = "/lograft.v1.LogService/DeleteRecords"
+METHOD: Final = "DeleteRecords"
+"""Name in the service."""
 
 ALL_READABLE: Final = -1
 """`before_offset` on the wire: the high watermark."""
@@ -43,7 +43,7 @@ class DeleteRecordsCalls:
         self._forwarder = forwarder
 
     async def delete_records(
-        self, request: log_pb2.DeleteRecordsRequest, context: ServicerContext
+        self, request: log_pb2.DeleteRecordsRequest, context: CallContext
     ) -> log_pb2.DeleteRecordsResponse:
         """Serve one call.
 

@@ -12,9 +12,8 @@ from typing import Final
 from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.calls import ServicerContext, check_cluster, left_ms
-from brokerd.api.forward import Forwarder
-from brokerd.api.forwarded import was_forwarded
+from brokerd.api.calls import CallContext, check_cluster, left_ms
+from brokerd.api.forward import Forwarder, was_forwarded
 from brokerd.api.log_service.by_leader import answer_by_leader
 from brokerd.api.parts import BrokerParts
 from brokerd.api.status import partition_error
@@ -22,7 +21,8 @@ from brokerd.failure import Failure, LeaderPlace, refused
 from brokerd.limits import BIND_WAIT_MS, FORWARD_WAIT_MS, MAX_OFFSET_QUERIES
 from brokerd.replica.replica import HostedReplica
 
-METHOD: Final = "/lograft.v1.LogService/ListOffsets"
+METHOD: Final = "ListOffsets"
+"""Name in the service."""
 
 END_RETRY_MS: Final = 50
 """Advice to a client whose leader is new; it takes an acknowledgement of the in-sync replicas."""
@@ -39,7 +39,7 @@ class ListOffsetsCalls:
         self._forwarder = forwarder
 
     async def list_offsets(
-        self, request: log_pb2.ListOffsetsRequest, context: ServicerContext
+        self, request: log_pb2.ListOffsetsRequest, context: CallContext
     ) -> log_pb2.ListOffsetsResponse:
         """Serve one call.
 
@@ -110,7 +110,7 @@ class ListOffsetsCalls:
         Raises:
             RefusedError: OFFSET_NOT_AVAILABLE.
         """
-        if replica.leads_several and self._parts.touch.is_lost_now:
+        if replica.leads_several and self._parts.session.is_lost:
             message = (
                 f"this broker has not heard from the controller for a session, others may lead {replica}: ask again"
             )

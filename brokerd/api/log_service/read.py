@@ -18,9 +18,8 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.errors import BatchError
 from lograft.wire.limits import MAX_GRPC_MESSAGE_BYTES
 
-from brokerd.api.calls import ServicerContext, check_cluster, left_ms
-from brokerd.api.forward import Forwarder
-from brokerd.api.forwarded import was_forwarded
+from brokerd.api.calls import CallContext, check_cluster, left_ms
+from brokerd.api.forward import Forwarder, was_forwarded
 from brokerd.api.log_service.batch_check import inflated_bytes
 from brokerd.api.log_service.readers import ServingReplica, Verdict, find_follower, find_serving
 from brokerd.api.parts import BrokerParts
@@ -37,7 +36,8 @@ from brokerd.limits import (
 )
 from brokerd.replica.replica import HostedReplica
 
-METHOD: Final = "/lograft.v1.LogService/Read"
+METHOD: Final = "Read"
+"""Name in the service."""
 
 THREAD_BYTES: Final = 32 * 1024
 """Bytes of batches, or of one once inflated, from which on they are decoded in a thread, so that other streams are not held up."""
@@ -73,7 +73,7 @@ class ReadCalls:
         self._forwarder = forwarder
         self._waiting_count = 0
 
-    async def read(self, request: log_pb2.ReadRequest, context: ServicerContext) -> log_pb2.ReadResponse:
+    async def read(self, request: log_pb2.ReadRequest, context: CallContext) -> log_pb2.ReadResponse:
         """Serve one call.
 
         Raises:
@@ -109,7 +109,7 @@ class ReadCalls:
         return await self._serve(serving, request, context)
 
     async def _serve(
-        self, serving: ServingReplica, request: log_pb2.ReadRequest, context: ServicerContext
+        self, serving: ServingReplica, request: log_pb2.ReadRequest, context: CallContext
     ) -> log_pb2.ReadResponse:
         """Read, waiting a while when there is nothing yet. The limits of the request are checked."""
         if request.offset >= serving.end_offset and request.max_wait_ms > 0:

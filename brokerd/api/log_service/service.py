@@ -6,13 +6,14 @@ The two bulk streams take and give bytes, so that `lograft.wire.frames` can slic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import grpc
 from lograft.v1 import log_pb2
 
-from brokerd.api.calls import ServicerContext, bidirectional, unary
-from brokerd.api.forward import Forwarder
+from brokerd.api.calls import ServicerContext, bidirectional, raw_unary, serialized, unary
+from brokerd.api.forward import ForwardedMethod, Forwarder
 from brokerd.api.log_service.append import AppendCalls
 from brokerd.api.log_service.delete_records import DeleteRecordsCalls
 from brokerd.api.log_service.fetch import FetchStream
@@ -26,15 +27,23 @@ SERVICE: Final = "lograft.v1.LogService"
 
 
 class LogService:
-    """The service of one broker."""
+    """The service of one broker.
+
+    Attributes:
+        by_leader: the unary methods that only the leader of a partition can answer, by name; another broker may pass them on.
+    """
 
     def __init__(self, parts: BrokerParts) -> None:
         forwarder = Forwarder(parts.peers, parts.observer)
         self._parts = parts
-        self._append = AppendCalls(parts, forwarder)
-        self._read = ReadCalls(parts, forwarder)
-        self._list_offsets = ListOffsetsCalls(parts, forwarder)
-        self._delete_records = DeleteRecordsCalls(parts, forwarder)
+        delete_records = DeleteRecordsCalls(parts, forwarder).delete_records
+        list_offsets = ListOffsetsCalls(parts, forwarder).list_offsets
+        self.by_leader: Mapping[str, ForwardedMethod] = {
+            "Append": serialized(log_pb2.AppendRequest, AppendCalls(parts, forwarder).append),
+            "Read": serialized(log_pb2.ReadRequest, ReadCalls(parts, forwarder).read),
+            "ListOffsets": serialized(log_pb2.ListOffsetsRequest, list_offsets),
+            "DeleteRecords": serialized(log_pb2.DeleteRecordsRequest, delete_records),
+        }
         self._init_producer = InitProducerCalls(parts)
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -44,10 +53,7 @@ class LogService:
             {
                 "Produce": bidirectional(self._produce),
                 "Fetch": bidirectional(self._fetch),
-                "Append": unary(log_pb2.AppendRequest, self._append.append),
-                "Read": unary(log_pb2.ReadRequest, self._read.read),
-                "ListOffsets": unary(log_pb2.ListOffsetsRequest, self._list_offsets.list_offsets),
-                "DeleteRecords": unary(log_pb2.DeleteRecordsRequest, self._delete_records.delete_records),
+                **{name: raw_unary(call) for name, call in self.by_leader.items()},
                 "InitProducer": unary(log_pb2.InitProducerRequest, self._init_producer.init_producer),
             },
         )

@@ -15,7 +15,7 @@ from brokerd.api.forward import Forwarder
 from brokerd.api.log_service.append import THREAD_RECORDS, AppendCalls
 from brokerd.api.log_service.read import ReadCalls
 from brokerd.failure import RefusedError
-from brokerd.tests.call_context import call_context
+from brokerd.tests.api.call_context import GivenContext
 from brokerd.tests.support import WAIT_S, offline_parts
 from brokerd.tests.test_replica_host import TOPIC_ID, Host
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, RemoveTopicRecord
@@ -61,7 +61,7 @@ def request(count: int = 1) -> log_pb2.AppendRequest:
 
 async def code_of(calls: AppendCalls, deadline_s: float) -> ErrorCode:
     with pytest.raises(RefusedError) as caught:
-        await calls.append(request(), call_context(seconds=deadline_s))
+        await calls.append(request(), GivenContext(seconds=deadline_s))
     return caught.value.failure.code
 
 
@@ -74,7 +74,7 @@ async def test_append_without_ack_in_time_is_unknown(disk: SlowDisk) -> None:
     replica = await host.replica()
     assert (replica.log_end_offset, replica.high_watermark) == (1, 0)
     disk.may_sync.set()
-    response = await calls.append(request(), call_context(seconds=None))
+    response = await calls.append(request(), GivenContext(seconds=None))
     assert response.ranges[0].base_offset == 1
     await host.host.stop()
 
@@ -110,7 +110,7 @@ async def test_read_waiting_on_a_deleted_topic_is_refused(disk: SlowDisk) -> Non
     _, reads = await calls_over(host)
     replica = await host.replica()
     read = log_pb2.ReadRequest(topic="t", max_wait_ms=30_000)
-    waiting = asyncio.create_task(reads.read(read, call_context(seconds=None)))
+    waiting = asyncio.create_task(reads.read(read, GivenContext(seconds=None)))
     async with asyncio.timeout(WAIT_S):
         while not len(replica.listeners):
             await asyncio.to_thread(lambda: None)
@@ -125,9 +125,9 @@ async def test_large_append_is_encoded_aside_and_read_back(disk: SlowDisk) -> No
     """Many records take the way over a thread and come back whole."""
     host = Host(disk)
     calls, reads = await calls_over(host)
-    response = await calls.append(request(THREAD_RECORDS * 8), call_context(seconds=None))
+    response = await calls.append(request(THREAD_RECORDS * 8), GivenContext(seconds=None))
     assert len(response.ranges[0].record_indexes) == THREAD_RECORDS * 8
     read = log_pb2.ReadRequest(topic="t", max_records=100_000)
-    found = await reads.read(read, call_context(seconds=None))
+    found = await reads.read(read, GivenContext(seconds=None))
     assert len(found.records) == THREAD_RECORDS * 8
     await host.host.stop()

@@ -11,8 +11,8 @@ import pytest
 from lograft.v1 import log_pb2
 from lograft.wire.codes import ErrorCode
 
-from brokerd.api.forwarded import FORWARDED_KEY
 from brokerd.process.server import BrokerServer
+from brokerd.tests.api.forwarding import passing_on
 from brokerd.tests.support import WAIT_S, Client, connected, leaders, refusal, running_broker, second_broker
 from storage.errors import DiskFullError
 from storage.log.log_start import LogStartWork
@@ -119,6 +119,7 @@ async def test_any_broker_takes_the_call(tmp_path: Path) -> None:
                 (partition, partition + 1) for partition in order
             ]
         partition = next(number for number, leader in (await leaders(client)).items() if leader == 2)
-        response = await client.log.DeleteRecords(request(-1, partition), metadata=((FORWARDED_KEY, "1"),))
+        async with passing_on(first, 1) as passer:
+            response = await passer.call("DeleteRecords", request(-1, partition), log_pb2.DeleteRecordsResponse)
         assert ErrorCode.from_number(response.results[0].error.code) is ErrorCode.NOT_LEADER
         assert response.results[0].error.leader.leader_id == 2

@@ -17,7 +17,7 @@ from lograft.wire.status import RemoteStatus, parse_rpc_error
 
 from brokerd.api.admin_service import export_handler
 from brokerd.controller_client.controller_calls import ControllerCalls
-from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
+from brokerd.tests.controller_client.scripted_controller import ScriptedController, calls_to, controller_of
 from metaquorum.net.connection import Limits
 from metaquorum.net.link import CallError, Stream
 from metaquorum.net.methods import Method

@@ -22,10 +22,11 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError, Message
 from lograft.errors import LograftError
-from lograft.internal.v1 import controller_pb2, net_pb2, quorum_pb2
+from lograft.internal.v1 import controller_pb2, forward_pb2, net_pb2, quorum_pb2
 from lograft.wire.codes import ErrorCode
 
 from integration_tests.harness.cluster import CombinedCluster
+from integration_tests.scenarios.fuzz import forwarded_requests
 from integration_tests.scenarios.fuzz.admin_requests import ADMIN_MAKERS
 from integration_tests.scenarios.fuzz.carrier_client import ANSWER_S, Call, CarrierClient, credit, frames
 from integration_tests.scenarios.fuzz.carrier_damage import DAMAGES, GREETINGS, Then, hello_of
@@ -45,8 +46,9 @@ FACTS_EVERY: Final = 50
 DISTURB_EVERY: Final = 600
 """One of so many inputs may start an election, give a server another address, or take the place of a follower's stream."""
 TIMEOUTS_MS: Final = (0, 1, 100, 2**31, 2**32 - 1)
-ADMIN_TIMEOUT_MS: Final = 2_000
-"""A request that waits for metadata that are never written takes as long."""
+PATIENT_METHODS: Final = (Method.ADMIN, Method.FORWARDED_CALL)
+PATIENT_TIMEOUT_MS: Final = 2_000
+"""A request that waits for metadata, or records, that nobody writes takes as long."""
 CREDITS_BYTES: Final = (0, 1, 1_000, 2**31, 2**32 - 1)
 LIVENESS_S: Final = Limits().liveness_ms / 1_000
 UNKNOWN_METHOD: Final = "methods that there are none of"
@@ -205,9 +207,9 @@ class Attacker:
 
     def _ask(self, client: CarrierClient, method: Method, data: list[bytes], *, is_valid: bool) -> None:
         rng = self._rng
-        timeout_ms = ADMIN_TIMEOUT_MS if method is Method.ADMIN else int(ANSWER_S * 1_000)
+        timeout_ms = PATIENT_TIMEOUT_MS if method in PATIENT_METHODS else int(ANSWER_S * 1_000)
         for message in data:
-            if not is_valid and method is not Method.ADMIN and rng.random() < 0.1:
+            if not is_valid and method not in PATIENT_METHODS and rng.random() < 0.1:
                 timeout_ms = rng.choice(TIMEOUTS_MS)
             call_id = client.request(method, message, timeout_ms=timeout_ms, piece_bytes=self._piece_bytes(message))
             if not is_valid and rng.random() < 0.1:
@@ -259,10 +261,11 @@ class Attacker:
         return data
 
     def _mutate(self, message: Message) -> None:
-        if not isinstance(message, controller_pb2.AdminCall) or self._rng.random() < 0.1:
+        if not isinstance(message, controller_pb2.AdminCall | forward_pb2.ForwardedCall) or self._rng.random() < 0.1:
             mutate(self._rng, message)
             return
-        request = REQUEST_TYPES[message.method].FromString(message.request)
+        types = REQUEST_TYPES if isinstance(message, controller_pb2.AdminCall) else forwarded_requests.REQUEST_TYPES
+        request = types[message.method].FromString(message.request)
         mutate(self._rng, request)
         message.request = request.SerializeToString()
 
@@ -297,6 +300,10 @@ class Attacker:
             errors.append("CANCELLED")
         for data in call.answers:
             answer: Any = CALLS[method].answer_type.FromString(data)
+            if isinstance(answer, forward_pb2.ForwardedAnswer) and answer.HasField("refusal"):
+                errors.append(
+                    self._judge_code(method.name, ErrorCode(answer.refusal.error.code), answer.refusal.error.message)
+                )
             if "error" in answer.DESCRIPTOR.fields_by_name and answer.error:
                 is_known = answer.error in quorum_pb2.QuorumError.values()
                 if not is_known:
@@ -307,9 +314,12 @@ class Attacker:
 
     def _judge_refusal(self, kind: str, failure: bytes) -> str:
         refusal = decode_refusal(failure)
-        if refusal.code is ErrorCode.INTERNAL:
-            self._outcome.fail(f"{kind}: refused with INTERNAL {refusal.message[:200]}")
-        return refusal.code.name
+        return self._judge_code(kind, refusal.code, refusal.message)
+
+    def _judge_code(self, kind: str, code: ErrorCode, message: str) -> str:
+        if code is ErrorCode.INTERNAL:
+            self._outcome.fail(f"{kind}: refused with INTERNAL {message[:200]}")
+        return code.name
 
     # Everything else.
 

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
-from lograft.internal.v1 import controller_pb2, quorum_pb2, replication_pb2
+from lograft.internal.v1 import controller_pb2, forward_pb2, quorum_pb2, replication_pb2
 from lograft.v1 import admin_pb2
 
 from integration_tests.scenarios.fuzz.admin_requests import admin_call, tame_admin
 from integration_tests.scenarios.fuzz.cluster_facts import ID_BYTES, Facts, Voter
+from integration_tests.scenarios.fuzz.forwarded_requests import forwarded_call, tame_forwarded
 from metaquorum.controller_service.admin_operations import REQUEST_TYPES
 from metaquorum.net.methods import Method
 
@@ -287,6 +288,10 @@ def _admin(rng: random.Random, facts: Facts, _target: Voter) -> list[Message]:
     return [admin_call(rng, facts)]
 
 
+def _forwarded(rng: random.Random, facts: Facts, _target: Voter) -> list[Message]:
+    return [forwarded_call(rng, facts)]
+
+
 def _export(rng: random.Random, facts: Facts, _target: Voter) -> list[Message]:
     return [admin_pb2.ExportMetadataRequest(cluster_id=rng.choice(["", facts.cluster_id]))]
 
@@ -306,6 +311,7 @@ CALLS: Final[dict[Method, Shape]] = {
     Method.RESIGN_LEADERSHIP: Shape(_resign, controller_pb2.ResignLeadershipResponse),
     Method.REPLICATE: Shape(_replicate, replication_pb2.ReplicateResponse, is_stream=True),
     Method.FETCH_RANGE: Shape(_fetch_range, replication_pb2.FetchRangeResponse),
+    Method.FORWARDED_CALL: Shape(_forwarded, forward_pb2.ForwardedAnswer),
     Method.ADMIN: Shape(_admin, controller_pb2.AdminAnswer),
     Method.EXPORT_METADATA: Shape(_export, admin_pb2.ExportMetadataResponse, is_stream=True),
 }
@@ -328,6 +334,8 @@ def tame(message: Message, facts: Facts, *, may_disturb: bool) -> None:
             _tame_fetch(message, facts)
         case controller_pb2.AdminCall():
             _tame_call(message, facts, may_disturb=may_disturb)
+        case forward_pb2.ForwardedCall():
+            tame_forwarded(message, facts)
         case _ if may_disturb:
             pass
         case quorum_pb2.VoteRequest():

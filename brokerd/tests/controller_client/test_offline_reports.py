@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Withdrawals of lost replicas to a scripted controller over real connections, until the metadata says that they hold."""
+"""Reports of offline replicas to a scripted controller over real connections, until the metadata holds what they ask for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lograft.internal.v1 import controller_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.controller_client.controller_calls import ControllerCalls
-from brokerd.controller_client.withdrawals import Withdrawals
+from brokerd.controller_client.partition_requests import PartitionRequests
 from brokerd.tests.committed_records import commit
-from brokerd.tests.scripted_controller import calls_to, controller_of
+from brokerd.tests.controller_client.altering_controller import AlteringController, Answer, accept, refuse
+from brokerd.tests.controller_client.scripted_controller import calls_to, controller_of
 from brokerd.tests.support import WAIT_S
-from brokerd.tests.test_isr_proposals import Answer, Controller, accept, refuse
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, PartitionRecord, TopicRecord
 from metaquorum.net.service import RefusalError
@@ -27,12 +27,12 @@ T = bytes(16)
 class Scene:
     """A controller, and broker 1, which leads two partitions of topic "t"."""
 
-    def __init__(self, controller: Controller, calls: ControllerCalls) -> None:
+    def __init__(self, controller: AlteringController, calls: ControllerCalls) -> None:
         self.controller = controller
         self.broker_epoch: int | None = 7
         self.observer = MetadataLoader()
         self.asked: asyncio.Queue[controller_pb2.AlterPartitionRequest] = asyncio.Queue()
-        self.withdrawals = Withdrawals(
+        self.requests = PartitionRequests(
             calls, self.observer, cluster_id="c", node_id=1, broker_epoch=lambda: self.broker_epoch
         )
         partitions = (
@@ -72,17 +72,17 @@ class Scene:
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     """A controller on a port of its own."""
-    async with controller_of(Controller()) as controller, calls_to(controller) as calls:
+    async with controller_of(AlteringController()) as controller, calls_to(controller) as calls:
         made = Scene(controller, calls)
         made.answer_with(accept)
         yield made
-        await made.withdrawals.close()
+        await made.requests.close()
 
 
-async def test_lost_replicas_go_in_one_call(scene: Scene) -> None:
+async def test_offline_replicas_go_in_one_call(scene: Scene) -> None:
     """With the epochs that the metadata has, without replicas, as the process that is registered."""
     for partition in (0, 1, 0):
-        scene.withdrawals.note_lost(T, partition)
+        scene.requests.note_lost(T, partition)
     request = await scene.request()
     assert (request.cluster_id, request.broker_id, request.broker_epoch) == ("c", 1, 7)
     named = [
@@ -107,18 +107,18 @@ def fail(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterP
 async def test_what_was_not_carried_out_is_sent_again(scene: Scene, answer: Answer) -> None:
     """Whatever the reason; once the metadata has another leader and this replica out of sync, nothing is sent."""
     scene.answer_with(answer)
-    scene.withdrawals.note_lost(T, 0)
+    scene.requests.note_lost(T, 0)
     assert await scene.request() == await scene.request()
     scene.answer_with(accept)
     await scene.request()
     scene.hand_over(0)
-    scene.withdrawals.note_lost(T, 1)
+    scene.requests.note_lost(T, 1)
     assert [each.partition for each in (await scene.request()).proposals] == [1]
 
 
-async def test_replica_that_is_brought_back_is_withdrawn_again(scene: Scene) -> None:
+async def test_replica_that_is_brought_back_is_reported_again(scene: Scene) -> None:
     """The metadata says so; nothing has to fail a second time."""
-    scene.withdrawals.note_lost(T, 0)
+    scene.requests.note_lost(T, 0)
     await scene.request()
     scene.hand_over(0)
     commit(scene.observer, PartitionChangeRecord(topic_id=T, partition=0, isr=(1, 2)))
@@ -127,9 +127,9 @@ async def test_replica_that_is_brought_back_is_withdrawn_again(scene: Scene) -> 
 
 
 async def test_answer_that_is_none_is_no_answer(scene: Scene) -> None:
-    """Bytes that do not decode end nothing: the withdrawal is sent again."""
+    """Bytes that do not decode end nothing: the report is sent again."""
     scene.controller.garbage = b"\xff\xff\xff"
-    scene.withdrawals.note_lost(T, 0)
+    scene.requests.note_lost(T, 0)
     await until(lambda: bool(scene.controller.requests), what="the request")
     scene.controller.garbage = None
     assert (await scene.request()).proposals[0].is_lost
@@ -138,7 +138,7 @@ async def test_answer_that_is_none_is_no_answer(scene: Scene) -> None:
 async def test_broker_without_a_registration_waits_for_one(scene: Scene) -> None:
     """The next process to be registered would be fenced off otherwise."""
     scene.broker_epoch = None
-    scene.withdrawals.note_lost(T, 0)
+    scene.requests.note_lost(T, 0)
     await asyncio.sleep(0)
     assert scene.controller.requests == []
     scene.broker_epoch = 8
@@ -147,11 +147,11 @@ async def test_broker_without_a_registration_waits_for_one(scene: Scene) -> None
 
 async def test_removed_replica_and_a_closed_way_say_nothing(scene: Scene) -> None:
     """Neither concerns anybody any more."""
-    scene.withdrawals.note_lost(T, 0)
-    scene.withdrawals.note_removed(T, 0)
-    scene.withdrawals.note_lost(T, 1)
+    scene.requests.note_lost(T, 0)
+    scene.requests.note_removed(T, 0)
+    scene.requests.note_lost(T, 1)
     assert [each.partition for each in (await scene.request()).proposals] == [1]
-    await scene.withdrawals.close()
-    scene.withdrawals.note_lost(T, 0)
-    await scene.withdrawals.close()
+    await scene.requests.close()
+    scene.requests.note_lost(T, 0)
+    await scene.requests.close()
     assert scene.asked.empty()

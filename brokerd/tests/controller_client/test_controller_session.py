@@ -15,10 +15,9 @@ from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
 from brokerd.controller_client import lifecycle as lifecycle_module
-from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
-from brokerd.controller_client.touch import ControllerTouch
+from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState, ControllerSession
 from brokerd.process.server import BrokerServer
-from brokerd.tests.scripted_controller import calls_to
+from brokerd.tests.controller_client.scripted_controller import calls_to
 from brokerd.tests.support import WAIT_S, connected
 from brokerd.tests.test_replicated import append_to_all, three_brokers
 from metaquorum.metadata.loader import MetadataLoader
@@ -27,20 +26,24 @@ LATEST = log_pb2.OFFSET_POSITION_LATEST
 EARLIEST = log_pb2.OFFSET_POSITION_EARLIEST
 
 
-def test_touch_is_looked_at_when_somebody_asks() -> None:
+def test_session_is_looked_at_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was stopped finds out at once, and not at its next look; the callbacks wait for that look."""
-    touch, is_lost, told = ControllerTouch(), True, list[str]()
-    touch.on_lost(lambda: told.append("lost"))
-    assert not touch.is_lost_now
-    touch.look_with(lambda: is_lost)
-    assert touch.is_lost_now
-    assert not touch.is_lost
+    now_s, told = 100.0, list[str]()
+    monkeypatch.setattr(lifecycle_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    session = ControllerSession(MetadataLoader())
+    session.on_lost(lambda: told.append("lost"))
+    session.begin(asked_s=now_s, timeout_ms=1_000)
+    session.look()
+    assert not session.is_lost
+    now_s += 1.1
+    assert session.is_lost
     assert not told
-    assert touch.note(is_lost=True)
-    is_lost = False
-    assert touch.is_lost_now
-    assert touch.note(is_lost=False)
-    assert not touch.is_lost_now
+    session.look()
+    session.look()
+    assert told == ["lost"]
+    session.renew(asked_s=now_s, metadata_offset=0)
+    assert not session.is_lost
+    session.look()
     assert told == ["lost"]
 
 
@@ -62,15 +65,15 @@ async def test_an_answer_counts_from_when_it_was_asked_for(monkeypatch: pytest.M
 
         monkeypatch.setattr(lifecycle, "_exchange", exchange)
         now_s += 10.0
-        assert lifecycle.is_out_of_touch()
+        assert lifecycle.session.is_lost
         assert await lifecycle._beat_once()
-        assert not lifecycle.is_out_of_touch()
+        assert not lifecycle.session.is_lost
         takes_s = 10.0
         assert await lifecycle._beat_once()
-        assert lifecycle.is_out_of_touch()
+        assert lifecycle.session.is_lost
 
 
-async def test_a_broker_that_was_out_of_touch_is_so_until_it_has_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_that_was_lost_is_so_until_it_has_the_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller answers before the broker has applied the new leaders, so an answer alone does not make its metadata current."""
     now_s = 100.0
     monkeypatch.setattr(lifecycle_module, "time", SimpleNamespace(monotonic=lambda: now_s))
@@ -86,17 +89,17 @@ async def test_a_broker_that_was_out_of_touch_is_so_until_it_has_the_metadata(mo
 
         monkeypatch.setattr(lifecycle, "_exchange", exchange)
         assert await lifecycle._beat_once()
-        assert not lifecycle.is_out_of_touch(), "news on their way are nothing new"
+        assert not lifecycle.session.is_lost, "news on their way are nothing new"
         now_s += 10.0
         committed = 60
         assert await lifecycle._beat_once()
-        assert lifecycle.is_out_of_touch()
+        assert lifecycle.session.is_lost
         committed = 70
         observer.metadata_offset = 59
         assert await lifecycle._beat_once()
-        assert lifecycle.is_out_of_touch()
+        assert lifecycle.session.is_lost
         observer.metadata_offset = 60
-        assert not lifecycle.is_out_of_touch()
+        assert not lifecycle.session.is_lost
 
 
 async def ask(server: BrokerServer, topic: str, position: Any) -> log_pb2.OffsetResult:
@@ -107,8 +110,10 @@ async def ask(server: BrokerServer, topic: str, position: Any) -> log_pb2.Offset
     return response.results[0]
 
 
-async def test_a_leader_out_of_touch_does_not_say_where_its_partition_ends(tmp_path: Path) -> None:
-    """Others may lead it by now. Its start it tells, and the end of a partition that nobody else has; in touch again, everything."""
+async def test_an_isolated_leader_does_not_say_where_its_partition_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may lead it by now. It tells its start, and the end of a partition that it alone has; later everything."""
     async with three_brokers(tmp_path) as cluster:
         async with connected(cluster.brokers[1]) as client:
             await cluster.create_topic(client)
@@ -118,21 +123,18 @@ async def test_a_leader_out_of_touch_does_not_say_where_its_partition_ends(tmp_p
         (alone,) = created.topic.partitions
         leader_id = cluster.partition(0).leader_id
         assert leader_id is not None
-        for server in cluster.brokers.values():
-            touch: ControllerTouch = server._touch  # pyright: ignore[reportPrivateUsage]
-            touch.look_with(lambda: True)
         server = cluster.brokers[leader_id]
-        refused = await ask(server, "t", LATEST)
-        assert refused.error.code == int(ErrorCode.OFFSET_NOT_AVAILABLE), refused
-        assert "session" in refused.error.message
-        assert refused.error.retry_after_ms > 0
-        assert (await ask(server, "t", EARLIEST)).offset == 0
-        assert not (await ask(cluster.brokers[alone.leader_id], "alone", LATEST)).HasField("error")
-        async with connected(server) as client:
-            watch = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest())
-            with pytest.raises(grpc.aio.AioRpcError) as failure:
-                await watch.read()
-            assert parse_rpc_error(failure.value).code is ErrorCode.BROKER_FENCED
-        touch = server._touch  # pyright: ignore[reportPrivateUsage]
-        touch.look_with(lambda: False)
+        with monkeypatch.context() as patch:
+            patch.setattr(ControllerSession, "is_lost", True)
+            refused = await ask(server, "t", LATEST)
+            assert refused.error.code == int(ErrorCode.OFFSET_NOT_AVAILABLE), refused
+            assert "session" in refused.error.message
+            assert refused.error.retry_after_ms > 0
+            assert (await ask(server, "t", EARLIEST)).offset == 0
+            assert not (await ask(cluster.brokers[alone.leader_id], "alone", LATEST)).HasField("error")
+            async with connected(server) as client:
+                watch = client.metadata.WatchCluster(metadata_pb2.WatchClusterRequest())
+                with pytest.raises(grpc.aio.AioRpcError) as failure:
+                    await watch.read()
+                assert parse_rpc_error(failure.value).code is ErrorCode.BROKER_FENCED
         assert (await ask(server, "t", LATEST)).offset == 1

@@ -3,52 +3,19 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from brokerd.tests.process.programs import append_and_read, read_ready, started
 from brokerd.tests.support import WAIT_S
-from brokerd.tests.test_embedded import append_and_read
 from metaquorum.replica.first_start import InitialVoter, format_with_voters
 
 pytestmark = pytest.mark.process
-
-READY = re.compile(r"lograft dev: ready on (127\.0\.0\.1:\d+)")
-
-
-@contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("LOGRAFT_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "brokerd", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def read_ready(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    found = READY.match(line)
-    assert found is not None, (line, process.communicate(timeout=WAIT_S))
-    return found[1]
 
 
 def test_dev_serves_and_stops_on_sigterm(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.controller_client.controller_calls import ControllerCalls
-from brokerd.controller_client.resignations import Resignations
-from brokerd.limits import MAX_CALL_RESIGNATIONS
-from brokerd.replica.replica_peers import Resignation, ResignReason
-from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
+from brokerd.controller_client.partition_requests import PartitionRequests, Resignation, ResignReason
+from brokerd.limits import MAX_REQUEST_PARTITIONS
+from brokerd.tests.controller_client.scripted_controller import ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
 
@@ -83,7 +83,9 @@ class Scene:
     def __init__(self, controller: Controller, calls: ControllerCalls) -> None:
         self.controller = controller
         self.broker_epoch: int | None = 7
-        self.resignations = Resignations(calls, cluster_id="c", node_id=1, broker_epoch=lambda: self.broker_epoch)
+        self.requests = PartitionRequests(
+            calls, MetadataLoader(), cluster_id="c", node_id=1, broker_epoch=lambda: self.broker_epoch
+        )
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ async def scene() -> AsyncIterator[Scene]:
     async with controller_of(Controller()) as controller, calls_to(controller) as calls:
         made = Scene(controller, calls)
         yield made
-        await made.resignations.close()
+        await made.requests.close()
 
 
 def given_up(
@@ -106,8 +108,8 @@ def given_up(
 
 async def test_request_says_what_the_next_leader_needs(scene: Scene) -> None:
     """Room for appends where that is what this one lacks; to have everything where records could be lost."""
-    scene.resignations.resign(given_up(0, 1, ResignReason.NO_ROOM, allow_eligible=False))
-    scene.resignations.resign(given_up(1, 1, ResignReason.DAMAGE))
+    scene.requests.resign(given_up(0, 1, ResignReason.NO_ROOM, allow_eligible=False))
+    scene.requests.resign(given_up(1, 1, ResignReason.DAMAGE))
     request = await scene.controller.request()
     assert [(each.needs_room, each.allow_eligible) for each in request.partitions] == [(True, False), (False, True)]
 
@@ -115,7 +117,7 @@ async def test_request_says_what_the_next_leader_needs(scene: Scene) -> None:
 async def test_leaderships_go_in_one_call(scene: Scene) -> None:
     """As the process that is registered; of a partition that is named again the later epoch goes."""
     for partition, leader_epoch in ((0, 4), (1, 6), (0, 5)):
-        scene.resignations.resign(given_up(partition, leader_epoch))
+        scene.requests.resign(given_up(partition, leader_epoch))
     request = await scene.controller.request()
     assert (request.cluster_id, request.broker_id, request.broker_epoch) == ("c", 1, 7)
     named = [(each.topic_id, each.partition, each.leader_epoch) for each in request.partitions]
@@ -124,19 +126,19 @@ async def test_leaderships_go_in_one_call(scene: Scene) -> None:
 
 async def test_very_many_go_in_several_calls(scene: Scene) -> None:
     """The controller takes so many in one."""
-    for partition in range(MAX_CALL_RESIGNATIONS + 1):
-        scene.resignations.resign(given_up(partition, 1))
+    for partition in range(MAX_REQUEST_PARTITIONS + 1):
+        scene.requests.resign(given_up(partition, 1))
     counts = [len((await scene.controller.request()).partitions) for _ in range(2)]
-    assert counts == [MAX_CALL_RESIGNATIONS, 1]
+    assert counts == [MAX_REQUEST_PARTITIONS, 1]
 
 
 @pytest.mark.parametrize("answer", [moved, refused, failed, garbage])
 async def test_whatever_becomes_of_a_call_the_next_one_is_sent(scene: Scene, answer: Answer) -> None:
     """Nothing is repeated by itself: the cores ask again."""
     scene.controller.answer = answer
-    scene.resignations.resign(given_up(0, 1))
+    scene.requests.resign(given_up(0, 1))
     await scene.controller.request()
-    scene.resignations.resign(given_up(1, 2))
+    scene.requests.resign(given_up(1, 2))
     request = await scene.controller.request()
     assert [(each.partition, each.leader_epoch) for each in request.partitions] == [(1, 2)]
     assert scene.controller.requests.empty()
@@ -145,20 +147,20 @@ async def test_whatever_becomes_of_a_call_the_next_one_is_sent(scene: Scene, ans
 async def test_broker_that_is_not_registered_sends_nothing(scene: Scene) -> None:
     """It leads nothing; once it is registered it is heard again."""
     scene.broker_epoch = None
-    scene.resignations.resign(given_up(0, 1))
+    scene.requests.resign(given_up(0, 1))
     await _idle()
     assert scene.controller.requests.empty()
     scene.broker_epoch = 8
-    scene.resignations.resign(given_up(1, 2))
+    scene.requests.resign(given_up(1, 2))
     request = await scene.controller.request()
     assert [each.partition for each in request.partitions] == [1]
 
 
 async def test_nothing_is_sent_after_the_close(scene: Scene) -> None:
     """What waits is dropped."""
-    scene.resignations.resign(given_up(0, 1))
-    await scene.resignations.close()
-    scene.resignations.resign(given_up(1, 1))
+    scene.requests.resign(given_up(0, 1))
+    await scene.requests.close()
+    scene.requests.resign(given_up(1, 1))
     await _idle()
     assert scene.controller.requests.empty()
 

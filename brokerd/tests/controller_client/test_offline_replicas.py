@@ -1,51 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which lost replicas are withdrawn, from which state of their partition, and when again."""
+"""Which offline replicas are reported, for which state of their partition, and when again."""
 
 from __future__ import annotations
 
 import pytest
 
-from brokerd.limits import WITHDRAWAL_RETRY_MAX_MS, WITHDRAWAL_RETRY_MIN_MS
-from brokerd.replica import failed_replicas
-from brokerd.replica.failed_replicas import FailedReplicas, Withdrawal
+from brokerd.controller_client.offline_replicas import OfflineReplicas, ReplicaReport
 from metaquorum.metadata.awaited import AwaitedReplica, pack
 from metaquorum.metadata.state import PartitionImage
 
+RETRY_MIN_MS, RETRY_MAX_MS = 100, 5_000
 T, U = b"t" * 16, b"u" * 16
 IN_SYNC = PartitionImage(0, (1, 2, 3), (1, 2, 3), 1, 4, 7)
 OUT = PartitionImage(0, (1, 2, 3), (2, 3), 2, 5, 8)
 
 
+def offline_replicas(*, most: int = 2_000) -> OfflineReplicas:
+    """Those of broker 1."""
+    return OfflineReplicas(1, most=most, retry_min_ms=RETRY_MIN_MS, retry_max_ms=RETRY_MAX_MS)
+
+
 class Scene:
     """Broker 1, and the metadata that it has."""
 
-    def __init__(self) -> None:
-        self.failed = FailedReplicas(1)
+    def __init__(self, *, most: int = 2_000) -> None:
+        self.offline = offline_replicas(most=most)
         self.metadata: dict[tuple[bytes, int], PartitionImage] = {(T, 0): IN_SYNC}
 
     def due(self, now_ms: int) -> list[tuple[bytes, int, int, int]]:
-        """What is to be withdrawn, as topic, partition and the two epochs."""
-        found = self.failed.due(lambda topic_id, partition: self.metadata.get((topic_id, partition)), now_ms)
+        """What is to be reported, as topic, partition and the two epochs."""
+        found = self.offline.due(lambda topic_id, partition: self.metadata.get((topic_id, partition)), now_ms)
         return [(each.topic_id, each.partition, each.leader_epoch, each.partition_epoch) for each in found]
 
     def change(self, state: PartitionImage) -> None:
         """Let the metadata have another state of the partition."""
         self.metadata[T, 0] = state
-        self.failed.note_change((T, U))
+        self.offline.note_change((T, U))
 
 
 @pytest.fixture
 def scene() -> Scene:
-    """Partition 0 of topic T is lost, which broker 1 leads."""
+    """Partition 0 of topic T is offline, which broker 1 leads."""
     made = Scene()
-    made.failed.add(T, 0)
+    made.offline.add(T, 0)
     return made
 
 
-def test_lost_replica_is_withdrawn_from_the_state_of_the_metadata(scene: Scene) -> None:
+def test_offline_replica_is_reported_with_the_state_of_the_metadata(scene: Scene) -> None:
     """At once, and once: it is noted as often as somebody meets the failure."""
-    assert scene.failed.deadline_ms() == 0
-    scene.failed.add(T, 0)
+    assert scene.offline.deadline_ms() == 0
+    scene.offline.add(T, 0)
     assert scene.due(1_000) == [(T, 0, 4, 7)]
     assert scene.due(1_000) == []
 
@@ -64,13 +68,13 @@ def test_replica_that_nobody_counts_on_is_left_alone(scene: Scene, state: Partit
     if state is not None:
         scene.metadata[T, 0] = state
     assert scene.due(0) == []
-    assert scene.failed.deadline_ms() is None
+    assert scene.offline.deadline_ms() is None
 
 
 @pytest.mark.parametrize(
     "state", [PartitionImage(0, (1, 2, 3), (2,), 2, 5, 9, (1,)), PartitionImage(0, (1, 2, 3), (1, 2), 2, 5, 9)]
 )
-def test_replica_that_comes_back_is_withdrawn_again(scene: Scene, state: PartitionImage) -> None:
+def test_replica_that_comes_back_is_reported_again(scene: Scene, state: PartitionImage) -> None:
     """Whoever brought it back did not know: as eligible, or as in sync."""
     scene.due(0)
     scene.change(OUT)
@@ -79,12 +83,12 @@ def test_replica_that_comes_back_is_withdrawn_again(scene: Scene, state: Partiti
     assert scene.due(2) == [(T, 0, 5, 9)]
 
 
-def test_refused_withdrawal_is_repeated_after_a_pause_that_doubles(scene: Scene) -> None:
+def test_refused_report_is_repeated_after_a_pause_that_doubles(scene: Scene) -> None:
     """So is one without an answer: the metadata does not change. The pause has an upper limit."""
-    now_ms, pauses = 0, [100, 200, 400, 800, 1_600, 3_200, WITHDRAWAL_RETRY_MAX_MS, WITHDRAWAL_RETRY_MAX_MS]
+    now_ms, pauses = 0, [100, 200, 400, 800, 1_600, 3_200, RETRY_MAX_MS, RETRY_MAX_MS]
     assert scene.due(now_ms) == [(T, 0, 4, 7)]
     for pause_ms in pauses:
-        assert scene.failed.deadline_ms() == now_ms + pause_ms
+        assert scene.offline.deadline_ms() == now_ms + pause_ms
         assert scene.due(now_ms + pause_ms - 1) == []
         now_ms += pause_ms
         assert scene.due(now_ms) == [(T, 0, 4, 7)]
@@ -96,13 +100,13 @@ def test_later_state_of_the_partition_ends_the_pause(scene: Scene) -> None:
         scene.due(now_ms)
     scene.change(PartitionImage(0, (1, 2, 3), (1, 2), 1, 4, 8))
     assert scene.due(301) == [(T, 0, 4, 8)]
-    assert scene.failed.deadline_ms() == 301 + WITHDRAWAL_RETRY_MIN_MS
+    assert scene.offline.deadline_ms() == 301 + RETRY_MIN_MS
 
 
 def test_state_from_before_the_answer_is_not_acted_on(scene: Scene) -> None:
     """The metadata comes behind the answer; another change of the topic meanwhile repeats nothing."""
     scene.due(0)
-    scene.failed.note_accepted(Withdrawal(topic_id=T, partition=0, leader_epoch=4, partition_epoch=7), 8)
+    scene.offline.note_accepted(ReplicaReport(topic_id=T, partition=0, leader_epoch=4, partition_epoch=7), 8)
     assert scene.due(10_000) == []
     scene.change(IN_SYNC)
     assert scene.due(10_001) == []
@@ -110,28 +114,28 @@ def test_state_from_before_the_answer_is_not_acted_on(scene: Scene) -> None:
     assert scene.due(10_002) == [(T, 0, 4, 8)]
 
 
-def test_replica_that_is_removed_is_lost_no_more(scene: Scene) -> None:
+def test_replica_that_is_removed_is_offline_no_more(scene: Scene) -> None:
     """One that comes again has another log. An answer that comes late is nobody's."""
     scene.metadata[T, 1] = IN_SYNC
-    scene.failed.add(T, 1)
-    scene.failed.discard(T, 0)
-    scene.failed.discard(U, 0)
+    scene.offline.add(T, 1)
+    scene.offline.discard(T, 0)
+    scene.offline.discard(U, 0)
     assert scene.due(0) == [(T, 1, 4, 7)]
-    scene.failed.discard(T, 1)
+    scene.offline.discard(T, 1)
     for partition in (0, 1):
-        withdrawal = Withdrawal(topic_id=T, partition=partition, leader_epoch=4, partition_epoch=7)
-        scene.failed.note_accepted(withdrawal, 8)
+        report = ReplicaReport(topic_id=T, partition=partition, leader_epoch=4, partition_epoch=7)
+        scene.offline.note_accepted(report, 8)
     scene.change(IN_SYNC)
     assert scene.due(1) == []
-    assert scene.failed.deadline_ms() is None
+    assert scene.offline.deadline_ms() is None
 
 
-def test_many_are_withdrawn_in_calls_of_a_bounded_size(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every one of them once, in the order in which they were lost."""
-    monkeypatch.setattr(failed_replicas, "MAX_CALL_WITHDRAWALS", 2)
-    for partition in range(1, 5):
+def test_many_are_reported_in_calls_of_a_bounded_size() -> None:
+    """Every one of them once, in the order in which they went offline."""
+    scene = Scene(most=2)
+    for partition in range(5):
         scene.metadata[T, partition] = IN_SYNC
-        scene.failed.add(T, partition)
+        scene.offline.add(T, partition)
     assert [[each[1] for each in scene.due(0)] for _ in range(4)] == [[0, 1], [2, 3], [4], []]
 
 
@@ -139,26 +143,26 @@ def test_found_replica_is_claimed_while_its_directory_is_awaited() -> None:
     """With the epochs of the metadata, again after the pause, and no more once the partition awaits nothing or another one."""
     mine, other = bytes(15) + b"\x01", bytes(15) + b"\x02"
     awaiting = PartitionImage(0, (1,), (1,), None, 4, 6, awaited=pack([AwaitedReplica(1, (mine,))]))
-    failed = FailedReplicas(1)
+    offline = offline_replicas()
     state = awaiting
-    failed.add_found(T, 0, mine)
-    failed.add_found(T, 0, mine)
-    (claim,) = failed.due(lambda *_: state, 0)
+    offline.add_found(T, 0, mine)
+    offline.add_found(T, 0, mine)
+    (claim,) = offline.due(lambda *_: state, 0)
     assert (claim.found_directory_id, claim.leader_epoch, claim.partition_epoch) == (mine, 4, 6)
-    assert failed.due(lambda *_: state, 1) == ()
-    assert len(failed.due(lambda *_: state, WITHDRAWAL_RETRY_MIN_MS)) == 1
+    assert offline.due(lambda *_: state, 1) == []
+    assert len(offline.due(lambda *_: state, RETRY_MIN_MS)) == 1
     state = PartitionImage(0, (1,), (1,), None, 4, 7, awaited=pack([AwaitedReplica(1, (other,))]))
-    assert failed.due(lambda *_: state, 10_000) == ()
-    failed.note_change([T])
+    assert offline.due(lambda *_: state, 10_000) == []
+    offline.note_change([T])
     state = PartitionImage(0, (1,), (1,), 1, 5, 8)
-    assert failed.due(lambda *_: state, 20_000) == ()
+    assert offline.due(lambda *_: state, 20_000) == []
 
 
-def test_found_replica_whose_log_fails_is_lost() -> None:
+def test_found_replica_whose_log_fails_is_offline() -> None:
     """It was found, and does not work: others take over."""
-    failed = FailedReplicas(1)
-    failed.add_found(T, 0, bytes(16))
-    failed.add(T, 0)
-    failed.add_found(T, 0, bytes(16))
-    (withdrawal,) = failed.due(lambda *_: PartitionImage(0, (1, 2), (1, 2), 1, 4, 6), 0)
-    assert withdrawal.found_directory_id is None
+    offline = offline_replicas()
+    offline.add_found(T, 0, bytes(16))
+    offline.add(T, 0)
+    offline.add_found(T, 0, bytes(16))
+    (report,) = offline.due(lambda *_: PartitionImage(0, (1, 2), (1, 2), 1, 4, 6), 0)
+    assert report.found_directory_id is None

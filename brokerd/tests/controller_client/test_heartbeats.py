@@ -16,7 +16,7 @@ from lograft.wire.codes import ErrorCode
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
 from brokerd.errors import ClusterMismatchError, RegistrationRefusedError
-from brokerd.tests.scripted_controller import CLUSTER, ScriptedController, calls_to, controller_of
+from brokerd.tests.controller_client.scripted_controller import CLUSTER, ScriptedController, calls_to, controller_of
 from brokerd.tests.support import WAIT_S
 from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.metadata.loader import MetadataLoader
@@ -101,7 +101,7 @@ async def test_broker_registers_and_beats_over_one_connection() -> None:
         assert (registration.cluster_id, registration.broker_id, registration.port) == (CLUSTER, 2, 9)
         assert {(beat.cluster_id, beat.broker_id, beat.broker_epoch) for beat in controller.beats} == {(CLUSTER, 2, 11)}
         assert broker.states[-1] == BrokerState(broker_epoch=11, is_fenced=False, may_stop=False)
-        assert not broker.lifecycle.is_out_of_touch()
+        assert not broker.lifecycle.session.is_lost
         assert controller.connection_count == 1
 
 
@@ -172,17 +172,17 @@ async def test_heartbeats_go_to_the_new_leader_at_once() -> None:
         assert not new.registrations
 
 
-async def test_broker_whose_controller_is_gone_is_out_of_touch_after_a_session() -> None:
-    """It asks the other voters meanwhile, and is in touch again with the first answer."""
+async def test_broker_whose_controller_is_gone_has_lost_its_session_in_time() -> None:
+    """It asks the other voters meanwhile, and the session is back with the first answer."""
     controller, other = Controller(), Controller()
     async with controller_of(controller), controller_of(other), broker_of(controller, other) as broker:
         await until(lambda: controller.beats, what="a heartbeat")
         other.first[Method.HEARTBEAT] = [RefusalError(ErrorCode.NOT_CONTROLLER, "nobody leads")] * 100_000
         await controller.close()
-        await until(broker.lifecycle.is_out_of_touch, what="a session without an answer")
+        await until(lambda: broker.lifecycle.session.is_lost, what="a session without an answer")
         assert other.beats
         other.first.clear()
-        await until(lambda: not broker.lifecycle.is_out_of_touch(), what="an answer")
+        await until(lambda: not broker.lifecycle.session.is_lost, what="an answer")
         assert not other.registrations
 
 

@@ -12,24 +12,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from lograft.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 
 from brokerd.embedded import EmbeddedCluster
 from brokerd.errors import AddressInUseError, BrokerError
+from brokerd.tests.process.programs import append_and_read
 from brokerd.tests.support import WAIT_S
-
-
-def append_and_read(bootstrap: str, value: bytes) -> list[bytes]:
-    with grpc.insecure_channel(bootstrap, options=(("grpc.enable_http_proxy", 0),)) as channel:
-        listed = admin_pb2_grpc.AdminServiceStub(channel).ListTopics(admin_pb2.ListTopicsRequest(), timeout=WAIT_S)
-        if not listed.topics:
-            admin_pb2_grpc.AdminServiceStub(channel).CreateTopic(
-                admin_pb2.CreateTopicRequest(topic="t"), timeout=WAIT_S
-            )
-        log = log_pb2_grpc.LogServiceStub(channel)
-        log.Append(log_pb2.AppendRequest(topic="t", records=[log_pb2.Record(value=value)]), timeout=WAIT_S)
-        read = log.Read(log_pb2.ReadRequest(topic="t"), timeout=WAIT_S)
-        return [record.value for record in read.records]
 
 
 def test_serves_blocking_clients_and_leaves_nothing_behind() -> None:

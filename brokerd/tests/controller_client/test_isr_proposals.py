@@ -3,124 +3,47 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from lograft.internal.v1 import controller_pb2
-from lograft.v1 import errors_pb2
 from lograft.wire.codes import ErrorCode
 
 from brokerd.controller_client.controller_calls import ControllerCalls
-from brokerd.controller_client.isr_proposals import IsrProposals
-from brokerd.partition.effects import ProposedMember, ProposeIsr
+from brokerd.controller_client.partition_requests import PartitionRequests
 from brokerd.partition.events import Event
 from brokerd.partition.leader_events import ProposalAccepted, ProposalRefused, ProposalUnanswered
-from brokerd.tests.scripted_controller import ScriptedController, calls_to, controller_of
-from brokerd.tests.support import WAIT_S
+from brokerd.tests.controller_client.altering_controller import AlteringController, Replica, proposal, refuse
+from brokerd.tests.controller_client.scripted_controller import calls_to, controller_of
+from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.state import PartitionImage
-from metaquorum.net.methods import Method
 from metaquorum.net.service import RefusalError
-
-Answer = Callable[[controller_pb2.AlterPartitionRequest], controller_pb2.AlterPartitionResponse]
-
-
-class Replica:
-    """Hears what became of its proposals."""
-
-    def __init__(self, partition: int) -> None:
-        self.topic_id = bytes(16)
-        self.partition = partition
-        self.heard: asyncio.Queue[Event] = asyncio.Queue()
-
-    def take_event(self, event: Event) -> None:
-        self.heard.put_nowait(event)
-
-    async def outcome(self) -> Event:
-        async with asyncio.timeout(WAIT_S):
-            return await self.heard.get()
-
-
-class Controller(ScriptedController):
-    """Answers AlterPartition as the test says; remembers the requests."""
-
-    def __init__(self) -> None:
-        super().__init__(self._alter)
-        self.requests: list[controller_pb2.AlterPartitionRequest] = []
-        self.answer: Answer = accept
-        self.garbage: bytes | None = None
-
-    async def _alter(self, method: Method, data: bytes) -> bytes:
-        assert method is Method.ALTER_PARTITION
-        request = controller_pb2.AlterPartitionRequest.FromString(data)
-        self.requests.append(request)
-        return self.answer(request).SerializeToString() if self.garbage is None else self.garbage
-
-
-def results(
-    request: controller_pb2.AlterPartitionRequest,
-    make: Callable[[controller_pb2.IsrProposal], controller_pb2.AlterPartitionResult],
-) -> controller_pb2.AlterPartitionResponse:
-    """One result for each proposal."""
-    return controller_pb2.AlterPartitionResponse(results=[make(each) for each in request.proposals])
-
-
-def accept(request: controller_pb2.AlterPartitionRequest) -> controller_pb2.AlterPartitionResponse:
-    """Let every partition have what is proposed."""
-    return results(
-        request,
-        lambda each: controller_pb2.AlterPartitionResult(
-            topic_id=each.topic_id,
-            partition=each.partition,
-            state=controller_pb2.PartitionState(
-                replicas=[1, 2, 3],
-                isr=[member.node_id for member in each.isr],
-                leader_id=1,
-                leader_epoch=each.leader_epoch,
-                partition_epoch=each.partition_epoch + 1,
-                elr=[3],
-            ),
-        ),
-    )
-
-
-def refuse(code: ErrorCode) -> Answer:
-    """Refuse every partition."""
-    error = errors_pb2.PartitionError(code=errors_pb2.ErrorCode.ValueType(int(code)), message="scripted")
-    return lambda request: results(
-        request,
-        lambda each: controller_pb2.AlterPartitionResult(topic_id=each.topic_id, partition=each.partition, error=error),
-    )
 
 
 class Scene:
     """A controller and the proposals of broker 1."""
 
-    def __init__(self, controller: Controller, calls: ControllerCalls) -> None:
+    def __init__(self, controller: AlteringController, calls: ControllerCalls) -> None:
         self.controller = controller
         self.broker_epoch: int | None = 7
-        self.proposals = IsrProposals(calls, cluster_id="c", node_id=1, broker_epoch=lambda: self.broker_epoch)
+        self.requests = PartitionRequests(
+            calls, MetadataLoader(), cluster_id="c", node_id=1, broker_epoch=lambda: self.broker_epoch
+        )
 
     async def propose(self, *replicas: Replica) -> list[Event]:
         """Propose brokers 1 and 2 for each, and return what became of it."""
         for number, replica in enumerate(replicas, start=1):
-            self.proposals.propose(replica, proposal(number))
+            self.requests.propose(replica, proposal(number))
         return [await replica.outcome() for replica in replicas]
-
-
-def proposal(number: int) -> ProposeIsr:
-    """Brokers 1 and 2, the second with its epoch."""
-    members = (ProposedMember(node_id=1, broker_epoch=None), ProposedMember(node_id=2, broker_epoch=9))
-    return ProposeIsr(proposal=number, leader_epoch=4, partition_epoch=5, members=members)
 
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
     """A controller on a port of its own."""
-    async with controller_of(Controller()) as controller, calls_to(controller) as calls:
+    async with controller_of(AlteringController()) as controller, calls_to(controller) as calls:
         made = Scene(controller, calls)
         yield made
-        await made.proposals.close()
+        await made.requests.close()
 
 
 async def test_proposals_go_together_and_are_answered_one_by_one(scene: Scene) -> None:
@@ -206,7 +129,7 @@ async def test_broker_without_a_registration_proposes_nothing(scene: Scene) -> N
 
 async def test_many_proposals_take_several_calls(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call has a most number of them."""
-    monkeypatch.setattr("brokerd.controller_client.isr_proposals.MAX_CALL_PROPOSALS", 2)
+    monkeypatch.setattr("brokerd.controller_client.partition_requests.MAX_REQUEST_PARTITIONS", 2)
     replicas: Sequence[Replica] = [Replica(number) for number in range(5)]
     outcomes = await scene.propose(*replicas)
     assert all(isinstance(outcome, ProposalAccepted) for outcome in outcomes)
@@ -216,8 +139,8 @@ async def test_many_proposals_take_several_calls(scene: Scene, monkeypatch: pyte
 async def test_closed_way_says_nothing_any_more(scene: Scene) -> None:
     """The broker stops: nobody is there to hear it."""
     replica = Replica(0)
-    scene.proposals.propose(replica, proposal(1))
-    await scene.proposals.close()
-    scene.proposals.propose(replica, proposal(2))
-    await scene.proposals.close()
+    scene.requests.propose(replica, proposal(1))
+    await scene.requests.close()
+    scene.requests.propose(replica, proposal(2))
+    await scene.requests.close()
     assert replica.heard.empty()

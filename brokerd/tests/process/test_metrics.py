@@ -16,8 +16,8 @@ from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings
 from brokerd.process.standalone import standalone_settings
+from brokerd.tests.process.programs import started
 from brokerd.tests.support import connected
-from brokerd.tests.test_process import started
 from metaquorum.process.settings import Address, SettingsError
 from metaquorum.replica.first_start import format_standalone
 from metaquorum.tests.metrics_scrape import role_of, scrape

@@ -17,7 +17,13 @@ from lograft.wire.codes import ErrorCode
 from brokerd.controller_client import controller_calls
 from brokerd.controller_client.controller_calls import ControllerCalls, ControllerRefusedError
 from brokerd.failure import LeaderPlace, RefusedError
-from brokerd.tests.scripted_controller import ScriptedController, answer, calls_to, controller_of, never
+from brokerd.tests.controller_client.scripted_controller import (
+    ScriptedController,
+    answer,
+    calls_to,
+    controller_of,
+    never,
+)
 from metaquorum.metadata.listener import QuorumLeader
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.connection import Limits
