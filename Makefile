@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every verb has one line of help: `make help`. The first one that runs sets everything up in .venv.
+# Every verb has one line of help: `make help`. The first verb that you run sets everything up in .venv.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -29,12 +29,12 @@ $(INSTALLED): pyproject.toml sdk/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt -e './sdk[cli,spark,jre]' -e . --group dev
 	@touch $(INSTALLED)
 
-install: $(INSTALLED) ## Create .venv with everything that development needs
+install: $(INSTALLED) ## Create .venv with everything for development
 
-demo: $(INSTALLED) ## Main job: embedded cluster, PySpark ingest, replay, proof of equality (INPUT=file for your own records)
+demo: $(INSTALLED) ## Embedded cluster, PySpark ingest, replay, proof of equality (INPUT=file for your own records)
 	$(BIN)/python -m integration_tests.scenarios.demo $(if $(INPUT),--input '$(INPUT)')
 
-# `make verify test` runs each test once, without coverage: `unit` has run the quick ones then, and `test` runs the others.
+# `make verify test` runs each test once, without coverage: `unit` runs the quick ones, and `test` the others.
 test: $(INSTALLED) ## All tests: unit, property, real processes, Spark, clients in other languages; reports coverage
 ifneq ($(filter verify unit,$(MAKECMDGOALS)),)
 	$(BIN)/python -m pytest -q -m 'spark or process or slow'
@@ -63,7 +63,7 @@ proto-check: $(INSTALLED)
 	$(BIN)/buf breaking --against proto/baseline.binpb
 	PATH="$(BIN):$$PATH" $(BIN)/python proto/generate.py --check
 
-pythons: ## Unit tests with each newer Python that is here, in a .venv of its own (PYTHONS="python3.13 /path/to/python3.14")
+pythons: ## Unit tests with each newer Python on this machine, each in its own .venv (PYTHONS="python3.13 /path/to/python3.14")
 	@for python in $(PYTHONS); do \
 	  if version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null); then \
 	    echo "== $$($$python --version)"; $(MAKE) unit PYTHON="$$python" VENV=.venv-$$version || exit 1; \
@@ -72,7 +72,7 @@ pythons: ## Unit tests with each newer Python that is here, in a .venv of its ow
 unit: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m 'not spark and not process and not slow'
 
-fix: $(INSTALLED) ## Format and mend what can be mended
+fix: $(INSTALLED) ## Format, and repair what can be repaired
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/buf format -w
@@ -80,19 +80,19 @@ fix: $(INSTALLED) ## Format and mend what can be mended
 gen: $(INSTALLED) ## Generate the Python stubs from proto/
 	PATH="$(BIN):$$PATH" $(BIN)/python proto/generate.py
 
-baseline: $(INSTALLED) ## Make today's proto/ the baseline that `buf breaking` compares with (at a release only)
+baseline: $(INSTALLED) ## Make the present proto/ the baseline for `buf breaking` (only at a release)
 	$(BIN)/buf build -o proto/baseline.binpb
 
-clients: $(INSTALLED) ## Go, Java and Node clients, built from proto/ alone, against `lograft dev`; fails where a toolchain is missing
+clients: $(INSTALLED) ## Go, Java and Node clients, built from proto/ alone, against `lograft dev`; fails if a toolchain is missing
 	$(BIN)/python -m integration_tests.scenarios.clients.run --require-all
 
-sim: $(INSTALLED) ## Simulation of the quorum, or with WORLD=1 of whole clusters: SEEDS=n seeds in JOBS=n processes, laws after every event
+sim: $(INSTALLED) ## Simulation of the quorum, or with WORLD=1 of whole clusters: SEEDS=n seeds in JOBS=n processes; checks the laws after every event
 	$(BIN)/python -m $(if $(WORLD),integration_tests.simulation.run,metaquorum.testing.run) --seeds $(SEEDS) --jobs $(JOBS)
 
-kill-quorum: $(INSTALLED) ## kill -9 of the quorum leader under topic creations, ROUNDS=n times
+kill-quorum: $(INSTALLED) ## kill -9 of the quorum leader while topics are created, ROUNDS=n times
 	$(BIN)/python -m integration_tests.scenarios.kill_quorum --rounds $(ROUNDS)
 
-quorum-proofs: $(INSTALLED) ## Quorum of real processes: kills, pauses, partitions, lost disks, rolling restarts (ROUNDS=100 VOTERS="3 5" ONLY="...")
+quorum-proofs: $(INSTALLED) ## Quorum of real processes: kills, pauses, network partitions, lost disks, rolling restarts (ROUNDS=100 VOTERS="3 5" ONLY="...")
 	$(BIN)/python -m integration_tests.scenarios.quorum_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
 		$(if $(VOTERS),--voters $(VOTERS)) $(if $(ONLY),--only $(ONLY))
 
@@ -100,33 +100,33 @@ replication-proofs: $(INSTALLED) ## Partitions on real brokers: kills, pauses, c
 	$(BIN)/python -m integration_tests.scenarios.replication_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
 		$(if $(PROOF),--only $(PROOF)) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(SEED),--seed $(SEED))
 
-jepsen: $(INSTALLED) ## Producers and consumers under all nemeses for MINUTES=n; the history is judged at the end (SEED=1 NEMESES="...")
+jepsen: $(INSTALLED) ## Producers and consumers under random faults for MINUTES=n; a checker judges the history at the end (SEED=1 NEMESES="...")
 	$(BIN)/python -m integration_tests.scenarios.jepsen.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(NEMESES),--only $(NEMESES)) $(if $(REPLICAS),--replicas $(REPLICAS))
 
-soak: $(INSTALLED) ## Full-rate produce to servers that are voters too, for MINUTES=n: no election, nothing lost, no growth (FLUSH=ack)
+soak: $(INSTALLED) ## Full-rate produce to servers that are also voters, for MINUTES=n: no election, no loss, no growth (FLUSH=ack)
 	$(BIN)/python -m integration_tests.scenarios.soak.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(FLUSH),--flush-policy $(FLUSH))
 
 kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all, ROUNDS=n times
 	$(BIN)/python -m integration_tests.scenarios.kill_broker --rounds $(ROUNDS)
 
-fuzz: $(INSTALLED) ## N=n mutated batches, frames and names of clients, and N=n requests and frames between servers, through real ports (SEED=1)
+fuzz: $(INSTALLED) ## N=n mutated batches, frames and names from clients, and N=n requests and frames between servers, through real ports (SEED=1)
 	$(BIN)/python -m integration_tests.scenarios.fuzz.run --inputs $(N) $(if $(SEED),--seed $(SEED))
 
-hostile: $(INSTALLED) ## Clients that mean harm beside a healthy one: memory, descriptors, latencies (ONLY="idle channels readers sockets bombers huge")
+hostile: $(INSTALLED) ## Hostile clients beside a healthy one: memory, descriptors, latencies (ONLY="idle channels readers sockets bombers huge")
 	$(BIN)/python -m integration_tests.scenarios.hostile.run $(if $(ONLY),--only $(ONLY))
 
 forks: $(INSTALLED) ## Children forked beside clients at work, N=n of each case: multiprocessing, os.fork, gunicorn, Celery, Spark (ONLY="..." BUDGET=3600)
 	$(BIN)/python -m integration_tests.scenarios.forks.run $(if $(filter command line environment,$(origin N)),--children $(N)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget-s $(BUDGET))
 
-crash: $(INSTALLED) ## Log engine: crash at every call of the disk, RUNS=n runs beside a model, and the mutants that must be found
+crash: $(INSTALLED) ## Log engine: a crash at every disk call, RUNS=n runs compared with a model, and mutants that must be found
 	$(BIN)/python -m integration_tests.crash.run --runs $(RUNS)
 
-corrupt: $(INSTALLED) ## Log engine: N=n random damages to real directories; never wrong bytes, never a silent gap
+corrupt: $(INSTALLED) ## Log engine: N=n random damages to real directories; no wrong bytes, no silent gap
 	$(BIN)/python -m integration_tests.crash.corrupt --cases $(N)
 
-realdisk: $(INSTALLED) ## Log engine: a full tmpfs, a failing fsync, and kill -9 in a loop under load, ROUNDS=n times
+realdisk: $(INSTALLED) ## Log engine: a full tmpfs, a failing fsync, and kill -9 under load, ROUNDS=n times
 	$(BIN)/python -m integration_tests.crash.real_disk $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS))
 
 bench: $(INSTALLED) ## Throughput and latency beside their ceilings; writes benchmarks/results/
@@ -141,7 +141,7 @@ bench-replication: $(INSTALLED) ## Three replicas beside three bare processes th
 bench-stalls: $(INSTALLED) ## The quorum's times in the simulator: leaderships, commits and kills at 0 to 20 % lost messages; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.quorum_stalls --jobs $(JOBS) --write benchmarks/results
 
-bench-liveness: $(INSTALLED) ## How long clients and brokers take to go on when their connections die without a word
+bench-liveness: $(INSTALLED) ## How long clients and brokers take to recover when their connections die without a sign
 	$(BIN)/python -m benchmarks.dead_connections
 
 bench-scale: $(INSTALLED) ## The quorum with many partitions (PARTITIONS='10000 100000 1000000'): time, memory, failover, a lost broker

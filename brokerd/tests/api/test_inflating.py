@@ -69,7 +69,7 @@ async def test_nothing_of_a_refused_read_waits_for_the_collector(client: Client)
             assert refused.code == errors_pb2.ERROR_CODE_MESSAGE_TOO_LARGE
         async with asyncio.timeout(WAIT_S):
             while True:
-                if not frames_of("brokerd/api/read.py"):
+                if not frames_of("brokerd/api/log_service/read.py"):
                     break
                 await asyncio.sleep(0.01)
     finally:

@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError, Message
 from lograft.internal.v1 import forward_pb2
 from lograft.v1 import log_pb2 as pb
 
-from integration_tests.faults.admin_requests import SCRAP, SCRAPS
-from integration_tests.faults.cluster_facts import Facts
+from integration_tests.scenarios.fuzz.admin_requests import SCRAP, SCRAPS
+from integration_tests.scenarios.fuzz.cluster_facts import Facts
 
 RequestMaker = Callable[[random.Random, Facts], Message]
 
