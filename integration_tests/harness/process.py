@@ -84,7 +84,7 @@ class Process:
         self.wait(STOP_TIMEOUT_S)
 
     def ask_to_stop(self) -> None:
-        """Ask for an orderly stop (SIGTERM); `stop` waits for it."""
+        """Ask for an orderly stop (SIGTERM), for which `wait` waits."""
         self._signal(signal.SIGTERM)
 
     def stop(self) -> int:

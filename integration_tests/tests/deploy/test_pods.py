@@ -63,7 +63,7 @@ class Pods:
         """Stop every pod as Kubernetes does, with SIGTERM; return the exit statuses."""
         for process in self.running.values():
             process.ask_to_stop()
-        statuses = [process.stop() for process in self.running.values()]
+        statuses = [process.wait(process.stop_timeout_s) for process in self.running.values()]
         self.running.clear()
         return statuses
 

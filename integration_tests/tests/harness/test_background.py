@@ -9,7 +9,7 @@ import pytest
 
 from integration_tests.harness.background import Background, Repeated
 
-JOIN_TIMEOUT_S = 20.0
+JOIN_TIMEOUT_S = 300.0
 
 
 def test_work_ends_when_it_is_asked_to() -> None:
@@ -66,7 +66,7 @@ def test_step_is_repeated_until_the_order_to_stop() -> None:
         if len(steps) >= 3:
             enough.set()
 
-    repeated = Repeated("steps", step, 0.001)
+    repeated = Repeated("steps", step, 0.001, join_timeout_s=JOIN_TIMEOUT_S)
     repeated.start()
     assert enough.wait(JOIN_TIMEOUT_S)
     repeated.join()

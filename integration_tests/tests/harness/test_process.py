@@ -14,7 +14,7 @@ from integration_tests.harness.ports import free_port
 from integration_tests.harness.process import Process
 from integration_tests.harness.wait import wait_for
 
-WAIT_S = 30.0
+WAIT_S = 300.0
 BLOCK = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); print('ready', flush=True); "
 WAITS = BLOCK + "signal.sigwait({signal.SIGTERM}); raise SystemExit(3)"
 DEAF = BLOCK + "signal.pause()"
