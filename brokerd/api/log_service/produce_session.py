@@ -211,7 +211,8 @@ class ProduceSession(Generic[BindingT]):
 
     def take_ended(self) -> list[BindingT]:
         """Return what was bound to the routes that are over since the last call."""
-        ended, self._ended = self._ended, []
+        ended = self._ended
+        self._ended = []
         return ended
 
     def close(self) -> list[BindingT]:
