@@ -213,12 +213,14 @@ class FetchSession(Generic[BindingT]):
         """Return the answers to write now, in order, and forget them; nothing before the first `FetchOpened`."""
         if not self._is_opened:
             return []
-        answers, self._outbox = self._outbox, []
+        answers = self._outbox
+        self._outbox = []
         return answers
 
     def take_ended(self) -> list[BindingT]:
         """Return what was bound to the routes that are over since the last call."""
-        ended, self._ended = self._ended, []
+        ended = self._ended
+        self._ended = []
         return ended
 
     def close(self) -> list[BindingT]:

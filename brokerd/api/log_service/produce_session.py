@@ -6,7 +6,8 @@ Must not: parse batches, find partitions, touch a log, a stream or a clock.
 
 Theory of operation. The client asks for routes (`open`, `want_routes`); the shell finds each partition (`bind_route`,
 `refuse_route`), and one `Opened` answers them all (`end_binding`). What the shell binds to a route is opaque here: a
-batch gets it back from `receive_batch`, and `take_ended` gives it back once the route is over.
+batch gets it back from `receive_batch`, and `take_ended` gives it back once the route is over. `fetch_session` has the
+second copy of this binding of routes.
 
 A batch of a live route must carry the next number. The shell appends it (`note_appended`, `fail_batch`) and then tells
 of its acknowledgement (`acknowledge`). Acknowledgements may come in any order (a duplicate waits for an older offset),
@@ -210,7 +211,8 @@ class ProduceSession(Generic[BindingT]):
 
     def take_ended(self) -> list[BindingT]:
         """Return what was bound to the routes that are over since the last call."""
-        ended, self._ended = self._ended, []
+        ended = self._ended
+        self._ended = []
         return ended
 
     def close(self) -> list[BindingT]:

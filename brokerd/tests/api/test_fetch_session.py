@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_ROUTE
@@ -331,6 +331,7 @@ def test_reading_pauses_while_many_answers_wait() -> None:
     assert not session.must_pause
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50), st.integers(1, 300)), max_size=60))
 def test_every_offset_is_read_once_and_in_order(moves: list[tuple[int, int, int]]) -> None:
     """Whatever the moves and the credit, each route reads a gapless ascending range up to its high watermark."""

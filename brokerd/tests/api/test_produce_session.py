@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lograft.wire.codes import ErrorCode
 from lograft.wire.limits import MAX_IN_FLIGHT_BATCHES, MAX_ROUTE
@@ -309,6 +309,7 @@ def test_stream_that_is_over_gives_back_what_was_bound() -> None:
     assert session.take_ended() == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=40), st.randoms(use_true_random=False))
 def test_every_batch_gets_exactly_one_receipt_in_order(batches: list[tuple[int, bool]], random: object) -> None:
     """Whatever the order of acks and writes, each route's receipts list its offsets once and in order."""

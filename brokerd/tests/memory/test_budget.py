@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lograft.wire.codes import ErrorCode
 
@@ -54,6 +54,7 @@ def test_bytes_are_given_back_once() -> None:
             budget.give_back(grant)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 3)), max_size=60))
 def test_the_limit_holds_and_order_too(steps: list[tuple[int, int]]) -> None:
     """Whatever is asked for and given back: the sum is right, over the limit only alone, and grants keep the order of asking."""
