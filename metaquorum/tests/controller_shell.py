@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 from metaquorum.controller.commands import (
     AllocateProducerIds,
     BrokerRegistered,
@@ -15,7 +17,7 @@ from metaquorum.controller.commands import (
     RegisterBroker,
 )
 from metaquorum.controller.settings import ControllerSettings
-from metaquorum.controller_service.commit_waiters import Outcome
+from metaquorum.controller_service.commit_waiters import CommandError, Outcome
 from metaquorum.controller_service.controller_host import ControllerHost
 from metaquorum.metadata.image_store import ImageStore, open_image
 from metaquorum.metadata.listener import CommittedBatch, QuorumLeader
@@ -139,3 +141,10 @@ def control(base_offset: int, next_offset: int) -> CommittedBatch:
         * (next_offset - base_offset),
         is_control=True,
     )
+
+
+async def failure(shell: Shell, command: CreateTopic | AllocateProducerIds, *, timeout_ms: int = 50) -> CommandError:
+    """Submit a command that must fail; return how."""
+    with pytest.raises(CommandError) as caught:
+        await shell.host.submit(command, timeout_ms=timeout_ms)
+    return caught.value

@@ -84,7 +84,7 @@ class NormsPage:
         """Return the tests of statements that no statement names, by file; tests of pages are no such tests."""
         named = {test for row in self.rows() for test in row.tests}
         missing: dict[str, set[str]] = {}
-        for file in sorted((ROOT / self.tests).glob("test_norms_*.py")):
+        for file in sorted((ROOT / self.tests).rglob("test_norms_*.py")):
             path = file.relative_to(ROOT).as_posix()
             if not path.endswith("page.py"):
                 missing[path] = {name for name in names_in(path) if (path, name) not in named}

@@ -22,7 +22,7 @@ from metaquorum.metadata.snapshot_rows import PIECE_BYTES, SnapshotReader, Snaps
 from metaquorum.raft.types import NodeId, Offset, QuorumEpoch, ReplicaKey, SnapshotId
 from metaquorum.raft.voters import Voter, voter_set
 from metaquorum.tests.controller_world import World, create_topic
-from metaquorum.tests.test_image_store import EPOCH, write
+from metaquorum.tests.image_samples import EPOCH, write
 
 VOTERS = voter_set([Voter(key=ReplicaKey(node_id=NodeId(1), directory_id=b"d" * 16), address="voter-1:9640")])
 

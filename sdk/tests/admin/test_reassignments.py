@@ -2,7 +2,7 @@
 """Reassignments by the admin clients and by the command, against a real broker.
 
 The cluster of these tests has one broker: what can be shown is that it is asked, checked and refused. Moves between
-brokers are in `metaquorum/tests/test_server_reassignments.py`.
+brokers are in `metaquorum/tests/controller_service/test_reassignments.py`.
 """
 
 from __future__ import annotations
