@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways in which a disk returns something else than what was written: each a function of a generator and of the bytes. Pure."""
+"""Ways in which a disk returns something else than what was written: each a function of a generator and of the bytes."""
 
 from __future__ import annotations
 

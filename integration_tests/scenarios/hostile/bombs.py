@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of a few kilobytes that inflate to as much as the format allows, or to more. Pure."""
+"""Batches of a few kilobytes that inflate to as much as the format allows, or to more."""
 
 from __future__ import annotations
 

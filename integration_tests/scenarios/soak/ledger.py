@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was sent, acknowledged and read of each partition of a soak, and what is wrong with it. Pure.
+"""What was sent, acknowledged and read of each partition of a soak, and what is wrong with it.
 
 One producer alone sends to a fresh topic, so that record n of a partition has offset n, if nothing is lost, doubled or moved: its
 receipt must say so, and a reader must find it there. A value is its number (8 bytes, big-endian) and a body that follows from the
