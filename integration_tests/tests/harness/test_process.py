@@ -21,8 +21,9 @@ DEAF = BLOCK + "signal.pause()"
 
 
 def started(path: Path, program: str, *, stop_timeout_s: float = WAIT_S) -> Process:
-    """Start a program and wait until it has said that it is ready."""
-    process = Process("program", ["-c", program], path / "program.log", stop_timeout_s=stop_timeout_s)
+    """Start a program with a log of its own and wait until it has said that it is ready."""
+    log_path = path / f"{len(list(path.iterdir()))}.log"
+    process = Process("program", ["-c", program], log_path, stop_timeout_s=stop_timeout_s)
     process.start()
     wait_for(lambda: "ready" in process.log_text(), timeout_s=WAIT_S, what="the program")
     return process
