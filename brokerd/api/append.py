@@ -35,7 +35,7 @@ from brokerd.limits import APPEND_WAIT_MS, BIND_WAIT_MS
 from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.replica.refusals import too_few_after_failure
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from metaquorum.metadata.image import TopicImage
 
 METHOD: Final = "/lograft.v1.LogService/Append"
@@ -150,7 +150,7 @@ class AppendCalls:
             duplicate=appended.duplicate,
         )
 
-    async def _store_anew(self, batch: memoryview, replica: HostedReplica) -> memoryview:
+    async def _store_anew(self, batch: memoryview, replica: Replica) -> memoryview:
         """Give a batch in the codec of its topic."""
         threads, max_bytes = self._parts.batch_threads, replica.max_message_bytes
         stored, checked = await threads.check_and_store(batch, replica.settings, max_bytes=max_bytes)
@@ -159,7 +159,7 @@ class AppendCalls:
         return stored
 
     async def _wait_for_ack(
-        self, replica: HostedReplica, next_offset: int, level: AckLevel, context: ServicerContext
+        self, replica: Replica, next_offset: int, level: AckLevel, context: ServicerContext
     ) -> Durability:
         reached: asyncio.Future[Durability | LossReason] = asyncio.get_running_loop().create_future()
 

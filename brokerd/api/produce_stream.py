@@ -56,7 +56,7 @@ from brokerd.limits import BIND_WAIT_MS
 from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.replica.refusals import too_few_after_failure
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from brokerd.wake import Wake
 
 
@@ -65,7 +65,7 @@ class _Binding:
 
     __slots__ = ("_stream", "max_batch_bytes", "replica", "route")
 
-    def __init__(self, stream: ProduceStream, route: int, replica: HostedReplica, max_batch_bytes: int) -> None:
+    def __init__(self, stream: ProduceStream, route: int, replica: Replica, max_batch_bytes: int) -> None:
         self._stream = stream
         self.route = route
         self.replica = replica

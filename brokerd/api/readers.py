@@ -12,9 +12,9 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.api.fetch_serving import Verdict, judge_offset
 from brokerd.failure import RefusedError, refused
+from brokerd.replica.listeners import ReplicaListeners
 from brokerd.replica.locator import Locator
-from brokerd.replica.replica import HostedReplica
-from brokerd.replica.replica_listeners import ReplicaListeners
+from brokerd.replica.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ServingReplica:
         is_leader: True if it leads; else it follows in sync.
     """
 
-    replica: HostedReplica
+    replica: Replica
     is_leader: bool
 
     @property
@@ -44,7 +44,7 @@ class ServingReplica:
     @property
     def listeners(self) -> ReplicaListeners:
         """Who hears of more to read and of the end of service."""
-        return self.replica.listeners if self.is_leader else self.replica.follower_readers.listeners
+        return self.replica.listeners if self.is_leader else self.replica.follower_listeners
 
     def judge(self, offset: int) -> Verdict:
         """Say what becomes of a reader that begins at an offset."""

@@ -41,7 +41,7 @@ from brokerd.limits import (
     MAX_REPLICATE_STREAMS,
     MAX_WATCH_STREAMS,
     PRODUCER_EXPIRY_CHECK_MS,
-    SET_ASIDE_CHECK_MS,
+    REMOVED_CHECK_MS,
     SHUTDOWN_HANDOVER_MS,
     SPACE_CHECK_MS,
     TOUCH_CHECK_MS,
@@ -49,14 +49,13 @@ from brokerd.limits import (
 from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
 from brokerd.process.settings import BrokerSettings
-from brokerd.replica.followed_rates import followed_rates
-from brokerd.replica.follower_route import LedReplica
 from brokerd.replica.locator import Locator
 from brokerd.replica.log_directories import OpenedDirectories, open_log_directories
-from brokerd.replica.manager import ReplicaHost
-from brokerd.replica.partition_news import OwnBroker
+from brokerd.replica.manager import ReplicaManager
+from brokerd.replica.metadata_view import OwnBroker
+from brokerd.replica.removed_directories import UnknownPartitions
 from brokerd.replica.repairing import DamageRepairs
-from brokerd.replica.set_aside import UnknownPartitions
+from brokerd.replication.configured_rates import configured_rates
 from brokerd.replication.fetch_range import FetchRangeCalls
 from brokerd.replication.follower_replication import Replication
 from brokerd.replication.leader_handshake import Leader
@@ -107,7 +106,7 @@ class BrokerServer:
         self._follower_streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
         self._quorum: QuorumMember | None = None
         self._metrics: MetricsListener | None = None
-        self._host: ReplicaHost | None = None
+        self._manager: ReplicaManager | None = None
         self._replication: Replication | None = None
         self._directories: OpenedDirectories | None = None
         self._lifecycle: BrokerLifecycle | None = None
@@ -144,9 +143,9 @@ class BrokerServer:
         return self._observer
 
     @property
-    def replica_host(self) -> ReplicaHost | None:
+    def replica_manager(self) -> ReplicaManager | None:
         """The partitions of this broker; None before `start`."""
-        return self._host
+        return self._manager
 
     @property
     def is_serving(self) -> bool:
@@ -201,7 +200,7 @@ class BrokerServer:
             incarnation_id=identity.incarnation_id,
             broker_epoch=self._broker_epoch,
         )
-        self._host = ReplicaHost(
+        self._manager = ReplicaManager(
             directories=self._directories.logs,
             own=OwnBroker(node_id, identity.incarnation_id),
             observer=self._observer,
@@ -215,7 +214,7 @@ class BrokerServer:
             cluster_id=cluster_id,
             node_id=node_id,
             observer=self._observer,
-            locator=Locator(node_id=node_id, observer=self._observer, host=self._host),
+            locator=Locator(node_id=node_id, observer=self._observer, manager=self._manager),
             peers=self._peers,
             producer_ids=self._producer_ids,
             produce_streams=self._registers[0],
@@ -225,9 +224,9 @@ class BrokerServer:
             batch_threads=self._batch_threads,
             touch=self._touch,
         )
-        log_directories = LogDirectoryCalls(self._host, parts.locator, node_id=node_id, cluster_id=cluster_id)
+        log_directories = LogDirectoryCalls(self._manager, parts.locator, node_id=node_id, cluster_id=cluster_id)
         assert self._followers is not None, "the quorum member adds the services"
-        self._followers.attach(self._leader(node_id, cluster_id, self._host))
+        self._followers.attach(self._leader(node_id, cluster_id, self._manager))
         handlers = (
             LogService(parts).handler(),
             MetadataService(parts).handler(),
@@ -237,19 +236,19 @@ class BrokerServer:
         self._address = settings.advertise or bound
         await self._server.start()
         logger.info("listening: address=%s node_id=%d cluster_id=%s", bound, node_id, cluster_id)
-        self._host.failed.add_done_callback(self._on_host_failed)
-        self._host.on_offline = self._lifecycle.note_offline_directories
-        self._lifecycle.lacks_room = self._host.lacks_room
+        self._manager.failed.add_done_callback(self._on_manager_failed)
+        self._manager.on_offline = self._lifecycle.note_offline_directories
+        self._lifecycle.lacks_room = self._manager.lacks_room
         self._watch(
             self._lifecycle.start(
                 host=self._address.host, port=self._address.port, replication_port=self._quorum.internal_port
             )
         )
-        self._run(self._come_up(self._lifecycle, self._host), "start of the logs")
-        self._run(self._delete_set_aside(self._host), "deletion of set-aside directories")
-        self._run(self._tend_space(self._host), "watch over free space")
-        self._run(self._expire_producers(self._host), "expiry of idle producers")
-        self._run(DamageRepairs(self._host.replicas, self._replication.repairs).run(), "repair of damaged ranges")
+        self._run(self._come_up(self._lifecycle, self._manager), "start of the logs")
+        self._run(self._delete_removed(self._manager), "deletion of removed directories")
+        self._run(self._tend_space(self._manager), "watch over free space")
+        self._run(self._expire_producers(self._manager), "expiry of idle producers")
+        self._run(DamageRepairs(self._manager.replicas, self._replication.repairs).run(), "repair of damaged ranges")
         self._run(self._watch_quorum(self._quorum), "quorum node")
         self._run(self._watch_touch(self._lifecycle), "watch over the controller's answers")
 
@@ -302,7 +301,7 @@ class BrokerServer:
         self._is_stopping = True
         await self._health.set_serving(False)
         self._serving.clear()
-        leads_for_others = self._host is not None and self._host.leads_several
+        leads_for_others = self._manager is not None and self._manager.leads_several
         if leads_for_others:
             # The leaders move first, while everything is still served: clients follow the hint to the next one.
             await self._leave(leads_for_others=True)
@@ -329,7 +328,7 @@ class BrokerServer:
         if self._quorum is not None:
             # First: what its controller still has to do for partitions that nobody leads would only hold up the closing of their logs.
             await self._quorum.stop_voter()
-        is_clean = self._host is not None and await self._host.stop()
+        is_clean = self._manager is not None and await self._manager.stop()
         if self._replication is not None:
             await self._replication.close()
         if self._directories is not None:
@@ -367,20 +366,20 @@ class BrokerServer:
         except TimeoutError:
             logger.info("%d streams are still open after %d ms and are cut", self.stream_count, DRAIN_MS)
 
-    async def _come_up(self, lifecycle: BrokerLifecycle, host: ReplicaHost) -> None:
+    async def _come_up(self, lifecycle: BrokerLifecycle, manager: ReplicaManager) -> None:
         broker_epoch = await lifecycle.registered()
         while not await self._observer.wait_for(broker_epoch + 1, timeout_ms=LIFECYCLE_WAIT_MS):
             logger.warning("waiting for the metadata up to %d: have %d", broker_epoch, self._observer.metadata_offset)
-        await host.start()
-        logger.info("logs open: replica_count=%d", host.replica_count)
+        await manager.start()
+        logger.info("logs open: replica_count=%d", manager.replica_count)
         lifecycle.set_ready()
-        await self._wait_led(lifecycle.broker_id, host)
+        await self._wait_led(lifecycle.broker_id, manager)
         # What waited for leave to lead leads.
-        await host.wait_idle()
+        await manager.wait_idle()
         self._is_up = True
         self._on_state(lifecycle.state)
 
-    async def _wait_led(self, node_id: int, host: ReplicaHost) -> None:
+    async def _wait_led(self, node_id: int, manager: ReplicaManager) -> None:
         """Wait until this broker's own metadata shows it unfenced and its partitions led, so that `ready` means it.
 
         The controller elects leaders in slices after it has unfenced a broker.
@@ -389,28 +388,24 @@ class BrokerServer:
         while True:
             broker = self._observer.image.brokers.get(node_id)
             if broker is not None and not broker.fenced:
-                if host.leaderless_count() == 0:
+                if manager.leaderless_count() == 0:
                     return
                 give_up_ms = give_up_ms or monotonic_ms() + ELECTION_WAIT_MS
                 if monotonic_ms() >= give_up_ms:
-                    logger.warning("%d partitions here have no leader yet", host.leaderless_count())
+                    logger.warning("%d partitions here have no leader yet", manager.leaderless_count())
                     return
             await self._observer.wait_for(self._observer.metadata_offset + 1, timeout_ms=ELECTION_WAIT_MS // 4)
 
-    def _leader(self, node_id: int, cluster_id: str, host: ReplicaHost) -> Leader:
-        def find(topic_id: bytes, partition: int) -> LedReplica | None:
-            replica = host.find(topic_id, partition)
-            return None if replica is None else replica.followers
-
+    def _leader(self, node_id: int, cluster_id: str, manager: ReplicaManager) -> Leader:
         return Leader(
             cluster_id=cluster_id,
             node_id=node_id,
             observer=self._observer,
             broker_epoch=self._broker_epoch,
-            find=find,
+            find=manager.find,
             streams=self._follower_streams,
-            rates=followed_rates(self._observer, node_id),
-            ranges=FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, observer=self._observer, find=host.find),
+            rates=configured_rates(self._observer, node_id),
+            ranges=FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, observer=self._observer, find=manager.find),
         )
 
     def _broker_epoch(self) -> int | None:
@@ -438,7 +433,7 @@ class BrokerServer:
         await quorum.wait_stopped()
         raise BrokerFailedError("the quorum node of this process has stopped")
 
-    def _on_host_failed(self, failed: asyncio.Future[BaseException]) -> None:
+    def _on_manager_failed(self, failed: asyncio.Future[BaseException]) -> None:
         if not failed.cancelled():
             self._fail(BrokerFailedError(f"the log directory failed: {failed.result()}"))
 
@@ -463,19 +458,19 @@ class BrokerServer:
             self._fatal.set_result(error)
 
     def _unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
-        return {} if self._host is None else self._host.unknown_counts
+        return {} if self._manager is None else self._manager.unknown_counts
 
-    async def _delete_set_aside(self, host: ReplicaHost) -> None:
+    async def _delete_removed(self, manager: ReplicaManager) -> None:
         while True:
-            await asyncio.sleep(SET_ASIDE_CHECK_MS / 1000)
-            await host.delete_due()
+            await asyncio.sleep(REMOVED_CHECK_MS / 1000)
+            await manager.delete_due()
 
-    async def _expire_producers(self, host: ReplicaHost) -> None:
+    async def _expire_producers(self, manager: ReplicaManager) -> None:
         while True:
             await asyncio.sleep(PRODUCER_EXPIRY_CHECK_MS / 1000)
-            await host.expire_producers(self._settings.producer_id_expiration_ms)
+            await manager.expire_producers(self._settings.producer_id_expiration_ms)
 
-    async def _tend_space(self, host: ReplicaHost) -> None:
+    async def _tend_space(self, manager: ReplicaManager) -> None:
         while True:
             await asyncio.sleep(SPACE_CHECK_MS / 1000)
-            await host.tend_space()
+            await manager.tend_space()

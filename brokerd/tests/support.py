@@ -27,8 +27,8 @@ from brokerd.limits import MIN_BUDGET_BYTES
 from brokerd.process.server import BrokerServer
 from brokerd.process.standalone import standalone_settings
 from brokerd.replica.locator import Locator
-from brokerd.replica.manager import ReplicaHost
-from brokerd.replica.partition_news import OwnBroker
+from brokerd.replica.manager import ReplicaManager
+from brokerd.replica.metadata_view import OwnBroker
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.hello import Identity
 from metaquorum.net.link import Services
@@ -240,20 +240,20 @@ async def refusal(call: Any) -> RemoteStatus:
     raise AssertionError(f"the call was answered: {response}")
 
 
-def offline_parts(observer: MetadataLoader, host: ReplicaHost | None = None) -> BrokerParts:
+def offline_parts(observer: MetadataLoader, manager: ReplicaManager | None = None) -> BrokerParts:
     """Parts of a broker without a network: for services that need metadata and replicas only."""
     own = Identity(cluster_id="c", node_id=1, incarnation_id=bytes(16), address=None)
     calls = ControllerCalls(observer, Peers(own, Services(requests={}, streams={})), ())
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
-    if host is None:
+    if manager is None:
         directories = LogDirectories([LogDirectory(SimDisk(), "/p")])
-        host = ReplicaHost(directories=directories, own=OwnBroker(1, identity.incarnation_id), observer=observer)
+        manager = ReplicaManager(directories=directories, own=OwnBroker(1, identity.incarnation_id), observer=observer)
     lifecycle = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
     return BrokerParts(
         cluster_id="c",
         node_id=1,
         observer=observer,
-        locator=Locator(node_id=1, observer=observer, host=host),
+        locator=Locator(node_id=1, observer=observer, manager=manager),
         peers=PeerChannels(),
         producer_ids=ProducerIds(calls, lifecycle),
         produce_streams=StreamRegister("produce", 1),

@@ -13,8 +13,8 @@ from lograft.v1 import admin_pb2
 from lograft.wire.codes import ErrorCode
 from lograft.wire.status import parse_rpc_error
 
+from brokerd.tests.replica.many_directories import start
 from brokerd.tests.support import WAIT_S, Client, connected, refusal
-from brokerd.tests.test_log_directories import start
 
 VALUE_BYTES = 2_000
 """Enough for a few segments in a hundred records."""
