@@ -179,8 +179,8 @@ DELETED_PARTITION_KEEP_MS: Final = 60_000
 UNKNOWN_PARTITION_KEEP_MS: Final = 7 * 24 * 3_600_000
 """Milliseconds that a partition directory unknown to the metadata is kept before its files are removed."""
 
-SET_ASIDE_CHECK_MS: Final = 30_000
-"""Milliseconds between looks for set-aside directories that are due."""
+REMOVED_CHECK_MS: Final = 30_000
+"""Milliseconds between looks for removed directories that are due."""
 
 SPACE_CHECK_MS: Final = 1_000
 """Milliseconds between looks at the free space of the log directories, beside those that appends cause."""

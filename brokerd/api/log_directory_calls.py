@@ -15,9 +15,9 @@ from lograft.wire.codes import ErrorCode
 from brokerd.api.calls import ServicerContext, check_cluster
 from brokerd.failure import refused
 from brokerd.replica.locator import Locator
-from brokerd.replica.manager import ReplicaHost
+from brokerd.replica.manager import ReplicaManager
 from brokerd.replica.moving import Move, MoveState
-from brokerd.replica.set_aside import UnknownPartitions
+from brokerd.replica.removed_directories import UnknownPartitions
 from storage.directory.directories import LogDirectory
 from storage.directory.space import SpaceState
 from storage.errors import StorageError
@@ -42,14 +42,14 @@ class LogDirectoryCalls:
     """The calls of one broker.
 
     Args:
-        host: its partitions.
+        manager: its replicas.
         locator: finds topics.
         node_id: node id of this broker.
         cluster_id: cluster that requests may name.
     """
 
-    def __init__(self, host: ReplicaHost, locator: Locator, *, node_id: int, cluster_id: str) -> None:
-        self._host = host
+    def __init__(self, manager: ReplicaManager, locator: Locator, *, node_id: int, cluster_id: str) -> None:
+        self._manager = manager
         self._locator = locator
         self._node_id = node_id
         self._cluster_id = cluster_id
@@ -64,14 +64,16 @@ class LogDirectoryCalls:
         """
         check_cluster(request.cluster_id, self._cluster_id)
         # Looked at first: what follows is of one moment.
-        unknown = {directory: await self._host.unknown_partitions(directory) for directory in self._host.directories}
+        unknown = {
+            directory: await self._manager.unknown_partitions(directory) for directory in self._manager.directories
+        }
         return admin_pb2.DescribeLogDirectoriesResponse(
             broker_id=self._node_id,
             directories=[
                 self._directory(directory, each, with_replicas=request.with_replicas)
                 for directory, each in unknown.items()
             ],
-            moves=[_move_message(move) for move in self._host.moves.report()],
+            moves=[_move_message(move) for move in self._manager.moves.report()],
         )
 
     async def move(
@@ -87,7 +89,7 @@ class LogDirectoryCalls:
             message = f"a log directory id has {TOPIC_ID_BYTES} bytes, not {len(request.directory_id)}"
             raise refused(ErrorCode.INVALID_REQUEST, message)
         topic = self._locator.topic(request.topic)
-        self._host.move(topic.topic_id, request.partition, request.directory_id)
+        self._manager.move(topic.topic_id, request.partition, request.directory_id)
         return admin_pb2.MoveReplicaResponse()
 
     async def delete_unknown(
@@ -100,7 +102,7 @@ class LogDirectoryCalls:
         """
         check_cluster(request.cluster_id, self._cluster_id)
         try:
-            deleted = await self._host.delete_unknown_partitions()
+            deleted = await self._manager.delete_unknown_partitions()
         except StorageError as error:
             raise refused(ErrorCode.STORAGE_FAILED, f"not everything unknown was deleted: {error}") from None
         return admin_pb2.DeleteUnknownPartitionsResponse(
@@ -110,7 +112,7 @@ class LogDirectoryCalls:
     def _directory(
         self, directory: LogDirectory, unknown: UnknownPartitions, *, with_replicas: bool
     ) -> admin_pb2.LogDirectory:
-        replicas = self._host.replicas_in(directory)
+        replicas = self._manager.replicas_in(directory)
         names = [admin_pb2.ReplicaName(topic=replica.topic, partition=replica.partition) for replica in replicas]
         failure = directory.failure
         return admin_pb2.LogDirectory(

@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from brokerd.limits import RECENT_READS_BYTES
-from brokerd.replica.follower_route import FollowerRead, LedReplica
+from brokerd.replica.replica import Replica
+from brokerd.replica.replication_border import FollowerRead
 
 
 class RecentReads:
     """See the module docstring."""
 
     def __init__(self) -> None:
-        self._reads: OrderedDict[LedReplica, FollowerRead] = OrderedDict()
+        self._reads: OrderedDict[Replica, FollowerRead] = OrderedDict()
         self._size_bytes = 0
 
     def __len__(self) -> int:
@@ -31,7 +32,7 @@ class RecentReads:
         """Bytes that are kept."""
         return self._size_bytes
 
-    def read(self, replica: LedReplica, offset: int, max_bytes: int) -> FollowerRead:
+    def read(self, replica: Replica, offset: int, max_bytes: int) -> FollowerRead:
         """Give what `read_for_follower` gives, or gave last for the same offset.
 
         Raises:
@@ -48,7 +49,7 @@ class RecentReads:
             self._size_bytes -= len(self._reads.popitem(last=False)[1].data)
         return read
 
-    def forget(self, replica: LedReplica) -> None:
+    def forget(self, replica: Replica) -> None:
         """Keep nothing of a replica."""
         forgotten = self._reads.pop(replica, None)
         if forgotten is not None:

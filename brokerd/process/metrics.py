@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from brokerd.errors import AddressInUseError
 from brokerd.memory.budget import MemoryBudget
-from brokerd.replica.set_aside import UnknownPartitions
+from brokerd.replica.removed_directories import UnknownPartitions
 from metaquorum.process.settings import Address
 from metaquorum.replica.quorum_node import QuorumNode
 from storage.directory.directories import LogDirectory

@@ -44,21 +44,20 @@ from brokerd.limits import (
     MAX_REPLICATE_STREAMS,
     MAX_WATCH_STREAMS,
     PRODUCER_EXPIRY_CHECK_MS,
-    SET_ASIDE_CHECK_MS,
+    REMOVED_CHECK_MS,
     SHUTDOWN_HANDOVER_MS,
     SPACE_CHECK_MS,
 )
 from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
 from brokerd.process.settings import BrokerSettings
-from brokerd.replica.followed_rates import followed_rates
-from brokerd.replica.follower_route import LedReplica
 from brokerd.replica.locator import Locator
 from brokerd.replica.log_directories import OpenedDirectories, open_log_directories
-from brokerd.replica.manager import ReplicaHost
-from brokerd.replica.partition_news import OwnBroker
+from brokerd.replica.manager import ReplicaManager
+from brokerd.replica.metadata_view import OwnBroker
+from brokerd.replica.removed_directories import UnknownPartitions
 from brokerd.replica.repairing import DamageRepairs
-from brokerd.replica.set_aside import UnknownPartitions
+from brokerd.replication.configured_rates import configured_rates
 from brokerd.replication.fetch_range import FetchRangeCalls
 from brokerd.replication.follower_replication import Replication
 from brokerd.replication.leader_handshake import Leader
@@ -95,14 +94,14 @@ class _Broker:
         calls: the way to the controller.
         lifecycle: registration and heartbeats.
         replication: what leaders and the controller are asked.
-        host: the partitions.
+        manager: the replicas.
         parts: what the services of clients share.
     """
 
     calls: ControllerCalls
     lifecycle: BrokerLifecycle
     replication: Replication
-    host: ReplicaHost
+    manager: ReplicaManager
     parts: BrokerParts
 
 
@@ -161,9 +160,9 @@ class BrokerServer:
         return self._observer
 
     @property
-    def replica_host(self) -> ReplicaHost | None:
+    def replica_manager(self) -> ReplicaManager | None:
         """The partitions of this broker; None before `start`."""
-        return None if self._broker is None else self._broker.host
+        return None if self._broker is None else self._broker.manager
 
     @property
     def lifecycle(self) -> BrokerLifecycle | None:
@@ -221,7 +220,7 @@ class BrokerServer:
             self._metrics = open_metrics(quorum.quorum_node, listen, budgets, unknown=self._unknown_counts)
 
     def _unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
-        return {} if self._broker is None else self._broker.host.unknown_counts
+        return {} if self._broker is None else self._broker.manager.unknown_counts
 
     def _compose(self, quorum: QuorumMember, logs: LogDirectories, clean_stop_epoch: int | None) -> _Broker:
         """Make the parts and connect them; nothing runs yet."""
@@ -245,21 +244,21 @@ class BrokerServer:
             incarnation_id=identity.incarnation_id,
             broker_epoch=lambda: lifecycle.broker_epoch,
         )
-        host = ReplicaHost(
+        manager = ReplicaManager(
             directories=logs,
             own=OwnBroker(node_id, identity.incarnation_id),
             observer=observer,
             retention_check_ms=settings.retention_check_ms,
             peers=replication.peers,
         )
-        host.on_offline = lifecycle.note_offline_directories
-        host.failed.add_done_callback(self._on_host_failed)
-        lifecycle.lacks_room = host.lacks_room
+        manager.on_offline = lifecycle.note_offline_directories
+        manager.failed.add_done_callback(self._on_manager_failed)
+        lifecycle.lacks_room = manager.lacks_room
         parts = BrokerParts(
             cluster_id=cluster_id,
             node_id=node_id,
             observer=observer,
-            locator=Locator(node_id=node_id, observer=observer, host=host),
+            locator=Locator(node_id=node_id, observer=observer, manager=manager),
             peers=quorum.peers,
             producer_ids=ProducerIds(calls, lifecycle),
             produce_streams=self._produce_streams,
@@ -269,7 +268,7 @@ class BrokerServer:
             batch_threads=self._batch_threads,
             session=lifecycle.session,
         )
-        return _Broker(calls=calls, lifecycle=lifecycle, replication=replication, host=host, parts=parts)
+        return _Broker(calls=calls, lifecycle=lifecycle, replication=replication, manager=manager, parts=parts)
 
     async def _listen(self, broker: _Broker) -> None:
         """Answer other servers and clients; all but the questions about this broker itself are refused until it is let in."""
@@ -278,7 +277,7 @@ class BrokerServer:
         parts, observer = broker.parts, self._observer
         log_service = LogService(parts)
         log_directories = LogDirectoryCalls(
-            broker.host, parts.locator, node_id=parts.node_id, cluster_id=parts.cluster_id
+            broker.manager, parts.locator, node_id=parts.node_id, cluster_id=parts.cluster_id
         )
         admin_service = AdminService(broker.calls, observer, log_directories, cluster_id=parts.cluster_id)
         handlers = (log_service.handler(), MetadataService(parts).handler(), admin_service.handler())
@@ -291,56 +290,51 @@ class BrokerServer:
 
     def _leader(self, broker: _Broker) -> Leader:
         """Make what followers ask of this broker's replicas."""
-        host, parts, observer = broker.host, broker.parts, self._observer
-
-        def find(topic_id: bytes, partition: int) -> LedReplica | None:
-            replica = host.find(topic_id, partition)
-            return None if replica is None else replica.followers
-
+        manager, parts, observer = broker.manager, broker.parts, self._observer
         return Leader(
             cluster_id=parts.cluster_id,
             node_id=parts.node_id,
             observer=observer,
             broker_epoch=lambda: broker.lifecycle.broker_epoch,
-            find=find,
+            find=manager.find,
             streams=self._follower_streams,
-            rates=followed_rates(observer, parts.node_id),
+            rates=configured_rates(observer, parts.node_id),
             ranges=FetchRangeCalls(
-                cluster_id=parts.cluster_id, node_id=parts.node_id, observer=observer, find=host.find
+                cluster_id=parts.cluster_id, node_id=parts.node_id, observer=observer, find=manager.find
             ),
         )
 
     def _begin(self, quorum: QuorumMember, broker: _Broker) -> None:
         """Register, and begin all that goes on by itself."""
-        lifecycle, host, address = broker.lifecycle, broker.host, self.address
+        lifecycle, manager, address = broker.lifecycle, broker.manager, self.address
         self._watch(lifecycle.start(host=address.host, port=address.port, replication_port=quorum.internal_port))
 
         async def expire_producers() -> None:
-            await host.expire_producers(self._settings.producer_id_expiration_ms)
+            await manager.expire_producers(self._settings.producer_id_expiration_ms)
 
         self._run("quorum node", _fail_at_end_of(quorum))
-        self._run("start of the logs", self._come_up(lifecycle, host))
+        self._run("start of the logs", self._come_up(lifecycle, manager))
         self._run("watch over the session with the controller", lifecycle.session.watch())
-        self._run("watch over free space", _every(SPACE_CHECK_MS, host.tend_space))
-        self._run("deletion of set-aside directories", _every(SET_ASIDE_CHECK_MS, host.delete_due))
+        self._run("watch over free space", _every(SPACE_CHECK_MS, manager.tend_space))
+        self._run("deletion of set-aside directories", _every(REMOVED_CHECK_MS, manager.delete_due))
         self._run("expiry of idle producers", _every(PRODUCER_EXPIRY_CHECK_MS, expire_producers))
-        self._run("repair of damaged ranges", DamageRepairs(host.replicas, broker.replication.repairs).run())
+        self._run("repair of damaged ranges", DamageRepairs(manager.replicas, broker.replication.repairs).run())
 
-    async def _come_up(self, lifecycle: BrokerLifecycle, host: ReplicaHost) -> None:
+    async def _come_up(self, lifecycle: BrokerLifecycle, manager: ReplicaManager) -> None:
         """Open the logs once the metadata shows the registration, and ask to be unfenced; serve when that is done."""
         broker_epoch = await lifecycle.registered()
         while not await self._observer.wait_for(broker_epoch + 1, timeout_ms=LIFECYCLE_WAIT_MS):
             logger.warning("waiting for the metadata up to %d: have %d", broker_epoch, self._observer.metadata_offset)
-        await host.start()
-        logger.info("logs open: replica_count=%d", host.replica_count)
+        await manager.start()
+        logger.info("logs open: replica_count=%d", manager.replica_count)
         lifecycle.set_ready()
-        await self._wait_led(lifecycle.broker_id, host)
+        await self._wait_led(lifecycle.broker_id, manager)
         # What waited for leave to lead leads.
-        await host.wait_idle()
+        await manager.wait_idle()
         self._is_up = True
         self._on_state(lifecycle.state)
 
-    async def _wait_led(self, node_id: int, host: ReplicaHost) -> None:
+    async def _wait_led(self, node_id: int, manager: ReplicaManager) -> None:
         """Wait until this broker's own metadata shows it unfenced and its partitions led, so that `ready` means it.
 
         The controller elects leaders in slices after it has unfenced a broker.
@@ -349,11 +343,11 @@ class BrokerServer:
         while True:
             broker = self._observer.image.brokers.get(node_id)
             if broker is not None and not broker.fenced:
-                if host.leaderless_count() == 0:
+                if manager.leaderless_count() == 0:
                     return
                 give_up_ms = give_up_ms or monotonic_ms() + ELECTION_WAIT_MS
                 if monotonic_ms() >= give_up_ms:
-                    logger.warning("%d partitions here have no leader yet", host.leaderless_count())
+                    logger.warning("%d partitions here have no leader yet", manager.leaderless_count())
                     return
             await self._observer.wait_for(self._observer.metadata_offset + 1, timeout_ms=ELECTION_WAIT_MS // 4)
 
@@ -405,7 +399,7 @@ class BrokerServer:
             self._serving.clear()
         self._run("health", self._health.set_serving(is_serving))
 
-    def _on_host_failed(self, failed: asyncio.Future[BaseException]) -> None:
+    def _on_manager_failed(self, failed: asyncio.Future[BaseException]) -> None:
         if not failed.cancelled():
             self._fail(BrokerFailedError(f"the log directory failed: {failed.result()}"))
 
@@ -440,7 +434,7 @@ class BrokerServer:
         broker = self._broker
         await self._health.set_serving(False)
         self._serving.clear()
-        leads_for_others = broker is not None and broker.host.leads_several
+        leads_for_others = broker is not None and broker.manager.leads_several
         if leads_for_others:
             # The leaders move first, while everything is still served: clients follow the hint to the next one.
             await self._leave(leads_for_others=True)
@@ -500,7 +494,7 @@ class BrokerServer:
     async def _close_logs(self) -> None:
         """Close the logs, and prove to the next process, and to the controller, that everything is on stable storage, if it is."""
         broker, directories = self._broker, self._directories
-        is_clean = broker is not None and await broker.host.stop()
+        is_clean = broker is not None and await broker.manager.stop()
         if broker is not None:
             await broker.replication.close()
         if directories is None:

@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterable
 
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.replica.log_calls import LogCaller, call_list
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from storage.compaction.cleaner import Cleaner, CleanerSettings, LogReport
 
 
 class LogCleaning:
-    """See the module docstring.
+    """The cleaner of one broker.
 
     Args:
         replicas: gives the replicas that are open now; called on the event loop.
         settings: how the cleaner works.
     """
 
-    def __init__(self, replicas: Callable[[], Iterable[HostedReplica]], *, settings: CleanerSettings) -> None:
+    def __init__(self, replicas: Callable[[], Iterable[Replica]], *, settings: CleanerSettings) -> None:
         self._replicas = replicas
         self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
-from brokerd.replica.manager import ReplicaHost
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.manager import ReplicaManager
+from brokerd.replica.replica import Replica
 from metaquorum.metadata.image import TopicImage
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.topic_names import problem as name_problem
@@ -22,10 +22,10 @@ LEADER_RETRY_MS = 250
 class Locator:
     """Look-ups over one broker's metadata and replicas."""
 
-    def __init__(self, *, node_id: int, observer: MetadataLoader, host: ReplicaHost) -> None:
+    def __init__(self, *, node_id: int, observer: MetadataLoader, manager: ReplicaManager) -> None:
         self._node_id = node_id
         self._observer = observer
-        self._host = host
+        self._manager = manager
 
     def topic(self, name: str) -> TopicImage:
         """Return a topic.
@@ -52,7 +52,7 @@ class Locator:
                 ErrorCode.UNKNOWN_PARTITION,
                 f"topic {topic.topic!r} has partitions 0 to {len(topic.partitions) - 1}, not {partition}",
             )
-        place = self._host.leader_place(topic.topic_id, partition)
+        place = self._manager.leader_place(topic.topic_id, partition)
         if place is None:
             message = f"{topic.topic}-{partition} has no leader at the moment"
             raise refused(ErrorCode.LEADER_NOT_AVAILABLE, message, retry_after_ms=LEADER_RETRY_MS)
@@ -69,7 +69,7 @@ class Locator:
         """True when this broker is the leader."""
         return place.leader_id == self._node_id
 
-    async def local_leader(self, name: str, partition: int, *, timeout_ms: int) -> HostedReplica:
+    async def local_leader(self, name: str, partition: int, *, timeout_ms: int) -> Replica:
         """Return the replica of a partition that this broker leads, waiting while its log is being opened.
 
         Raises:
@@ -82,11 +82,11 @@ class Locator:
                 code=ErrorCode.NOT_LEADER, message=f"broker {place.leader_id} leads {name}-{partition}", leader=place
             )
             raise RefusedError(failure)
-        replica = self._host.find(topic.topic_id, partition)
+        replica = self._manager.find(topic.topic_id, partition)
         if replica is None:
-            replica = await self._host.wait_open(topic.topic_id, partition, timeout_ms=timeout_ms)
+            replica = await self._manager.wait_open(topic.topic_id, partition, timeout_ms=timeout_ms)
         if replica is None:
-            problem = self._host.problem(topic.topic_id, partition)
+            problem = self._manager.problem(topic.topic_id, partition)
             if problem is not None:
                 raise refused(ErrorCode.STORAGE_FAILED, f"the log of {name}-{partition} could not be opened")
             message = f"the log of {name}-{partition} is still being opened"
@@ -95,11 +95,11 @@ class Locator:
             raise RefusedError(replica.refusal())
         return replica
 
-    def local_follower(self, name: str, partition: int) -> HostedReplica | None:
+    def local_follower(self, name: str, partition: int) -> Replica | None:
         """Return the open replica of a partition here if it follows in sync, so that readers may have it; None: ask the leader.
 
         Raises:
             RefusedError: INVALID_TOPIC_NAME, UNKNOWN_TOPIC.
         """
-        replica = self._host.find(self.topic(name).topic_id, partition)
+        replica = self._manager.find(self.topic(name).topic_id, partition)
         return None if replica is None or replica.followed_end is None else replica

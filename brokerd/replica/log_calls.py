@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from storage.log.partition_log import PartitionLog
 
 _Result = TypeVar("_Result")
 
 
 class LogCaller:
-    """One hosted log, as another thread sees it."""
+    """One open log, as another thread sees it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, replica: HostedReplica) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, replica: Replica) -> None:
         self._loop = loop
         self._replica = replica
         self.name = str(replica)
@@ -38,7 +38,7 @@ class LogCaller:
 
         async def take() -> _Result:
             # The last step of a move is short, and no failure of this log.
-            await self._replica.wait_released()
+            await self._replica.wait_unlocked()
             return self._replica.run_step(step)
 
         return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
@@ -46,8 +46,8 @@ class LogCaller:
 
 def call_list(
     loop: asyncio.AbstractEventLoop,
-    replicas: Callable[[], Iterable[HostedReplica]],
-    wanted: Callable[[HostedReplica], bool],
+    replicas: Callable[[], Iterable[Replica]],
+    wanted: Callable[[Replica], bool],
 ) -> list[LogCaller]:
     """Return the wanted ones of the replicas that are open now; to be called from another thread than the loop's."""
 

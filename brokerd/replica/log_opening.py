@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens the logs of this broker's partitions, where they lie, or anew where there is room.
+"""Opens the logs of this broker's partitions: where they lie, or new ones where there is room.
 
 Runs in threads. Owns the budget of open files. Must not know who leads, or keep a log.
 """
@@ -10,7 +10,7 @@ import logging
 
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.limits import MAX_OPEN_LOG_FILES
-from brokerd.replica.listening import log_settings
+from brokerd.replica.replica import log_settings
 from metaquorum.metadata.topic_configs import TopicSettings
 from storage.directory.directories import LogDirectories, LogDirectory
 from storage.errors import DiskFailedError
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class LogOpening:
-    """See the module docstring."""
+    """The way to the logs of one broker."""
 
     def __init__(self, directories: LogDirectories) -> None:
         self._directories = directories

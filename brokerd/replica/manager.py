@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The partitions of this broker: opens and closes their logs as the metadata says.
+"""The replicas of this broker: opens and closes their logs as the metadata says, and hands them what changes.
 
-Owns every `HostedReplica` and `partitions/` of every log directory. Must not serve requests, or decide who leads.
+Owns every `Replica`, and `partitions/` of every log directory. Must not serve requests, or decide who leads.
 
-Theory of operation. After the image has caught up with this broker's registration the host looks at all of it once, and
-from then on at every topic that a change touches. A partition with a replica here gets a slot; opening its log (with
-recovery) runs in a thread, a few at a time, and until it is done the slot only holds those who wait. A partition whose
-topic is gone is closed and its directory set aside; a directory that the metadata does not know is set aside at the
-start and reported. What was set aside is deleted later, so that a mistake can be mended by hand.
+Theory of operation. After the image has caught up with this broker's registration the manager looks at all of it once, and
+from then on at every topic that a change touches. A partition with a replica here is entered at once; opening its log (with
+recovery) runs in a thread, a few at a time, and until it is done the entry only holds those who wait. A partition whose
+topic is gone is closed and its directory removed; a directory that the metadata does not know is removed at the start and
+reported. What was removed is only renamed at first (`removed_directories`), so that a mistake can be mended by hand.
+
+The high watermarks of partitions with several replicas are kept over a restart, in a file of each log directory: read at the start,
+written again when a value moved. An old value is safe, so that nothing is synced; without any, a partition whose in-sync replicas
+are too few after a restart could not be read at all.
 
 Laws
     A log has one owner at a time; the thread that opens it gives it up before the loop takes it.
     A log directory that fails ends the service of its own partitions. Only the first one, which holds the metadata too, or
     the last one that was left, ends the broker.
-Source: architecture section 8.
+    One directory's trouble does not stop the work on the others.
+Source: architecture section 8; docs/replication.md, "Contract of the shells"; docs/storage.md section 8; Kafka, ReplicaManager and
+replication-offset-checkpoint.
 """
 
 from __future__ import annotations
@@ -28,28 +34,22 @@ from lograft.wire.codes import ErrorCode
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.controller_client.partition_requests import ResignReason
 from brokerd.failure import LeaderPlace, refused
-from brokerd.limits import FLUSH_THREADS, NO_ROOM_RETRY_MS, REPLICA_SLICE, RETENTION_CHECK_MS
+from brokerd.limits import FLUSH_THREADS, HIGH_WATERMARK_SAVE_MS, NO_ROOM_RETRY_MS, REPLICA_SLICE, RETENTION_CHECK_MS
 from brokerd.partition.events import BrokerChanged
 from brokerd.partition.replica import PartitionReplica
 from brokerd.replica.cleaning import LogCleaning
-from brokerd.replica.directory_care import DirectoryCare
-from brokerd.replica.high_watermarks import HighWatermark, HighWatermarks
-from brokerd.replica.inherited_configs import InheritedConfigs
-from brokerd.replica.leader_place import leader_place
-from brokerd.replica.log_front import LogFront
 from brokerd.replica.log_opening import LogOpening
+from brokerd.replica.metadata_view import OwnBroker, broker_state, leader_place, leaderless_count, partition_changed
 from brokerd.replica.moving import ReplicaMoves
 from brokerd.replica.opening_turns import OpeningTurns
-from brokerd.replica.partition_news import OwnBroker, broker_state, leaderless_count, partition_changed
 from brokerd.replica.producer_expiry import expire_producers
 from brokerd.replica.refusals import STOPPING
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.removed_directories import RemovedDirectories, UnknownPartitions
+from brokerd.replica.replica import Replica, ReplicaContext
 from brokerd.replica.replica_peers import ReplicaPeers
-from brokerd.replica.replica_slot import LeavingReplicas, ReplicaSlot, directory_name
-from brokerd.replica.retention_task import RetentionTask
+from brokerd.replica.retention import RetentionTask
 from brokerd.replica.role_log import RoleLog
 from brokerd.replica.scrubbing import LogScrubbing, ScrubSettings
-from brokerd.replica.set_aside import UnknownPartitions
 from metaquorum.controller.configs import settings_of
 from metaquorum.metadata.awaited import awaited_directories
 from metaquorum.metadata.changes import MetadataChange
@@ -58,8 +58,9 @@ from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.metadata.topic_configs import TopicSettings
 from storage.compaction.cleaner import CleanerSettings
 from storage.directory.directories import LogDirectories, LogDirectory
+from storage.directory.high_watermarks import load_high_watermarks, write_high_watermarks
 from storage.directory.space import SpaceState
-from storage.errors import DiskFailedError, LogClosedError, StorageError
+from storage.errors import DiskFailedError, StorageError
 from storage.files.names import PartitionIdentity, parse_partition_directory_name, partition_directory_name
 from storage.log.partition_log import PartitionLog
 from storage.maintenance.flusher import GroupFlusher
@@ -68,11 +69,60 @@ DEFAULT_CLEANER: Final = CleanerSettings()
 DEFAULT_SCRUB: Final = ScrubSettings()
 """How logs are compacted, and sealed segments checked, unless told otherwise."""
 
+SLICE_TOPICS: Final = 200
+"""Topics looked at in one turn of the event loop; some 5 ms with a few partitions each."""
+
 logger = logging.getLogger(__name__)
 
 
-class ReplicaHost:
-    """See the module docstring.
+class HostedPartition:
+    """A partition that has a replica on this broker: its log is being opened, is open, or did not open. `ReplicaManager` writes it.
+
+    Args:
+        closing: what removes the directory that an earlier replica of the partition had here; None: nothing does.
+
+    Attributes:
+        replica: the open replica.
+        problem: why the log could not be opened.
+        is_removed: True once the replica does not belong here any more.
+    """
+
+    __slots__ = ("_closing", "_opening", "is_removed", "problem", "replica")
+
+    def __init__(self, closing: asyncio.Task[None] | None = None) -> None:
+        self._closing = closing
+        self.replica: Replica | None = None
+        self.problem: StorageError | None = None
+        self.is_removed = False
+        # Only while it is being opened: an event takes more memory than all the rest of an idle partition's entry.
+        self._opening: asyncio.Event | None = asyncio.Event()
+
+    @property
+    def is_opening(self) -> bool:
+        """True until the log is open, or is known not to open."""
+        return self._opening is not None
+
+    async def wait_directory(self) -> None:
+        """Wait until the directory of an earlier replica is out of the way."""
+        closing, self._closing = self._closing, None
+        if closing is not None:
+            # Its failure does not concern the next one.
+            await asyncio.wait((closing,))
+
+    async def wait_opened(self) -> None:
+        """Wait until the log is open, or is known not to open."""
+        if self._opening is not None:
+            await self._opening.wait()
+
+    def end_opening(self) -> None:
+        """Wake all who wait."""
+        if self._opening is not None:
+            self._opening.set()
+            self._opening = None
+
+
+class ReplicaManager:
+    """The replicas of one broker. Belongs to one event loop; its own methods alone write its state.
 
     Args:
         directories: the log directories.
@@ -89,7 +139,8 @@ class ReplicaHost:
         cleaning: compacts the logs whose topics ask for it.
         scrubbing: checks what was written long ago.
         moves: moves logs between the directories.
-        on_offline: told the ids of all log directories that have failed, whenever one does.
+        on_offline: told the ids of all log directories that have failed, whenever one does; the broker's process sets it once.
+        failed: why the broker has to stop, once that is so.
     """
 
     def __init__(
@@ -105,32 +156,51 @@ class ReplicaHost:
         peers: ReplicaPeers | None = None,
     ) -> None:
         self._directories = directories
-        self._care = DirectoryCare(directories, now_ms=now_ms, on_failure=self.note_disk_failure)
-        self._opening = LogOpening(directories)
-        self._now_ms = now_ms
         self._own, self._node_id = own, own.node_id
-        self._peers = peers
         self._observer = observer
+        self._now_ms = now_ms
+        self._peers = peers
         self._flusher = GroupFlusher(FLUSH_THREADS)
         self._roles = RoleLog()
-        self.retention = RetentionTask(self._fronts, interval_ms=retention_check_ms, now_ms=now_ms)
+        self._context = ReplicaContext(
+            flusher=self._flusher,
+            leader_place=self.leader_place,
+            on_disk_failed=self.note_disk_failure,
+            on_no_room=self._hand_over,
+            roles=self._roles,
+            peers=peers,
+        )
+        self._opening = LogOpening(directories)
+        self._opening_turns = OpeningTurns()
+        self.retention = RetentionTask(self.replicas, interval_ms=retention_check_ms, now_ms=now_ms)
         self.cleaning = LogCleaning(self.replicas, settings=cleaner)
         self.scrubbing = LogScrubbing(self.replicas, settings=scrub)
-        self.moves = ReplicaMoves(self)
-        self._slots: dict[bytes, dict[int, ReplicaSlot]] = {}
-        self._leaving = LeavingReplicas()
-        self._high_watermarks = HighWatermarks(directories, self._replicated, self.note_disk_failure)
-        self._inherited = InheritedConfigs(observer, self._slots.keys(), self._reconcile)
-        self._opening_turns = OpeningTurns()
+        self.moves = ReplicaMoves(directories, self._opening, self.note_disk_failure)
+        self._hosted: dict[bytes, dict[int, HostedPartition]] = {}
+        # What removes the directory of a replica that has gone. One that comes again meanwhile must wait: its log would be opened in
+        # the directory that is about to go.
+        self._closing: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop_following: Callable[[], None] | None = None
-        self._failed: set[LogDirectory] = set()
-        # When what is led in a directory without room may be given up again.
-        self._hand_over_due_ms: dict[LogDirectory, int] = {}
+        # A walk over all topics is under way; one more is wanted behind it.
+        self._is_walking = self._walk_again = False
         # Awaited replicas whose log lies nowhere here, as far as they were reported.
         self._missing: set[tuple[bytes, int]] = set()
+        self._removed = {each: RemovedDirectories(each.disk, each.partitions_path, now_ms) for each in directories}
+        # Held while removed directories are read or deleted: no reader finds one that is going away.
+        self._removed_lock = asyncio.Lock()
+        self._unknown_counts: Mapping[LogDirectory, UnknownPartitions] = {}
+        self._saved_high_watermarks: dict[LogDirectory, dict[str, int]] = {}
+        self._saving: asyncio.Task[None] | None = None
+        self._stop_saving = asyncio.Event()
+        self._failed: set[LogDirectory] = set()
+        # When the leaderships in a directory without room may be resigned again.
+        self._hand_over_due_ms: dict[LogDirectory, int] = {}
         self.on_offline: Callable[[tuple[bytes, ...]], None] | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Start and stop.
 
     async def start(self) -> None:
         """Open every log that the image gives to this broker, and follow changes from now on.
@@ -140,28 +210,29 @@ class ReplicaHost:
             StorageError: a directory cannot be used.
         """
         await asyncio.to_thread(self._directories.scan)
-        await self._high_watermarks.start()
+        self._saved_high_watermarks = await asyncio.to_thread(self._load_high_watermarks)
+        self._saving = asyncio.create_task(self._save_at_intervals(), name="high-watermarks")
         self._own.look(self._observer.image)
         self._stop_following = self._observer.on_change(self._on_change)
         for topic in self._observer.image.topics():
             self._reconcile(topic)
-        self._take_unknown()
+        self._remove_unknown()
         await self.wait_idle()
-        await self._care.count_unknown()
+        await self._count_unknown()
         self.retention.start().add_done_callback(self._note_fault)
         self.cleaning.start()
         self.scrubbing.start()
 
-    def _take_unknown(self) -> None:
-        """Begin to set aside what lies here for partitions that have no replica here; one that comes meanwhile waits.
+    def _remove_unknown(self) -> None:
+        """Begin to remove what lies here for partitions that have no replica here; one that comes meanwhile waits.
 
         The metadata may say that the topic was deleted, or that the partition has its replicas elsewhere: such a directory was
-        removed while this broker was away. Every other one may be a mistake, and is kept for longer.
+        left when this broker was away. Every other one may be a mistake, and is kept for longer.
         """
         deleted = self._observer.image.deleted_topics.ids()
         for name in self._directories.names:
             identity = parse_partition_directory_name(name)
-            if identity is None or identity.partition in self._slots.get(identity.topic_id, {}):
+            if identity is None or identity.partition in self._hosted.get(identity.topic_id, {}):
                 continue
             topic = self._observer.image.topic_by_id(identity.topic_id)
             if topic is None:
@@ -169,7 +240,7 @@ class ReplicaHost:
             else:
                 is_known = identity.partition < len(topic.partitions)
                 assert not is_known or self._node_id not in topic.partitions[identity.partition].replicas, name
-            self._leaving.note(*identity, self._spawn(self._care.take(name, is_known=is_known)))
+            self._note_closing(*identity, self._spawn(self._remove_directory(name, is_known=is_known)))
 
     async def wait_idle(self) -> None:
         """Wait until no log is being opened or removed."""
@@ -182,13 +253,13 @@ class ReplicaHost:
             self._stop_following()
             self._stop_following = None
         await asyncio.gather(self.retention.stop(), self.cleaning.stop(), self.scrubbing.stop(), self.moves.stop())
-        for slot in list(self._all_slots()):
-            slot.is_removed = True
+        for hosted in list(self._all_hosted()):
+            hosted.is_removed = True
         self._opening_turns.end_burst()
         await self.wait_idle()
-        await self._high_watermarks.stop()
+        await self._stop_saving_high_watermarks()
         replicas = list(self.replicas())
-        self._slots.clear()
+        self._hosted.clear()
         are_clean = True
         for count, replica in enumerate(replicas, start=1):
             are_clean &= await replica.close(STOPPING)
@@ -199,6 +270,9 @@ class ReplicaHost:
         await asyncio.to_thread(self._flusher.close)
         return are_clean and not self._failed
 
+    # ------------------------------------------------------------------------------------------------------------------
+    # Looking replicas up.
+
     @property
     def directories(self) -> LogDirectories:
         """The log directories."""
@@ -207,7 +281,7 @@ class ReplicaHost:
     @property
     def replica_count(self) -> int:
         """Replicas that are open."""
-        return sum(slot.replica is not None for slot in self._all_slots())
+        return sum(hosted.replica is not None for hosted in self._all_hosted())
 
     @property
     def leads_several(self) -> bool:
@@ -216,73 +290,86 @@ class ReplicaHost:
 
     def leaderless_count(self) -> int:
         """Count the partitions here that have no leader although this broker is in sync and could lead them."""
-        return leaderless_count(self._observer.image, self._slots.keys(), self._node_id)
-
-    def replicas_in(self, directory: LogDirectory) -> list[HostedReplica]:
-        """Return the open replicas in a log directory, by topic and partition."""
-        found = [slot.replica for slot in self._all_slots() if slot.replica and slot.directory is directory]
-        return sorted(found, key=lambda replica: (replica.topic, replica.partition))
-
-    def find(self, topic_id: bytes, partition: int) -> HostedReplica | None:
-        """Return the open replica, or None."""
-        slot = self._slots.get(topic_id, {}).get(partition)
-        return None if slot is None else slot.replica
-
-    def problem(self, topic_id: bytes, partition: int) -> StorageError | None:
-        """Return why the log of a replica that belongs here could not be opened."""
-        slot = self._slots.get(topic_id, {}).get(partition)
-        return None if slot is None else slot.problem
-
-    async def wait_open(self, topic_id: bytes, partition: int, *, timeout_ms: int) -> HostedReplica | None:
-        """Return the replica, waiting while its log is being opened; None when there is none, or not in time."""
-        slot = self._slots.get(topic_id, {}).get(partition)
-        if slot is None:
-            return None
-        if slot.replica is None and slot.is_opening:
-            self._opening_turns.hurry(slot)
-            try:
-                async with asyncio.timeout(timeout_ms / 1000):
-                    await slot.wait_opened()
-            except TimeoutError:
-                return None
-        return slot.replica
+        return leaderless_count(self._observer.image, self._hosted.keys(), self._node_id)
 
     def leader_place(self, topic_id: bytes, partition: int) -> LeaderPlace | None:
         """Return who leads a partition, as clients find it; None without a leader."""
         return leader_place(self._observer.image, self._own, topic_id, partition)
 
-    def _all_slots(self) -> Iterator[ReplicaSlot]:
-        for slots in self._slots.values():
-            yield from slots.values()
-
-    def replicas(self) -> Iterator[HostedReplica]:
+    def replicas(self) -> Iterator[Replica]:
         """Give the open replicas, by topic and partition."""
-        return (slot.replica for slot in self._all_slots() if slot.replica is not None)
+        return (hosted.replica for hosted in self._all_hosted() if hosted.replica is not None)
 
-    def _replicated(self) -> Iterator[HighWatermark]:
-        for topic_id, slots in self._slots.items():
-            for partition, slot in slots.items():
-                if slot.replica is not None and slot.directory is not None and not slot.replica.is_alone:
-                    yield slot.directory, directory_name(topic_id, partition), slot.replica.high_watermark
+    def replicas_in(self, directory: LogDirectory) -> list[Replica]:
+        """Return the open replicas in a log directory, by topic and partition."""
+        found = [replica for replica in self.replicas() if replica.directory is directory]
+        return sorted(found, key=lambda replica: (replica.topic, replica.partition))
 
-    def _fronts(self) -> Iterator[LogFront]:
-        return (replica.front for replica in self.replicas())
+    def find(self, topic_id: bytes, partition: int) -> Replica | None:
+        """Return the open replica, or None."""
+        hosted = self._hosted.get(topic_id, {}).get(partition)
+        return None if hosted is None else hosted.replica
+
+    def problem(self, topic_id: bytes, partition: int) -> StorageError | None:
+        """Return why the log of a replica that belongs here could not be opened."""
+        hosted = self._hosted.get(topic_id, {}).get(partition)
+        return None if hosted is None else hosted.problem
+
+    async def wait_open(self, topic_id: bytes, partition: int, *, timeout_ms: int) -> Replica | None:
+        """Return the replica, waiting while its log is being opened; None when there is none, or not in time."""
+        hosted = self._hosted.get(topic_id, {}).get(partition)
+        if hosted is None:
+            return None
+        if hosted.replica is None and hosted.is_opening:
+            self._opening_turns.hurry(hosted)
+            try:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await hosted.wait_opened()
+            except TimeoutError:
+                return None
+        return hosted.replica
+
+    def _all_hosted(self) -> Iterator[HostedPartition]:
+        for partitions in self._hosted.values():
+            yield from partitions.values()
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What the metadata says.
 
     def _on_change(self, change: MetadataChange) -> None:
         is_let_in = self._own.look(self._observer.image)
         for topic_id in sorted(change.topic_ids):
             topic = self._observer.image.topic_by_id(topic_id)
             if topic is not None:
-                if topic_id not in self._slots:
+                if topic_id not in self._hosted:
                     self._opening_turns.note_new()
                 self._reconcile(topic, change.partitions.get(topic_id))
                 continue
-            for partition, slot in self._slots.pop(topic_id, {}).items():
-                self._remove(topic_id, partition, slot)
-        if (change.inherited_configs or is_let_in) and self._inherited.change():
-            self._spawn(self._inherited.apply())
+            for partition, hosted in self._hosted.pop(topic_id, {}).items():
+                self._remove(topic_id, partition, hosted)
+        if change.inherited_configs or is_let_in:
+            self._walk_again = True
+            if not self._is_walking:
+                self._is_walking = True
+                self._spawn(self._reconcile_all())
         if change.broker_ids:
             self._spawn(self._tell_brokers(change.broker_ids))
+
+    async def _reconcile_all(self) -> None:
+        """Go over all topics until nothing has changed meanwhile: configs that they inherit, and leave to lead.
+
+        A change of one config of the cluster may touch a hundred thousand logs; produce, fetch and heartbeats take their turn between
+        slices.
+        """
+        while self._walk_again:
+            self._walk_again = False
+            for count, topic_id in enumerate(tuple(self._hosted), start=1):
+                topic = self._observer.image.topic_by_id(topic_id)
+                if topic is not None:
+                    self._reconcile(topic)
+                if count % SLICE_TOPICS == 0:
+                    await asyncio.sleep(0)
+        self._is_walking = False
 
     async def _tell_brokers(self, broker_ids: frozenset[int]) -> None:
         """Tell every replica that leads how the metadata has these brokers now; each takes what concerns it."""
@@ -298,38 +385,39 @@ class ReplicaHost:
     def _reconcile(self, topic: TopicImage, changed: Iterable[int] | None = None) -> None:
         """Have the replicas here of a topic as the metadata says; `changed`: of these partitions alone, None: of all."""
         settings = self._settings(topic)
-        is_known = topic.topic_id in self._slots
-        slots = self._slots.setdefault(topic.topic_id, {})
+        is_known = topic.topic_id in self._hosted
+        partitions = self._hosted.setdefault(topic.topic_id, {})
         are_waiting = False
         images = topic.partitions if changed is None else [topic.partitions[number] for number in sorted(changed)]
         for image in images:
-            slot = slots.get(image.partition)
+            hosted = partitions.get(image.partition)
             if self._node_id not in image.replicas:
-                if slot is not None:
-                    self._remove(topic.topic_id, image.partition, slots.pop(image.partition))
+                if hosted is not None:
+                    self._remove(topic.topic_id, image.partition, partitions.pop(image.partition))
                 continue
             if image.awaited:
                 self._look_at_awaited(topic, image)
-            if slot is None and not self._may_begin(topic, image):
+            if hosted is None and not self._may_open(topic, image):
                 are_waiting = True
-            elif slot is None:
-                slot = slots[image.partition] = ReplicaSlot(self._leaving.of(topic.topic_id, image.partition))
-                self._spawn(self._open(topic.topic, topic.topic_id, image.partition, slot, settings))
-            elif slot.replica is not None:
-                self._update(slot.replica, topic, image, settings)
-        if slots or are_waiting:
+            elif hosted is None:
+                hosted = HostedPartition(self._closing.get((topic.topic_id, image.partition)))
+                partitions[image.partition] = hosted
+                self._spawn(self._open(topic.topic, topic.topic_id, image.partition, hosted, settings))
+            elif hosted.replica is not None:
+                self._update(hosted.replica, topic, image, settings)
+        if partitions or are_waiting:
             return
         if changed is not None and is_known:
             # Others of its partitions may wait to be opened here.
             self._reconcile(topic)
         else:
-            del self._slots[topic.topic_id]
+            del self._hosted[topic.topic_id]
 
-    def _may_begin(self, topic: TopicImage, image: PartitionImage) -> bool:
+    def _may_open(self, topic: TopicImage, image: PartitionImage) -> bool:
         """Tell whether the log of a replica may be opened now, or made.
 
         Where it lies in no directory, it is made only after the controller has let this process in: until then it may be one that
-        the partition is about to await, and an empty log would be taken for what was lost.
+        the partition is about to await, and an empty log would count as what was lost.
         """
         is_here = self._directories.find(directory_name(topic.topic_id, image.partition)) is not None
         return is_here or (self._own.may_lead and not awaited_directories(image.awaited, self._node_id))
@@ -356,39 +444,39 @@ class ReplicaHost:
     def _settings(self, topic: TopicImage) -> TopicSettings:
         return settings_of(self._observer.image, topic.configs, self._node_id)
 
-    def _update(
-        self, replica: HostedReplica, topic: TopicImage, image: PartitionImage, settings: TopicSettings
-    ) -> None:
+    def _update(self, replica: Replica, topic: TopicImage, image: PartitionImage, settings: TopicSettings) -> None:
         replica.apply_settings(settings)
         replica.take_partition(partition_changed(self._observer.image, topic, self._own.seen(image)))
 
+    # ------------------------------------------------------------------------------------------------------------------
+    # Opening, moving and removing replicas.
+
     async def _open(
-        self, topic: str, topic_id: bytes, partition: int, slot: ReplicaSlot, settings: TopicSettings
+        self, topic: str, topic_id: bytes, partition: int, hosted: HostedPartition, settings: TopicSettings
     ) -> None:
-        await slot.wait_turn()
-        await self._opening_turns.take(slot)
+        await hosted.wait_directory()
+        await self._opening_turns.take(hosted)
         try:
-            if slot.is_removed:
-                slot.end_opening()
+            if hosted.is_removed:
+                hosted.end_opening()
                 return
             identity = PartitionIdentity(topic_id, partition)
             try:
                 directory, opened = await asyncio.to_thread(self._opening.open, topic, identity, settings)
             except StorageError as error:
-                slot.problem = error
-                slot.end_opening()
+                hosted.problem = error
+                hosted.end_opening()
                 logger.error("log not opened: partition=%s-%d: %s", topic, partition, error)
-                if not slot.is_removed:
+                if not hosted.is_removed:
                     self._note_lost(topic_id, partition)
                 self._note_failure_at(partition_directory_name(identity), error)
                 return
         finally:
             self._opening_turns.give_back()
-        replica = self._make_replica(topic, topic_id, partition, directory, opened.log, settings)
-        slot.replica, slot.directory = replica, directory
-        if slot.is_removed:
+        replica = hosted.replica = self._make_replica(topic, topic_id, partition, directory, opened.log, settings)
+        if hosted.is_removed:
             await replica.close(STOPPING)
-            slot.end_opening()
+            hosted.end_opening()
             return
         if directory in self._failed:
             replica.fail(f"the log directory failed: {directory.failure}")
@@ -397,29 +485,7 @@ class ReplicaHost:
         current = self._observer.image.topic_by_id(topic_id)
         if current is not None and partition < len(current.partitions):
             self._update(replica, current, current.partitions[partition], self._settings(current))
-        slot.end_opening()
-
-    def open_moved(self, identity: PartitionIdentity, directory: LogDirectory, path: str) -> PartitionLog:
-        """Open the log of a replica that was moved to another directory. Runs in a thread."""
-        replica = self.find(*identity)
-        if replica is None:
-            raise LogClosedError(path)
-        return self._opening.open_at(identity, directory, path, replica.settings).log
-
-    def move(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
-        """Begin to move the log of a replica to another log directory; `moves` tells how it goes.
-
-        Raises:
-            RefusedError: there is no such replica or directory here, or it cannot be moved now.
-        """
-        slot = self._slots.get(topic_id, {}).get(partition)
-        if slot is None:
-            raise refused(ErrorCode.UNKNOWN_TOPIC, f"partition {partition} of this topic has no replica on this broker")
-        target = self._directories.by_id(directory_id)
-        if target is None:
-            message = f"this broker has no log directory {directory_id.hex()}: name one of its own"
-            raise refused(ErrorCode.INVALID_REQUEST, message)
-        self.moves.start(slot, target)
+        hosted.end_opening()
 
     def _make_replica(
         self,
@@ -429,7 +495,7 @@ class ReplicaHost:
         directory: LogDirectory,
         log: PartitionLog,
         settings: TopicSettings,
-    ) -> HostedReplica:
+    ) -> Replica:
         image = self._observer.image.topic_by_id(topic_id)
         is_alone = image is None or image.partitions[partition].replicas == (self._node_id,)
         name = directory_name(topic_id, partition)
@@ -439,50 +505,203 @@ class ReplicaHost:
             flushed_offset=log.flushed_offset,
             flush_policy=settings.flush_policy,
             flush_interval_ms=settings.flush_interval_ms,
-            high_watermark=None if is_alone else self._high_watermarks.known(directory, name, log),
+            high_watermark=None if is_alone else self._saved_high_watermark(directory, name, log),
             last_epoch=log.last_record_epoch,
             # Rises over the life of the process, also where a replica goes and comes back.
             session_count=monotonic_ms(),
         )
-        return HostedReplica(
+        return Replica(
             topic=topic,
             topic_id=topic_id,
             partition=partition,
             core=core,
             log=log,
+            directory=directory,
             settings=settings,
-            flusher=self._flusher,
-            leader_place=lambda: self.leader_place(topic_id, partition),
-            space=directory.space,
-            on_disk_failed=lambda error: self.note_disk_failure(directory, error),
-            on_no_room=lambda: self._hand_over(directory),
-            roles=self._roles,
-            peers=self._peers,
+            context=self._context,
         )
 
-    def _remove(self, topic_id: bytes, partition: int, slot: ReplicaSlot) -> None:
-        slot.is_removed = True
+    def move(self, topic_id: bytes, partition: int, directory_id: bytes) -> None:
+        """Begin to move the log of a replica to another log directory; `moves` tells how it goes.
+
+        Raises:
+            RefusedError: there is no such replica or directory here, or it cannot be moved now.
+        """
+        hosted = self._hosted.get(topic_id, {}).get(partition)
+        if hosted is None:
+            raise refused(ErrorCode.UNKNOWN_TOPIC, f"partition {partition} of this topic has no replica on this broker")
+        target = self._directories.by_id(directory_id)
+        if target is None:
+            message = f"this broker has no log directory {directory_id.hex()}: name one of its own"
+            raise refused(ErrorCode.INVALID_REQUEST, message)
+        if hosted.replica is None:
+            raise refused(ErrorCode.STORAGE_FAILED, "the log of this replica is not open: nothing can be moved")
+        self.moves.start(hosted.replica, target)
+
+    def _remove(self, topic_id: bytes, partition: int, hosted: HostedPartition) -> None:
+        hosted.is_removed = True
         if self._peers is not None and self._peers.withdrawals is not None:
             self._peers.withdrawals.note_removed(topic_id, partition)
-        self._leaving.note(topic_id, partition, self._spawn(self._close_and_set_aside(topic_id, partition, slot)))
+        self._note_closing(topic_id, partition, self._spawn(self._close_and_remove(topic_id, partition, hosted)))
 
-    async def _close_and_set_aside(self, topic_id: bytes, partition: int, slot: ReplicaSlot) -> None:
-        await slot.wait_opened()
-        await self.moves.end(slot)
-        if slot.replica is not None:
-            await slot.replica.close("the topic was deleted")
-        await self._care.take(directory_name(topic_id, partition), is_known=True)
+    async def _close_and_remove(self, topic_id: bytes, partition: int, hosted: HostedPartition) -> None:
+        await hosted.wait_opened()
+        replica = hosted.replica
+        if replica is not None:
+            await self.moves.end(replica)
+            await replica.close("the topic was deleted")
+        await self._remove_directory(directory_name(topic_id, partition), is_known=True)
 
-    def _note_failure_at(self, name: str, error: StorageError) -> None:
-        """Take up an error of a partition's directory, if it is one that ends more than this partition."""
+    def _note_closing(self, topic_id: bytes, partition: int, task: asyncio.Task[None]) -> None:
+        key = topic_id, partition
+
+        def forget(_: asyncio.Task[None]) -> None:
+            if self._closing.get(key) is task:
+                del self._closing[key]
+
+        self._closing[key] = task
+        task.add_done_callback(forget)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Removed directories.
+
+    async def _remove_directory(self, name: str, *, is_known: bool) -> None:
+        """Remove the directory of a partition that has no replica here; nothing happens when there is none.
+
+        One that cannot be renamed stays, and is found unknown at the next start.
+
+        Args:
+            name: the partition directory.
+            is_known: True if the replica was removed, False if the metadata never knew it here.
+        """
         directory = self._directories.find(name)
-        if isinstance(error, DiskFailedError) and directory is not None:
-            self.note_disk_failure(directory, error)
+        if directory is None:
+            return
+        try:
+            await asyncio.to_thread(self._removed[directory].remove, name, is_known=is_known)
+        except StorageError as error:
+            logger.error("partition directory not removed: %s: %s", name, error)
+            if isinstance(error, DiskFailedError):
+                self.note_disk_failure(directory, error)
+            return
+        self._directories.forget(name)
 
-    def _note_lost(self, topic_id: bytes, partition: int) -> None:
-        """Have a replica withdrawn whose log does not work: others take over."""
-        if self._peers is not None and self._peers.withdrawals is not None:
-            self._peers.withdrawals.note_lost(topic_id, partition)
+    async def delete_due(self) -> int:
+        """Delete what was removed long enough ago; return how many directories were deleted."""
+        deleted = 0
+        for directory, removed in self._removed.items():
+            try:
+                async with self._removed_lock:
+                    deleted += await asyncio.to_thread(removed.delete_due)
+            except StorageError as error:
+                logger.error("removed directory not deleted: %s: %s", directory, error)
+        await self._count_unknown()
+        return deleted
+
+    @property
+    def unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
+        """What each directory had when it was last counted, without those that failed; nothing before the end of `start`.
+
+        May be read from any thread: the mapping is replaced, never changed.
+        """
+        return self._unknown_counts
+
+    async def _count_unknown(self) -> None:
+        """Count what in each directory that works was removed because the metadata never knew it."""
+        self._unknown_counts = {
+            directory: await self.unknown_partitions(directory)
+            for directory in self._directories
+            if directory.failure is None
+        }
+
+    async def unknown_partitions(self, directory: LogDirectory) -> UnknownPartitions:
+        """Look how much in a directory was removed because the metadata never knew it; nothing where it cannot be read."""
+        try:
+            async with self._removed_lock:
+                return await asyncio.to_thread(self._removed[directory].unknown)
+        except StorageError as error:
+            logger.error("removed directories not counted: %s: %s", directory, error)
+            return UnknownPartitions()
+
+    async def delete_unknown_partitions(self) -> UnknownPartitions:
+        """Delete what the metadata never knew, before its time, in every directory that works; return how much that was.
+
+        Raises:
+            StorageError: something could not be deleted.
+        """
+        try:
+            async with self._removed_lock:
+                deleted = [
+                    await asyncio.to_thread(removed.delete_unknown)
+                    for directory, removed in self._removed.items()
+                    if directory.failure is None
+                ]
+        finally:
+            await self._count_unknown()
+        return UnknownPartitions(
+            partition_count=sum(each.partition_count for each in deleted),
+            size_bytes=sum(each.size_bytes for each in deleted),
+        )
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # High watermarks over a restart.
+
+    def _saved_high_watermark(self, directory: LogDirectory, name: str, log: PartitionLog) -> int:
+        """Return what was saved for a log, or its log start (exclusive)."""
+        saved = self._saved_high_watermarks.get(directory, {}).get(name, 0)
+        return min(max(saved, log.log_start_offset), log.log_end_offset)
+
+    def _load_high_watermarks(self) -> dict[LogDirectory, dict[str, int]]:
+        """Read the files; in a thread."""
+        saved: dict[LogDirectory, dict[str, int]] = {}
+        for directory in self._directories:
+            loaded = load_high_watermarks(directory.disk, directory.path)
+            if loaded.problem is not None:
+                # The leaders tell them again.
+                logger.warning("high watermarks not read: directory=%s: %s", directory, loaded.problem)
+            saved[directory] = loaded.offsets
+        return saved
+
+    async def _save_at_intervals(self) -> None:
+        while not self._stop_saving.is_set():
+            try:
+                async with asyncio.timeout(HIGH_WATERMARK_SAVE_MS / 1000):
+                    await self._stop_saving.wait()
+            except TimeoutError:
+                await self._save_high_watermarks()
+
+    async def _stop_saving_high_watermarks(self) -> None:
+        """Save for the last time. Idempotent."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            # Not cancelled: a saving under way must end before the next one begins.
+            self._stop_saving.set()
+            await saving
+            await self._save_high_watermarks()
+
+    async def _save_high_watermarks(self) -> None:
+        present: dict[LogDirectory, dict[str, int]] = {directory: {} for directory in self._saved_high_watermarks}
+        for replica in self.replicas():
+            if not replica.is_alone:
+                name = directory_name(replica.topic_id, replica.partition)
+                present.setdefault(replica.directory, {})[name] = replica.high_watermark
+        changed = {
+            directory: offsets
+            for directory, offsets in present.items()
+            if offsets != self._saved_high_watermarks.get(directory, {}) and directory.failure is None
+        }
+        for directory, offsets in changed.items():
+            try:
+                await asyncio.to_thread(write_high_watermarks, directory.disk, directory.path, offsets)
+            except DiskFailedError as error:
+                self.note_disk_failure(directory, error)
+            except StorageError as error:
+                logger.warning("high watermarks not saved: directory=%s: %s", directory, error)
+            else:
+                self._saved_high_watermarks[directory] = offsets
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Failures and want of room.
 
     def note_disk_failure(self, directory: LogDirectory, error: DiskFailedError) -> None:
         """End the service of every partition of a log directory: it failed for good."""
@@ -500,12 +719,23 @@ class ReplicaHost:
         if is_fatal and not self.failed.done():
             self.failed.set_result(error)
 
+    def _note_failure_at(self, name: str, error: StorageError) -> None:
+        """Take up an error of a partition's directory, if it is one that ends more than this partition."""
+        directory = self._directories.find(name)
+        if isinstance(error, DiskFailedError) and directory is not None:
+            self.note_disk_failure(directory, error)
+
+    def _note_lost(self, topic_id: bytes, partition: int) -> None:
+        """Have a replica withdrawn whose log does not work: others take over."""
+        if self._peers is not None and self._peers.withdrawals is not None:
+            self._peers.withdrawals.note_lost(topic_id, partition)
+
     def lacks_room(self) -> bool:
         """True while a log directory that works has too little room for appends of clients, as it was last looked at."""
         return any(each.failure is None and each.space.state is not SpaceState.FREE for each in self._directories)
 
     def _hand_over(self, directory: LogDirectory) -> None:
-        """Give up what is led in a directory without room, where another replica may lead; at most once in `NO_ROOM_RETRY_MS`."""
+        """Resign what is led in a directory without room, where another replica may lead; at most once in `NO_ROOM_RETRY_MS`."""
         now_ms = monotonic_ms()
         if now_ms < self._hand_over_due_ms.get(directory, now_ms):
             return
@@ -513,34 +743,24 @@ class ReplicaHost:
         for replica in self.replicas_in(directory):
             replica.resign(ResignReason.NO_ROOM)
 
-    async def delete_due(self) -> int:
-        """Delete what was set aside long enough ago; return how many directories were deleted."""
-        return await self._care.delete_due()
-
-    async def unknown_partitions(self, directory: LogDirectory) -> UnknownPartitions:
-        """Look how much in a directory was set aside because the metadata never knew it."""
-        return await self._care.unknown(directory)
-
-    @property
-    def unknown_counts(self) -> Mapping[LogDirectory, UnknownPartitions]:
-        """See `DirectoryCare.unknown_counts`."""
-        return self._care.unknown_counts
-
-    async def delete_unknown_partitions(self) -> UnknownPartitions:
-        """Delete what the metadata never knew, before its time.
-
-        Raises:
-            StorageError: something could not be deleted.
-        """
-        return await self._care.delete_unknown()
+    async def tend_space(self) -> None:
+        """Look how much room each directory has, and do what its ballast needs."""
+        for directory in self._directories:
+            if directory.failure is not None:
+                continue
+            try:
+                await asyncio.to_thread(directory.space.tend, monotonic_ms())
+            except DiskFailedError as error:
+                self.note_disk_failure(directory, error)
+            except StorageError as error:
+                logger.error("ballast of a log directory: %s: %s", directory, error)
 
     async def expire_producers(self, expiration_ms: int) -> int:
         """Let every log forget the producers that were idle for longer; return how many."""
         return await expire_producers(self.replicas(), now_ms=self._now_ms(), expiration_ms=expiration_ms)
 
-    async def tend_space(self) -> None:
-        """Look how much room each directory has, and do what its ballast needs."""
-        await self._care.tend_space()
+    # ------------------------------------------------------------------------------------------------------------------
+    # Tasks.
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -558,3 +778,8 @@ class ReplicaHost:
             # A fault of ours: the process must not go on as if the partition were fine.
             logger.critical("partition task failed", exc_info=error)
             self.failed.set_result(error)
+
+
+def directory_name(topic_id: bytes, partition: int) -> str:
+    """Name of the directory that holds the log of a replica."""
+    return partition_directory_name(PartitionIdentity(topic_id, partition))

@@ -3,13 +3,13 @@
 
 Theory of operation. One move after the other is carried out by a task on the event loop; reading, writing and syncing happen in
 threads. Rounds copy what the log has and the copy has not (`storage.directory.move_plan`); the first one at a limited rate, the
-later ones, which only follow the appends, as fast as they can. When little is left, the replica is held: its appends are refused
+later ones, which only follow the appends, as fast as they can. When little is left, the replica is locked: its appends are refused
 with an advice to come back in 50 ms, everything is flushed, the rest is copied, the copy becomes the log
 (`storage.directory.move_switch`), and the replica goes on with it. Readers notice nothing.
 
 Laws
     A move never brings its target below the soft limit.
-    What ends a move before its switch leaves the replica as it was; a directory that fails is told to the host.
+    What ends a move before its switch leaves the replica as it was; a directory that fails is told to the manager of the replicas.
     A replica is not compacted while it is moved, and is not closed before its move has ended.
 
 Source: docs/storage.md section 11; KIP-113.
@@ -24,14 +24,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final
 
 from lograft.wire.codes import ErrorCode
 
 from brokerd.clock import monotonic_ms
 from brokerd.failure import refused
-from brokerd.replica.replica import HostedReplica
-from brokerd.replica.replica_slot import ReplicaSlot
+from brokerd.replica.log_opening import LogOpening
+from brokerd.replica.replica import Replica
 from storage.directory.directories import LogDirectories, LogDirectory
 from storage.directory.move_future import MoveFuture
 from storage.directory.move_plan import CopyRound, plan_round
@@ -102,56 +102,50 @@ class Move:
         return self.state in (MoveState.DONE, MoveState.FAILED)
 
 
-class MoveHost(Protocol):
-    """The host of the replicas."""
-
-    @property
-    def directories(self) -> LogDirectories:
-        """The log directories."""
-        ...
-
-    def open_moved(self, identity: PartitionIdentity, directory: LogDirectory, path: str) -> PartitionLog:
-        """Open the log of a replica at its new place. Runs in a thread."""
-        ...
-
-    def note_disk_failure(self, directory: LogDirectory, error: DiskFailedError) -> None:
-        """Learn that a log directory failed."""
-        ...
-
-
 class _MoveEnded(Exception):
     """The move cannot go on; the message says why."""
 
 
 class ReplicaMoves:
-    """See the module docstring.
+    """The moves of one broker; the methods here alone write a `Move`, and `Replica.is_moving`.
 
     Args:
-        host: owns the replicas.
+        directories: the log directories.
+        opening: opens the log at its new place.
+        on_disk_failed: told when a log directory failed.
         bytes_per_s: most bytes copied in a second.
     """
 
-    def __init__(self, host: MoveHost, *, bytes_per_s: int = MOVE_BYTES_PER_S) -> None:
-        self._host = host
+    def __init__(
+        self,
+        directories: LogDirectories,
+        opening: LogOpening,
+        on_disk_failed: Callable[[LogDirectory, DiskFailedError], None],
+        *,
+        bytes_per_s: int = MOVE_BYTES_PER_S,
+    ) -> None:
+        self._directories = directories
+        self._opening = opening
+        self._on_disk_failed = on_disk_failed
         self._bytes_per_s = bytes_per_s
         self._turn = asyncio.Semaphore(1)
-        self._moves: dict[ReplicaSlot, Move] = {}
+        self._moves: dict[Replica, Move] = {}
         self._ended: list[Move] = []
 
     def report(self) -> list[Move]:
         """Return the moves that wait or are under way, then those that ended, the oldest first."""
         return [*self._moves.values(), *self._ended]
 
-    def start(self, slot: ReplicaSlot, target: LogDirectory) -> Move | None:
+    def start(self, replica: Replica, target: LogDirectory) -> Move | None:
         """Begin a move; None if the log lies there already.
 
         Raises:
             RefusedError: the replica or the directory is not in a state for it, or too many moves wait.
         """
-        replica, source = slot.replica, slot.directory
-        if replica is None or source is None or not replica.is_writable:
+        source = replica.directory
+        if not replica.is_writable:
             raise refused(ErrorCode.STORAGE_FAILED, "the log of this replica is not open: nothing can be moved")
-        known = self._moves.get(slot)
+        known = self._moves.get(replica)
         if known is not None and known.target is target:
             return known
         if known is not None:
@@ -164,25 +158,25 @@ class ReplicaMoves:
         if len(self._moves) >= MAX_MOVES:
             raise refused(ErrorCode.OVERLOADED, f"{MAX_MOVES} moves wait: try again later", retry_after_ms=1_000)
         move = Move(topic=replica.topic, partition=replica.partition, source=source, target=target)
-        self._moves[slot] = move
-        move.task = asyncio.create_task(self._run(slot, replica, move), name=f"move of {replica}")
+        self._moves[replica] = move
+        move.task = asyncio.create_task(self._run(replica, move), name=f"move of {replica}")
         return move
 
-    async def end(self, slot: ReplicaSlot) -> None:
+    async def end(self, replica: Replica) -> None:
         """End the move of a replica, if there is one: before its switch at once, else after it."""
-        move = self._moves.get(slot)
+        move = self._moves.get(replica)
         if move is not None and move.task is not None:
             move.stopping.set()
             await asyncio.wait([move.task])
 
     async def stop(self) -> None:
         """End all moves. Idempotent."""
-        await asyncio.gather(*(self.end(slot) for slot in list(self._moves)))
+        await asyncio.gather(*(self.end(replica) for replica in list(self._moves)))
 
-    async def _run(self, slot: ReplicaSlot, replica: HostedReplica, move: Move) -> None:
+    async def _run(self, replica: Replica, move: Move) -> None:
         try:
             async with self._turn:
-                await self._move(slot, replica, move)
+                await self._move(replica, move)
         except Exception as error:
             # Whatever it is, it concerns this move only.
             move.state = MoveState.FAILED
@@ -191,16 +185,16 @@ class ReplicaMoves:
             self._note_failures(move)
         finally:
             replica.is_moving = False
-            del self._moves[slot]
+            del self._moves[replica]
             self._ended = [*self._ended, move][-MAX_ENDED_MOVES:]
 
     def _note_failures(self, move: Move) -> None:
         for directory in (move.source, move.target):
             failure = directory.disk.failure
             if failure is not None:
-                self._host.note_disk_failure(directory, failure)
+                self._on_disk_failed(directory, failure)
 
-    async def _move(self, slot: ReplicaSlot, replica: HostedReplica, move: Move) -> None:
+    async def _move(self, replica: Replica, move: Move) -> None:
         _check_goes_on(replica, move)
         replica.is_moving = True
         move.state = MoveState.COPYING
@@ -216,20 +210,20 @@ class ReplicaMoves:
             await asyncio.to_thread(future.create)
             last = await self._copy(replica, move, source, future)
             move.state = MoveState.SWITCHING
-            old = await self._switch(slot, replica, move, source, future, last)
+            old = await self._switch(replica, move, source, future, last)
         except Exception as error:
             # In doubt, or after the switch, the copy is (or may be) the log.
             if not move.has_ended and not isinstance(error, MoveInDoubtError):
                 await asyncio.to_thread(_give_up, future, move)
             raise
-        self._host.directories.relocate(name, move.target)
+        self._directories.relocate(name, move.target)
         logger.info(
             "moved: partition=%s from=%s to=%s copied_bytes=%d", move, move.source, move.target, move.copied_bytes
         )
         await asyncio.to_thread(_close_and_clean_up, old, move, future)
         self._note_failures(move)
 
-    async def _copy(self, replica: HostedReplica, move: Move, source: MoveSource, future: MoveFuture) -> CopyRound:
+    async def _copy(self, replica: Replica, move: Move, source: MoveSource, future: MoveFuture) -> CopyRound:
         """Copy until little is left; return what is left."""
         rate = RateLimit(
             self._bytes_per_s,
@@ -253,16 +247,20 @@ class ReplicaMoves:
 
     async def _switch(
         self,
-        slot: ReplicaSlot,
-        replica: HostedReplica,
+        replica: Replica,
         move: Move,
         source: MoveSource,
         future: MoveFuture,
         left: CopyRound,
     ) -> PartitionLog:
         """Let the copy become the log; return the old one, which is to be closed."""
-        identity, target = PartitionIdentity(replica.topic_id, replica.partition), move.target
-        async with replica.held():
+        target = move.target
+
+        def open_log(path: str) -> PartitionLog:
+            identity = PartitionIdentity(replica.topic_id, replica.partition)
+            return self._opening.open_at(identity, target, path, replica.settings).log
+
+        async with replica.locked_and_flushed():
             last = plan_round(source.view(), future.copied)
             move.copied_bytes += last.size_bytes
             try:
@@ -273,19 +271,14 @@ class ReplicaMoves:
                     target.move_end,
                     last=last,
                     end_offset=replica.log_end_offset,
-                    open_log=lambda path: self._host.open_moved(identity, target, path),
+                    open_log=open_log,
                 )
             except MoveInDoubtError as error:
                 # Before anything can be appended again.
                 replica.fail(str(error))
                 raise
             move.state = MoveState.DONE
-            slot.directory = target
-            return replica.adopt(
-                log,
-                space=target.space,
-                on_disk_failed=lambda error: self._host.note_disk_failure(target, error),
-            )
+            return replica.switch_log(log, target)
 
 
 def _pace(move: Move, wait: Callable[[int], None]) -> Callable[[int], None]:
@@ -306,7 +299,7 @@ def _no_wait(_size_bytes: int) -> None:
     """What was appended meanwhile is copied as fast as it can be, or a move would never end."""
 
 
-def _check_goes_on(replica: HostedReplica, move: Move) -> None:
+def _check_goes_on(replica: Replica, move: Move) -> None:
     if move.stopping.is_set():
         raise WorkStopped
     if not replica.is_writable:

@@ -3,7 +3,7 @@
 
 Owns the order and the number at a time. To make a log takes five syncs and as much processor time as to create its topic: while topics
 are being created by the thousand, opening all of their logs beside that halved the rate. So few are opened then, and those that
-somebody waits for go first. Must not know how a log is opened.
+a request waits for go first. Must not know how a log is opened.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OpeningTurns:
         self._give()
 
     def hurry(self, key: object) -> None:
-        """Let a log go before the others: somebody waits for it. Nothing happens if it has its turn already."""
+        """Let a log go before the others: a request waits for it. Nothing happens if it has its turn already."""
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             self._urgent[key] = waiting

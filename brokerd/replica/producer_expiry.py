@@ -14,14 +14,14 @@ import logging
 from collections.abc import Iterable
 
 from brokerd.limits import RETENTION_STEPS_PER_TURN
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from storage.errors import LogClosedError
 from storage.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
 
 
-async def expire_producers(replicas: Iterable[HostedReplica], *, now_ms: int, expiration_ms: int) -> int:
+async def expire_producers(replicas: Iterable[Replica], *, now_ms: int, expiration_ms: int) -> int:
     """Forget the producers whose newest batch was appended more than `expiration_ms` ago; return how many went.
 
     One with an open transaction stays. One whose time is not known, because it was read back from batches, counts from now on.

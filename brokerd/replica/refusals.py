@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client is told when a hosted replica does not do what it asks. Pure translation."""
+"""What a client is told when a replica does not do what it asks. Pure translation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import Failure, LeaderPlace, ReadableOffsets
 from brokerd.partition.effects import EndService, LossReason
-from brokerd.replica.listening import client_text
 from storage.errors import DiskFailedError, DiskFullError, DiskSpaceLowError, StorageError
 
 STOPPING: Final = "the broker is stopping"
@@ -44,7 +43,7 @@ def append_failure(error: StorageError, partition: str, *, has_followers: bool) 
     Args:
         error: why.
         partition: name of the partition.
-        has_followers: True: the leadership is given up where there is too little room.
+        has_followers: True: the leader resigns where there is too little room.
     """
     space_retry_ms = HAND_OVER_RETRY_MS if has_followers else SPACE_RETRY_MS
     if isinstance(error, DiskFailedError):
@@ -107,7 +106,7 @@ def end_failure(effect: EndService, partition: str, leader: LeaderPlace | None) 
     Args:
         effect: the end.
         partition: topic and partition.
-        leader: who leads the partition; told only to somebody who asked the wrong broker.
+        leader: who leads the partition; told only to a client that asked the wrong broker.
     """
     code = end_code(effect)
     return Failure(
@@ -115,3 +114,9 @@ def end_failure(effect: EndService, partition: str, leader: LeaderPlace | None) 
         message=f"{partition}: {effect.message}",
         leader=leader if code is ErrorCode.NOT_LEADER else None,
     )
+
+
+def client_text(error: StorageError) -> str:
+    """Cut paths of this machine off the text; the log line keeps them."""
+    text = str(error)
+    return text.rsplit(": ", 1)[-1] if text.startswith("/") else text

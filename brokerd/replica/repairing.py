@@ -3,11 +3,11 @@
 
 Theory
     A look over all logs at intervals, sooner when a read meets damage. Of each log that has some, one segment after the other:
-    the first batches are fetched from whoever has them; a leader then gives up the leadership, so that readers go on at once with
-    another replica; the segment is written anew in a thread (`storage.maintenance.repair`) and swapped in on the event loop.
+    the first batches are fetched from whoever has them; a leader then resigns, so that readers go on at once with
+    another replica; the segment is written again in a thread (`storage.maintenance.repair`) and swapped in on the event loop.
 
 Laws
-    A leadership is given up only when another replica has shown that it has what is missing here: of two damaged replicas neither
+    A leader resigns only when another replica has shown that it has what is missing here: of two damaged replicas neither
     sends readers to the other in vain. If no other one may lead, the leader repairs itself; readers of the range wait for that.
     What cannot be repaired stays as it is, is reported, and is looked at again after `REPAIR_RETRY_MS`; the others go on.
 
@@ -27,8 +27,8 @@ from lograft.wire.errors import BatchError
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.controller_client.partition_requests import ResignReason
 from brokerd.limits import REPAIR_BYTES_PER_S, REPAIR_CHECK_MS, REPAIR_PAUSE_MS, REPAIR_RETRY_MS, REPLICA_SLICE
-from brokerd.replica.repair_peers import RepairCallError, RepairPeers
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
+from brokerd.replica.replication_border import RepairCallError, RepairPeers
 from storage.errors import OutOfOrderOffsetError, StorageError
 from storage.files.rate_limit import RateLimit, WorkStopped
 from storage.log.follower_append import check_follower_batches
@@ -42,14 +42,14 @@ _Result = TypeVar("_Result")
 
 
 class DamageRepairs:
-    """See the module docstring.
+    """The repairs of one broker.
 
     Args:
         replicas: gives the replicas that are open now.
         peers: the other replicas.
     """
 
-    def __init__(self, replicas: Callable[[], Iterable[HostedReplica]], peers: RepairPeers) -> None:
+    def __init__(self, replicas: Callable[[], Iterable[Replica]], peers: RepairPeers) -> None:
         self._replicas = replicas
         self._peers = peers
         self._stopping = threading.Event()
@@ -58,17 +58,17 @@ class DamageRepairs:
     async def run(self) -> NoReturn:
         """Look after all damage until it is cancelled; a step under way in a thread ends first."""
         while True:
-            # The scrub, a start and the cleaner find damage too, and do not tell.
-            await self._peers.news.wait(timeout_ms=REPAIR_CHECK_MS)
+            # The scrub, a start and the cleaner find damage too, and do not report it.
+            await self._peers.reports.wait(timeout_ms=REPAIR_CHECK_MS)
             await self.run_round()
             await asyncio.sleep(REPAIR_PAUSE_MS / 1000)
 
     async def run_round(self) -> int:
         """Repair what is damaged and due; return how many segments were."""
-        self._peers.news.forget_due(monotonic_ms())
+        self._peers.reports.forget_due(monotonic_ms())
         repaired = 0
         for count, replica in enumerate(tuple(self._replicas()), start=1):
-            # A partition of one replica has nobody to ask.
+            # A partition of one replica has no other to ask.
             if not replica.is_alone and replica.log.damaged:
                 try:
                     repaired += await self._repair_log(replica)
@@ -83,7 +83,7 @@ class DamageRepairs:
     def _wait(self, timeout_ms: int) -> bool:
         return self._stopping.wait(timeout_ms / 1000)
 
-    async def _repair_log(self, replica: HostedReplica) -> int:
+    async def _repair_log(self, replica: Replica) -> int:
         repaired = 0
         while (task := await self._begin(replica)) is not None:
             if await self._repair_segment(replica, task):
@@ -94,16 +94,16 @@ class DamageRepairs:
         self._give_up_all(replica)
         return repaired
 
-    def _give_up_all(self, replica: HostedReplica) -> None:
+    def _give_up_all(self, replica: Replica) -> None:
         for damaged in replica.log.damaged:
             self._give_up(replica.log.directory, damaged.segment_base_offset)
 
     def _give_up(self, directory: str, base_offset: int) -> None:
-        if base_offset not in self._peers.news.given_up(directory):
-            self._peers.news.give_up(directory, base_offset, due_ms=monotonic_ms() + REPAIR_RETRY_MS)
+        if base_offset not in self._peers.reports.given_up(directory):
+            self._peers.reports.give_up(directory, base_offset, due_ms=monotonic_ms() + REPAIR_RETRY_MS)
 
-    async def _begin(self, replica: HostedReplica) -> RepairTask | None:
-        passed_over = self._peers.news.given_up(replica.log.directory)
+    async def _begin(self, replica: Replica) -> RepairTask | None:
+        passed_over = self._peers.reports.given_up(replica.log.directory)
 
         def begin(log: PartitionLog, high_watermark: int) -> RepairTask | None:
             return LogRepair(log).begin(high_watermark=high_watermark, now_ms=wall_ms(), passed_over=passed_over)
@@ -111,11 +111,11 @@ class DamageRepairs:
         if all(damaged.segment_base_offset in passed_over for damaged in replica.log.damaged):
             return None
         try:
-            await replica.wait_released()
+            await replica.wait_unlocked()
             task = replica.run_step(begin)
             if task is None and replica.log.flushed_offset < replica.log.log_end_offset:
                 # Under a policy that leaves flushes to the system, a segment that was rolled just now would never be due.
-                async with replica.held():
+                async with replica.locked_and_flushed():
                     pass
                 task = replica.run_step(begin)
             return task
@@ -123,15 +123,15 @@ class DamageRepairs:
             logger.error("log=%s action=repair error=%r", replica, str(error))
             return None
 
-    async def _repair_segment(self, replica: HostedReplica, task: RepairTask) -> bool:
+    async def _repair_segment(self, replica: Replica, task: RepairTask) -> bool:
         first = task.damaged[0]
         wanted = range(first.base_offset, first.end_offset)
         try:
-            await self._check_somebody_has(replica, wanted)
+            await self._check_another_has(replica, wanted)
             if replica.is_leader:
                 replica.resign(ResignReason.DAMAGE)
             replica.check_room(task.segment.size_bytes)
-            is_done = await self._write_anew(replica, task)
+            is_done = await self._rewrite(replica, task)
         except (RepairCallError, StorageError) as error:
             logger.error(
                 "log=%s action=repair base_offset=%d end_offset=%d error=%r",
@@ -150,7 +150,7 @@ class DamageRepairs:
         )
         return is_done
 
-    async def _check_somebody_has(self, replica: HostedReplica, wanted: range) -> None:
+    async def _check_another_has(self, replica: Replica, wanted: range) -> None:
         """Raise RepairCallError if no other replica has the beginning of a range."""
 
         def check(batches: bytes) -> None:
@@ -158,7 +158,7 @@ class DamageRepairs:
 
         await self._fetch_from_any(replica, wanted, check)
 
-    async def _fetch_from_any(self, replica: HostedReplica, wanted: range, take: Callable[[bytes], object]) -> None:
+    async def _fetch_from_any(self, replica: Replica, wanted: range, take: Callable[[bytes], object]) -> None:
         """Fetch the beginning of a range from the first replica that has it; `take` refuses what is of no use."""
         problems: list[str] = []
         for broker_id in self._peers.sources(replica.topic_id, replica.partition):
@@ -170,7 +170,7 @@ class DamageRepairs:
                 problems.append(str(error))
         raise RepairCallError(f"no other replica has [{wanted.start}, {wanted.stop}): {'; '.join(problems)}")
 
-    async def _write_anew(self, replica: HostedReplica, task: RepairTask) -> bool:
+    async def _rewrite(self, replica: Replica, task: RepairTask) -> bool:
         work = SegmentRepair(replica.log.disk, task, self._rate.take)
         try:
             await self._in_thread(work.start)
@@ -183,9 +183,7 @@ class DamageRepairs:
             raise
         return await self._swap(replica, task, work, repaired)
 
-    async def _swap(
-        self, replica: HostedReplica, task: RepairTask, work: SegmentRepair, repaired: CleanedGroup
-    ) -> bool:
+    async def _swap(self, replica: Replica, task: RepairTask, work: SegmentRepair, repaired: CleanedGroup) -> bool:
         def end(log: PartitionLog, _high_watermark: int) -> bool:
             # Moved to another log directory meanwhile: it has the damage there too.
             if log.directory != task.directory:
@@ -193,10 +191,10 @@ class DamageRepairs:
             return LogRepair(log).end(repaired, found_epochs=work.found_epochs, now_ms=wall_ms())
 
         try:
-            await replica.wait_released()
+            await replica.wait_unlocked()
             if work.found_epochs:
                 # Then no flush is under way, which could save the epochs of before.
-                async with replica.held():
+                async with replica.locked_and_flushed():
                     pass
             is_done = replica.run_step(end)
         except StorageError:

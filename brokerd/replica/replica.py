@@ -1,27 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One partition replica that is open on this broker: its core, its log, and who waits for it.
+"""One replica of a partition on this broker: its log, its core, and those who wait for it.
 
-Owns the log (it is the only one that calls it) and carries out the effects of the core. Must not decide what is
-acknowledged or readable: the core does. Everything runs on the event loop thread, except the fdatasync itself.
+Theory of operation. The core (`brokerd.partition.replica`) decides: what is acknowledged, what is readable, who is in sync, whom
+this replica follows, where its log is truncated. This class owns the log, gives the core its events, and carries out its
+effects: appends, flushes, truncations, acknowledgements, what followers and the leader are told, what the controller is asked.
+Everything runs on the event loop thread, except what waits for the device (fdatasync, the removal of files, a truncation),
+which runs in threads, one such work on a log at a time where they could meet.
 
-Law: listeners are called after the state of the core is complete.
-Source: architecture sections 6 and 8.
+Laws
+    Effects are carried out in the order in which the core gives them; an append comes last, because it is an event itself.
+    While the log is truncated the core gets no event, save those that end the replica; the others follow in their order. What was
+    flushed before is not told then: `LogTruncated` says what is.
+    Nothing is told to be flushed before `PartitionLog.end_flush` has returned.
+    Listeners are called after the state of the core is complete. A reader at a follower hears of the end of its service in the
+    step in which the leader is not heard any more, so before anything is truncated.
+    While the log is locked, it takes no append and no step of background work; reads go on.
+
+Source: architecture sections 6 and 8; docs/replication.md, "Contract of the shells"; docs/storage.md sections 3 and 4.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeVar, assert_never
 
+from lograft.wire.checksum import BytesLike
 from lograft.wire.codes import ErrorCode
-from lograft.wire.header import BatchHeader
+from lograft.wire.errors import BatchError
+from lograft.wire.header import BatchHeader, read_header
 
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.controller_client.partition_requests import Resignation, ResignReason
-from brokerd.failure import Failure, LeaderPlace, RefusedError
+from brokerd.failure import Failure, LeaderPlace, ReadableOffsets, RefusedError
 from brokerd.partition.effects import (
     AcceptSubscription,
     AdvanceLogStart,
@@ -36,57 +52,123 @@ from brokerd.partition.effects import (
     FlushLog,
     ForgetEmptyEpoch,
     GiveWay,
+    LossReason,
     ProposeIsr,
     PublishHighWatermark,
+    RestartLog,
+    SendAck,
+    Subscribe,
+    TruncateLog,
+    Unsubscribe,
 )
 from brokerd.partition.events import (
     AckDropped,
     AckLevel,
     AckWanted,
     BatchAppended,
+    Durability,
     Event,
     FlushPolicyChanged,
     LogFlushed,
     PartitionChanged,
     ReplicaRemoved,
     StorageFailed,
+    Tick,
 )
+from brokerd.partition.follower_events import (
+    BatchesReceived,
+    LeaderAdvanced,
+    LogCut,
+    SubscriptionAccepted,
+    SubscriptionDiverged,
+    SubscriptionEnded,
+)
+from brokerd.partition.leader_events import FollowerAcked, FollowerLost, FollowerSubscribed
+from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
 from brokerd.partition.replica import PartitionReplica
-from brokerd.replica.core_runner import CoreRunner
-from brokerd.replica.follower_readers import FollowerReaders
-from brokerd.replica.led_followers import LedFollowers
-from brokerd.replica.listening import AckCallback, log_settings
-from brokerd.replica.log_copying import LogCopying
-from brokerd.replica.log_flushing import LogFlushing
-from brokerd.replica.log_front import LogFront
-from brokerd.replica.log_lease import LogLease
+from brokerd.replica.follower_routes import FollowerRoutes
+from brokerd.replica.listeners import ReplicaListeners
 from brokerd.replica.record_rules import check_records
-from brokerd.replica.refusals import append_failure, end_code, end_failure, moving_failure, too_few_failure
-from brokerd.replica.replica_listeners import ReplicaListeners
+from brokerd.replica.refusals import (
+    append_failure,
+    client_text,
+    end_code,
+    end_failure,
+    moving_failure,
+    range_failure,
+    repairing_failure,
+    too_few_failure,
+)
 from brokerd.replica.replica_peers import ReplicaPeers
-from brokerd.replica.replica_reading import ReplicaReading
+from brokerd.replica.replication_border import FollowerRead, FollowerRequest, FollowerRoute, LeaderLinks
 from brokerd.replica.role_log import RoleLog
 from metaquorum.metadata.topic_configs import TopicSettings
-from storage.directory.space_guard import SpaceGuard
+from storage.directory.directories import LogDirectory
 from storage.errors import (
     DataLossError,
     DiskFailedError,
     DiskFullError,
     DiskSpaceLowError,
     LogClosedError,
+    OffsetOutOfRangeError,
+    OutOfOrderOffsetError,
     StorageError,
+    TooManyOpenFilesError,
 )
+from storage.log.flush import FlushWork
+from storage.log.log_start import LogStartWork
 from storage.log.partition_log import PartitionLog
 from storage.maintenance.flusher import GroupFlusher
-from storage.types import Appended
+from storage.types import Appended, LogRead, LogSettings, TimestampAndOffset
 
-logger = logging.getLogger(__name__)
+FLUSH_RETRY_MS: Final = 1_000
+"""Milliseconds after which a flush that found no space is tried again."""
+
+FULL_FLUSHES: Final = 3
+"""Flushes after which a log that takes no appends is flushed to its end, unless the disk has no room."""
+
+TRUNCATE_RETRY_MS: Final = 1_000
+"""Milliseconds after which the leader is asked again where to truncate, when a truncation found no space."""
+
+SHARED_SETTINGS: Final = 1_024
+"""Different settings that are remembered, so that idle logs share them."""
+
+AckCallback = Callable[[Durability | LossReason], None]
+"""Called once with what was reached, or with the reason why it is unknown what becomes of the records."""
+
+_NEVER_HELD: Final = frozenset((StorageFailed, ReplicaRemoved))
+"""Events that the core gets also while the log is truncated."""
 
 _Result = TypeVar("_Result")
 
+logger = logging.getLogger(__name__)
 
-class HostedReplica(ReplicaReading):
-    """See the module docstring.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaContext:
+    """What all replicas of a broker share.
+
+    Attributes:
+        flusher: threads for fdatasync.
+        leader_place: gives the leader of a partition as clients find it, by topic id and number; for hints.
+        on_disk_failed: told when a log directory failed.
+        on_no_room: told when an append of a client found too little room in a log directory.
+        roles: told when a role changes.
+        peers: the other brokers and the controller; None: only for partitions of one replica.
+    """
+
+    flusher: GroupFlusher
+    leader_place: Callable[[bytes, int], LeaderPlace | None]
+    on_disk_failed: Callable[[LogDirectory, DiskFailedError], None]
+    on_no_room: Callable[[LogDirectory], None]
+    roles: RoleLog
+    peers: ReplicaPeers | None = None
+
+
+class Replica:
+    """One replica. Belongs to the event loop in which it was made; `str` names the partition.
+
+    Its own methods alone write its state, but for `is_moving`.
 
     Args:
         topic: topic name.
@@ -94,22 +176,52 @@ class HostedReplica(ReplicaReading):
         partition: partition, from 0.
         core: the core, made for this log.
         log: the open log.
+        directory: the log directory in which it lies.
         settings: effective configs of the topic.
-        flusher: threads for fdatasync.
-        leader_place: gives the leader of the partition as clients see it, for hints.
-        space: says whether the log directory has room for an append.
-        on_disk_failed: told when the log directory failed.
-        on_no_room: told when an append of a client found too little room there.
-        roles: told when the role changes.
-        peers: the other brokers and the controller; None: only for a partition of one replica.
+        context: what all replicas of the broker share.
 
     Attributes:
-        front: where old segments go.
+        topic: see above.
+        topic_id: see above.
+        partition: see above.
+        directory: the log directory in which the log lies now; `switch_log` writes it.
+        settings: effective configs of the topic as they are now; `apply_settings` writes them.
         listeners: who uses this replica.
-        space: says whether the log directory has room.
-        is_moving: True while the log is being moved to another directory; it is not compacted meanwhile.
-        settings: effective configs of the topic as they are now.
+        is_moving: True while the log is being moved to another directory, and is not compacted; `ReplicaMoves` writes it.
     """
+
+    __slots__ = (
+        "_ack_callbacks",
+        "_context",
+        "_core",
+        "_flush_again",
+        "_flush_idle",
+        "_followed_end",
+        "_follower_listeners",
+        "_follower_routes",
+        "_held_events",
+        "_is_clean",
+        "_is_closed",
+        "_is_flushing",
+        "_leader_id",
+        "_log",
+        "_log_start_step",
+        "_log_start_task",
+        "_loop",
+        "_next_token",
+        "_timer",
+        "_timer_due_ms",
+        "_truncation",
+        "_unlocked",
+        "_wanted_log_start_offset",
+        "directory",
+        "is_moving",
+        "listeners",
+        "partition",
+        "settings",
+        "topic",
+        "topic_id",
+    )
 
     def __init__(
         self,
@@ -119,39 +231,53 @@ class HostedReplica(ReplicaReading):
         partition: int,
         core: PartitionReplica,
         log: PartitionLog,
+        directory: LogDirectory,
         settings: TopicSettings,
-        flusher: GroupFlusher,
-        leader_place: Callable[[], LeaderPlace | None],
-        space: SpaceGuard,
-        on_disk_failed: Callable[[DiskFailedError], None],
-        on_no_room: Callable[[], None],
-        roles: RoleLog,
-        peers: ReplicaPeers | None = None,
+        context: ReplicaContext,
     ) -> None:
-        super().__init__(core, log)
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
-        self._runner = CoreRunner(core, self._carry_out, self._after_step)
+        self.directory = directory
         self.settings = settings
-        self._leader_place = leader_place
-        self.space = space
-        self._on_disk_failed = on_disk_failed
-        self._on_no_room = on_no_room
-        self._roles = roles
-        self._peers = peers
-        # What a partition of several replicas needs; made at first use.
-        self._followers: LedFollowers | None = None
-        self._copying: LogCopying | None = None
-        self._follower_readers: FollowerReaders | None = None
-        self.front = LogFront(log, self)
-        self._flushing = LogFlushing(log, flusher, self)
-        self._lease = LogLease(self.front, self._flushing)
         self.listeners = ReplicaListeners()
+        self.is_moving = False
+        self._core = core
+        self._log = log
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = self._is_clean = False
         self._ack_callbacks: dict[int, AckCallback] = {}
         self._next_token = 0
-        self.is_moving = False
-        self._is_closed = self._is_clean = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ms = 0
+        self._is_flushing = self._flush_again = False
+        self._wanted_log_start_offset = 0
+        # What follows is made at its first use, or only while there is a wait: a broker holds many idle replicas, and an event or a
+        # dictionary takes more memory than much of the rest.
+        self._held_events: deque[Event] | None = None
+        self._flush_idle: asyncio.Event | None = None
+        self._log_start_step: asyncio.Event | None = None
+        self._log_start_task: asyncio.Task[None] | None = None
+        self._unlocked: asyncio.Event | None = None
+        self._truncation: asyncio.Task[None] | None = None
+        self._follower_routes: FollowerRoutes | None = None
+        self._follower_listeners: ReplicaListeners | None = None
+        # What the readers of a follower were told last.
+        self._followed_end: int | None = None
+        # Whom the core asked last.
+        self._leader_id = -1
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What it is: role, offsets, configs.
+
+    @property
+    def log(self) -> PartitionLog:
+        """The log, to look at; what changes it goes through `run_step` or `locked`."""
+        return self._log
 
     @property
     def is_leader(self) -> bool:
@@ -164,24 +290,9 @@ class HostedReplica(ReplicaReading):
         return not self._is_closed and not self._core.is_failed
 
     @property
-    def leader_epoch(self) -> int:
-        """Leader epoch, 0 before the metadata gave one."""
-        return self._core.leader_epoch or 0
-
-    @property
-    def log(self) -> PartitionLog:
-        """The log, for the parts of this replica."""
-        return self._log
-
-    @property
-    def is_lent(self) -> bool:
-        """True while somebody else works on the log; it takes no appends."""
-        return self._lease.is_lent
-
-    @property
-    def in_sync(self) -> tuple[int, ...]:
-        """Node ids of the maximal in-sync replicas that a leader of several reckons with; another object after every change."""
-        return self._core.maximal_isr
+    def is_locked(self) -> bool:
+        """True while a move or a truncation works on the log alone; it takes no appends."""
+        return self._unlocked is not None
 
     @property
     def is_alone(self) -> bool:
@@ -194,18 +305,14 @@ class HostedReplica(ReplicaReading):
         return self._core.roles.leadership is not None
 
     @property
-    def followers(self) -> LedFollowers:
-        """The followers, as their streams see this replica."""
-        if self._followers is None:
-            self._followers = LedFollowers(self)
-        return self._followers
+    def in_sync(self) -> tuple[int, ...]:
+        """Node ids of the maximal in-sync replicas of a leader of several; another object after every change."""
+        return self._core.maximal_isr
 
     @property
-    def follower_readers(self) -> FollowerReaders:
-        """Who reads this replica while it follows."""
-        if self._follower_readers is None:
-            self._follower_readers = FollowerReaders(self._core, self.refusal)
-        return self._follower_readers
+    def is_end_known(self) -> bool:
+        """False for a new leader that cannot tell yet what an earlier one had committed."""
+        return self._core.is_end_known
 
     @property
     def is_compacted(self) -> bool:
@@ -217,18 +324,116 @@ class HostedReplica(ReplicaReading):
         """Most bytes of one batch, header included."""
         return self.settings.max_message_bytes
 
+    @property
+    def leader_epoch(self) -> int:
+        """Leader epoch, 0 before the metadata gave one."""
+        return self._core.leader_epoch or 0
+
+    @property
+    def log_start_offset(self) -> int:
+        """First readable offset (inclusive)."""
+        return self._log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """Offset that the next record will get."""
+        return self._log.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """End (exclusive) of the readable records."""
+        return self._core.high_watermark
+
+    @property
+    def followed_end(self) -> int | None:
+        """End (exclusive) of what readers may have of this replica as a follower; None: it serves no reader as one."""
+        return self._core.followed_end
+
+    @property
+    def readable_range(self) -> ReadableOffsets:
+        """The offsets that can be read."""
+        return ReadableOffsets(log_start_offset=self._log.log_start_offset, high_watermark=self._core.high_watermark)
+
     def refusal(self) -> Failure:
         """Say why this replica does not serve; only while it is no leader."""
         if self._core.is_failed:
             return Failure(code=ErrorCode.STORAGE_FAILED, message=f"the log of {self} failed on this broker")
-        place = self._leader_place()
+        place = self._context.leader_place(self.topic_id, self.partition)
         if place is None:
             message = f"{self} has no leader at the moment"
             return Failure(code=ErrorCode.LEADER_NOT_AVAILABLE, message=message, retry_after_ms=250)
         return Failure(code=ErrorCode.NOT_LEADER, message=f"broker {place.leader_id} leads {self}", leader=place)
 
+    def out_of_range(self, offset: int) -> Failure:
+        """Make the refusal of an offset that cannot be read."""
+        return range_failure(offset, str(self), self.readable_range)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Reads.
+
+    def read(self, offset: int, max_bytes: int, *, end_offset: int) -> LogRead:
+        """Read whole batches from the one that holds `offset` on, below `end_offset` (exclusive); at least one.
+
+        Raises:
+            RefusedError: out of range, damaged (LEADER_NOT_AVAILABLE while another replica may take over), or the disk does not give
+                the bytes.
+        """
+        try:
+            return self._log.read(offset, max_bytes, end_offset=end_offset)
+        except OffsetOutOfRangeError as error:
+            raise RefusedError(self.out_of_range(offset)) from error
+        except StorageError as error:
+            logger.error("read failed: partition=%s offset=%d: %s", self, offset, error)
+            if isinstance(error, DataLossError) and self._report_damage(error):
+                raise RefusedError(repairing_failure(str(self))) from error
+            raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
+
+    def find_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
+        """Find the first readable record with the timestamp or a later one.
+
+        Raises:
+            RefusedError: the log could not be read.
+        """
+        try:
+            return self._log.find_timestamp(timestamp_ms, end_offset=self._core.high_watermark)
+        except StorageError as error:
+            logger.error("search by time failed: partition=%s timestamp_ms=%d: %s", self, timestamp_ms, error)
+            raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
+
+    @property
+    def follower_listeners(self) -> ReplicaListeners:
+        """Who reads this replica while it follows; they hear of no end beyond what the leader of the present epoch has told."""
+        if self._follower_listeners is None:
+            self._follower_listeners = ReplicaListeners()
+            self._followed_end = self._core.followed_end
+        return self._follower_listeners
+
+    def _tell_followed_end(self, listeners: ReplicaListeners) -> None:
+        end_offset = self._core.followed_end
+        if end_offset == self._followed_end:
+            return
+        self._followed_end = end_offset
+        if end_offset is None:
+            listeners.end_service(self.refusal())
+        else:
+            listeners.tell_high_watermark(end_offset)
+
+    def _report_damage(self, damage: DataLossError) -> bool:
+        """Have damage repaired that a read met; tell whether another replica is about to serve the range."""
+        peers = self._context.peers
+        if peers is None or peers.repairs is None or self.is_alone:
+            return False
+        reports = peers.repairs.reports
+        reports.note_damage()
+        given_up = reports.given_up(self._log.directory)
+        hopeless = [each for each in self._log.damaged if each.segment_base_offset in given_up]
+        return not any(each.base_offset <= damage.base_offset < each.end_offset for each in hopeless)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Appends of a leader, and their acknowledgements.
+
     def append(self, batch: bytes | memoryview, header: BatchHeader, *, level: AckLevel = AckLevel.LEADER) -> Appended:
-        """Append a batch that `check_batch` has accepted, for somebody who will wait for `level`.
+        """Append a batch that `check_batch` has accepted, for a client that will wait for `level`.
 
         Raises:
             RefusedError: not appended; STORAGE_FAILED after a write error means that a part may be in the log.
@@ -239,35 +444,22 @@ class HostedReplica(ReplicaReading):
             raise RefusedError(self.refusal())
         if level is AckLevel.ALL and core.is_below_min_isr:
             raise RefusedError(too_few_failure(str(self)))
-        if self.is_lent:
+        if self._unlocked is not None:
             raise RefusedError(moving_failure(str(self)))
         now_ms = wall_ms()
         check_records(batch, header, self.settings, topic=self.topic, now_ms=now_ms)
         try:
-            self.space.admit(len(batch), now_ms=monotonic_ms())
+            self.directory.space.admit(len(batch), now_ms=monotonic_ms())
             appended = self._log.append_as_leader(batch, header, leader_epoch=leader_epoch, now_ms=now_ms)
         except StorageError as error:
             if isinstance(error, DiskFailedError):
                 self._fail(error)
             elif isinstance(error, DiskFullError | DiskSpaceLowError):
-                self._on_no_room()
+                self._context.on_no_room(self.directory)
             raise RefusedError(append_failure(error, str(self), has_followers=self.leads_several)) from error
         if not appended.duplicate:
-            self._runner.step(BatchAppended(log_end_offset=self._log.log_end_offset))
+            self.take_event(BatchAppended(log_end_offset=self._log.log_end_offset))
         return appended
-
-    def resign(self, reason: ResignReason) -> None:
-        """Ask that another replica leads, if there is one; the metadata says whether it does."""
-        if self._peers is not None and self._peers.resignations is not None and self.leads_several:
-            self._peers.resignations.resign(
-                Resignation(
-                    topic_id=self.topic_id,
-                    partition=self.partition,
-                    leader_epoch=self.leader_epoch,
-                    reason=reason,
-                    allow_eligible=self._core.is_eligible_enough,
-                )
-            )
 
     def want_ack(self, next_offset: int, level: AckLevel, callback: AckCallback) -> int:
         """Call back when every record below `next_offset` has reached `level`, possibly before this returns.
@@ -278,114 +470,672 @@ class HostedReplica(ReplicaReading):
         self._next_token += 1
         token = self._next_token
         self._ack_callbacks[token] = callback
-        self._runner.step(AckWanted(token=token, next_offset=next_offset, level=level))
+        self.take_event(AckWanted(token=token, next_offset=next_offset, level=level))
         return token
 
     def drop_ack(self, token: int) -> None:
         """Stop to wait; nothing happens when the callback was called already."""
         if self._ack_callbacks.pop(token, None) is not None:
-            self._runner.step(AckDropped(token=token))
+            self.take_event(AckDropped(token=token))
+
+    def resign(self, reason: ResignReason) -> None:
+        """Ask the controller that another replica leads, if there is one; the metadata says whether it does."""
+        if self.leads_several:
+            self._send_resignation(reason, self.leader_epoch, allow_eligible=self._core.is_eligible_enough)
+
+    def _send_resignation(self, reason: ResignReason, leader_epoch: int, *, allow_eligible: bool) -> None:
+        peers = self._context.peers
+        if peers is None or peers.resignations is None:
+            return
+        peers.resignations.resign(
+            Resignation(
+                topic_id=self.topic_id,
+                partition=self.partition,
+                leader_epoch=leader_epoch,
+                reason=reason,
+                allow_eligible=allow_eligible,
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # What the metadata says.
 
     def take_partition(self, event: PartitionChanged) -> None:
         """Take over what the metadata says about the partition."""
-        was_leader, old_epoch = self._core.is_leader, self._core.leader_epoch
-        self._runner.step(event)
-        if (self._core.is_leader, self._core.leader_epoch) != (was_leader, old_epoch):
-            end_offset = self._log.log_end_offset
-            self._roles.note(self, event.partition, is_leader=self._core.is_leader, log_end_offset=end_offset)
-
-    def take_event(self, event: Event) -> None:
-        """Give an event to the core: what the parts of this replica, and the controller, have to tell."""
-        self._runner.step(event)
-
-    def pause_events(self) -> None:
-        """Keep events from the core until `resume_events`: the log is being cut."""
-        self._runner.pause()
-
-    def resume_events(self, event: Event) -> None:
-        """Give the core the event that it waits for, and then what was held back."""
-        self._runner.resume(event)
+        core = self._core
+        was_leader, old_epoch = core.is_leader, core.leader_epoch
+        self.take_event(event)
+        if (core.is_leader, core.leader_epoch) != (was_leader, old_epoch):
+            self._context.roles.note(
+                self, event.partition, is_leader=core.is_leader, log_end_offset=self._log.log_end_offset
+            )
 
     def apply_settings(self, settings: TopicSettings) -> None:
         """Take over changed topic configs."""
         if settings == self.settings:
             return
         self.settings = settings
-        if not self.is_lent:
+        if self._unlocked is None:
             self._log.apply_settings(log_settings(settings))
-        self._runner.step(FlushPolicyChanged(policy=settings.flush_policy, interval_ms=settings.flush_interval_ms))
+        self.take_event(FlushPolicyChanged(policy=settings.flush_policy, interval_ms=settings.flush_interval_ms))
 
-    def fail(self, message: str) -> None:
-        """Serve no more: the log directory failed."""
-        if not self._core.is_failed:
-            self._runner.step(StorageFailed(message=message))
+    # ------------------------------------------------------------------------------------------------------------------
+    # The core: events in, effects out in their order, and its timer.
+
+    def take_event(self, event: Event, batches: BytesLike = b"") -> None:
+        """Give an event to the core and carry out what it asks for; while the log is truncated, later.
+
+        Args:
+            event: what happened.
+            batches: what `BatchesReceived` is about.
+        """
+        if self._truncation is not None and type(event) not in _NEVER_HELD:
+            if type(event) is not LogFlushed:
+                self._held_events = self._held_events or deque()
+                self._held_events.append(event)
+            return
+        is_append_wanted = False
+        for effect in self._core.step(event, monotonic_ms()):
+            if type(effect) is AppendBatches:
+                is_append_wanted = True
+            else:
+                self._carry_out(effect)
+        self._after_step(event)
+        if is_append_wanted:
+            assert type(event) is BatchesReceived, f"{self}: {event} asks for an append"
+            self._append_from_leader(event.session, batches)
+        self._set_timer()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case PublishHighWatermark():
+                self.listeners.tell_high_watermark(effect.high_watermark)
+                self._tell_followers_marks()
+            case CompleteAck():
+                callback = self._ack_callbacks.pop(effect.token, None)
+                if callback is not None:
+                    callback(effect.durability)
+            case FlushLog():
+                self._begin_flush()
+            case SendAck():
+                self._links.send_ack(self, effect, leader_id=self._leader_id)
+            case FailAck():
+                callback = self._ack_callbacks.pop(effect.token, None)
+                if callback is not None:
+                    callback(effect.reason)
+            case EndService():
+                self._end_service(effect)
+            case AcceptSubscription() | DivergeSubscription() | EndSubscription():
+                self._answer_follower(effect)
+            case BeginLeaderEpoch():
+                self._log.assign_epoch(effect.leader_epoch)
+            case ProposeIsr():
+                self._peers.proposals.propose(self, effect)
+            case GiveWay():
+                # The core asks only where nothing that was acknowledged can be lost by that.
+                self._send_resignation(ResignReason.CUT_OFF, effect.leader_epoch, allow_eligible=True)
+            case ForgetEmptyEpoch():
+                self._log.truncate_suffix(self._log.log_end_offset)
+            case AdvanceLogStart():
+                self._advance_log_start(effect.log_start_offset)
+            case Subscribe():
+                self._leader_id = effect.leader_id
+                self._links.subscribe(self, effect)
+            case Unsubscribe():
+                self._links.unsubscribe(self, leader_id=effect.leader_id, session=effect.session)
+            case TruncateLog() | RestartLog():
+                self._begin_truncation(effect)
+            case AppendBatches():
+                raise AssertionError(f"{self}: an append comes behind all other effects")
+            case _:
+                assert_never(effect)
+
+    def _after_step(self, event: Event) -> None:
+        """Tell those who read and follow what the step has changed."""
+        start_offset, high_watermark = self._log.log_start_offset, self._core.high_watermark
+        assert start_offset <= high_watermark, (
+            f"{self} begins at {start_offset}, above its high watermark {high_watermark}: {event}"
+        )
+        routes = self._follower_routes
+        if routes is not None:
+            if type(event) is BatchAppended:
+                routes.tell_growth(event.log_end_offset)
+            routes.tell_in_sync(self._core.maximal_isr)
+        if self._follower_listeners is not None:
+            self._tell_followed_end(self._follower_listeners)
+
+    def _set_timer(self) -> None:
+        deadline_ms = self._core.deadline_ms()
+        if deadline_ms is None:
+            return
+        if self._timer is not None:
+            if self._timer_due_ms <= deadline_ms:
+                return  # it is set again when it rings
+            self._timer.cancel()
+        self._timer_due_ms = deadline_ms
+        self._timer = self._loop.call_later(max(deadline_ms - monotonic_ms(), 0) / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.take_event(Tick())
+
+    def _end_service(self, effect: EndService) -> None:
+        is_hint_wanted = end_code(effect) is ErrorCode.NOT_LEADER
+        leader = self._context.leader_place(self.topic_id, self.partition) if is_hint_wanted else None
+        self.listeners.end_service(end_failure(effect, str(self), leader))
+
+    @property
+    def _peers(self) -> ReplicaPeers:
+        peers = self._context.peers
+        assert peers is not None, f"{self} has peers"
+        return peers
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Its followers, as their streams see them.
+
+    @property
+    def follower_count(self) -> int:
+        """Subscriptions of followers, accepted or not answered yet."""
+        return 0 if self._follower_routes is None else len(self._follower_routes)
+
+    def subscribe_follower(self, route: FollowerRoute, request: FollowerRequest) -> None:
+        """Take a subscription; the route is answered, before this returns or later, by accepted, diverged or ended."""
+        log = self._log
+        if self._follower_routes is None:
+            self._follower_routes = FollowerRoutes()
+        self._follower_routes.ask(route)
+        known = None if request.last_epoch is None else log.end_offset_for_epoch(request.last_epoch)
+        self.take_event(
+            FollowerSubscribed(
+                node_id=route.node_id,
+                broker_epoch=route.broker_epoch,
+                session=route.session,
+                leader_epoch=request.leader_epoch,
+                log_end_offset=request.log_end_offset,
+                flushed_offset=request.flushed_offset,
+                last_epoch=request.last_epoch,
+                epoch_end=None if known is None else EpochEnd(known.epoch, known.end_offset),
+                hidden_from=None if known is None else log.hidden_from(known.end_offset),
+                log_start_offset=log.log_start_offset,
+            )
+        )
+
+    def ack_follower(self, route: FollowerRoute, *, appended_offset: int, flushed_offset: int) -> None:
+        """Learn what the follower holds; passed over for a route that is over."""
+        routes = self._follower_routes
+        if routes is not None and routes.is_accepted(route):
+            self.take_event(
+                FollowerAcked(
+                    node_id=route.node_id,
+                    broker_epoch=route.broker_epoch,
+                    session=route.session,
+                    appended_offset=appended_offset,
+                    flushed_offset=flushed_offset,
+                )
+            )
+
+    def lose_follower(self, route: FollowerRoute) -> None:
+        """Learn that the route is over from the follower's side, or that its stream broke; the route is told nothing more."""
+        routes = self._follower_routes
+        if routes is not None and routes.discard(route):
+            self.take_event(FollowerLost(node_id=route.node_id, broker_epoch=route.broker_epoch, session=route.session))
+
+    def read_for_follower(self, offset: int, max_bytes: int) -> FollowerRead:
+        """Read from the batch that begins at `offset` on, up to the log end, of one leader epoch; at least one batch.
+
+        Raises:
+            RefusedError: out of range, damaged, or the disk does not give the bytes.
+        """
+        log = self._log
+        try:
+            found = log.read(offset, max_bytes, end_offset=log.epoch_end_at(offset))
+            leader_epoch = log.epoch_at(offset)
+            if leader_epoch is None:
+                # All of it was damaged and came back: the headers alone tell, and one may differ from the next.
+                found = log.read(offset, 1, end_offset=log.log_end_offset)
+                leader_epoch = read_header(found.data).leader_epoch
+        except StorageError as error:
+            raise RefusedError(Failure(code=error.code, message=client_text(error))) from error
+        return FollowerRead(
+            data=found.data, base_offset=offset, next_offset=found.next_offset, leader_epoch=leader_epoch
+        )
+
+    def _answer_follower(self, effect: AcceptSubscription | DivergeSubscription | EndSubscription) -> None:
+        """Hand on what the core says about a subscription; nothing happens when its route is gone."""
+        routes = self._follower_routes
+        if routes is None:
+            return
+        key = (effect.node_id, effect.broker_epoch, effect.session)
+        match effect:
+            case AcceptSubscription():
+                routes.accept(
+                    key,
+                    high_watermark=effect.high_watermark,
+                    log_start_offset=self._log.log_start_offset,
+                    is_in_sync=effect.node_id in self._core.maximal_isr,
+                )
+            case DivergeSubscription():
+                route = routes.pop(key)
+                if route is not None:
+                    route.on_diverged(effect.leader_end)
+            case EndSubscription():
+                route = routes.pop(key)
+                if route is not None:
+                    route.on_ended(effect.error, log_start_offset=self._log.log_start_offset)
+
+    def _tell_followers_marks(self) -> None:
+        if self._follower_routes is not None:
+            self._follower_routes.tell_marks(
+                high_watermark=self._core.high_watermark, log_start_offset=self._log.log_start_offset
+            )
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Its leader, as the stream to it sees this replica (`FollowingReplica`).
+
+    @property
+    def _links(self) -> LeaderLinks:
+        return self._peers.links
+
+    def on_subscription_accepted(self, session: int, *, high_watermark: int, log_start_offset: int) -> None:
+        """Learn that the log is a prefix of the leader's."""
+        self.take_event(
+            SubscriptionAccepted(session=session, high_watermark=high_watermark, log_start_offset=log_start_offset)
+        )
+
+    def on_subscription_diverged(self, session: int, leader_end: EpochEnd) -> None:
+        """Learn where the logs diverge; the subscription is over."""
+        log = self._log
+        known = None if leader_end.epoch is None else log.end_offset_for_epoch(leader_end.epoch)
+        logger.info("logs diverge: partition=%s leader_end=%s own_end=%s", self, leader_end, known)
+        self.take_event(
+            SubscriptionDiverged(
+                session=session,
+                leader_end=leader_end,
+                own_end=None if known is None else EpochEnd(known.epoch, known.end_offset),
+                own_start_offset=log.log_start_offset,
+            )
+        )
+
+    def on_subscription_ended(
+        self, session: int, error: SubscriptionError, *, log_start_offset: int | None = None
+    ) -> None:
+        """Learn that the subscription is over."""
+        self.take_event(SubscriptionEnded(session=session, error=error, log_start_offset=log_start_offset))
+
+    def on_leader_batches(
+        self,
+        session: int,
+        batches: BytesLike,
+        *,
+        base_offset: int,
+        leader_epoch: int,
+        high_watermark: int,
+        log_start_offset: int,
+    ) -> None:
+        """Take whole batches of one leader epoch, and what the leader had committed when it sent them."""
+        if self._unlocked is not None:
+            # In the last step of a move between directories, or in a truncation, which is behind the end of the session.
+            self._give_up_subscription(session, SubscriptionError.OVERLOADED)
+            return
+        received = BatchesReceived(session=session, base_offset=base_offset, leader_epoch=leader_epoch)
+        self.take_event(received, batches)
+        self.on_leader_marks(session, high_watermark=high_watermark, log_start_offset=log_start_offset)
+
+    def on_leader_marks(self, session: int, *, high_watermark: int, log_start_offset: int) -> None:
+        """Learn the leader's high watermark and log start."""
+        self.take_event(
+            LeaderAdvanced(session=session, high_watermark=high_watermark, log_start_offset=log_start_offset)
+        )
+
+    def _append_from_leader(self, session: int, batches: BytesLike) -> None:
+        """Append what the leader sent, and tell the core; if that fails, the subscription is over."""
+        log = self._log
+        old_end_offset = log.log_end_offset
+        problem: SubscriptionError | None = None
+        try:
+            self.directory.space.admit(len(batches), now_ms=monotonic_ms(), is_client=False)
+            log.append_as_follower(batches, now_ms=wall_ms())
+        except (BatchError, OutOfOrderOffsetError) as error:
+            logger.error("batches of the leader refused: partition=%s offset=%d: %s", self, old_end_offset, error)
+            problem = SubscriptionError.BAD_BATCHES
+        except DiskFailedError as error:
+            self._fail(error)
+            return
+        except StorageError as error:
+            logger.error("batches of the leader not stored: partition=%s offset=%d: %s", self, old_end_offset, error)
+            problem = SubscriptionError.STORAGE_FAILED
+        if log.log_end_offset > old_end_offset:
+            self.take_event(BatchAppended(log_end_offset=log.log_end_offset))
+        if problem is not None:
+            self._give_up_subscription(session, problem)
+
+    def _give_up_subscription(self, session: int, error: SubscriptionError) -> None:
+        self._links.unsubscribe(self, leader_id=self._leader_id, session=session)
+        self.take_event(SubscriptionEnded(session=session, error=error))
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Truncation: what a follower has and its leader has not.
+
+    def _begin_truncation(self, effect: TruncateLog | RestartLog) -> None:
+        """Truncate or restart the log in a thread; from now on events wait."""
+        assert self._truncation is None, f"{self}: {effect} while the log is truncated"
+        if isinstance(effect, TruncateLog) and effect.loses_committed:
+            logger.error(
+                "records that were committed are truncated, as an unclean election brings about: partition=%s "
+                "from_offset=%d to_offset=%d",
+                self,
+                effect.to_offset,
+                self._log.log_end_offset,
+            )
+        self._truncation = asyncio.create_task(self._truncate(effect), name="log-truncation")
+        self._truncation.add_done_callback(self._on_truncation_done)
+
+    async def _truncate(self, effect: TruncateLog | RestartLog) -> None:
+        async with self.locked() as log:
+            is_done = await self._try_truncation(log, effect)
+        if not is_done:
+            await asyncio.sleep(TRUNCATE_RETRY_MS / 1000)
+        self._truncation = None
+        # Also where nothing was truncated: the leader is asked again, and says again where.
+        self.take_event(
+            LogCut(
+                log_end_offset=log.log_end_offset,
+                flushed_offset=log.flushed_offset,
+                last_epoch=log.last_record_epoch,
+                log_start_offset=log.log_start_offset,
+            )
+        )
+        held = self._held_events
+        # One of the held events may begin the next truncation.
+        while held and self._truncation is None:
+            self.take_event(held.popleft())
+
+    async def _try_truncation(self, log: PartitionLog, effect: TruncateLog | RestartLog) -> bool:
+        try:
+            if isinstance(effect, TruncateLog):
+                await asyncio.to_thread(log.truncate_suffix, effect.to_offset)
+            else:
+                await asyncio.to_thread(log.restart_at, effect.start_offset)
+        except DiskFailedError as error:
+            self._fail(error)
+        except StorageError as error:
+            logger.error("log not truncated, asking the leader again: partition=%s effect=%s: %s", self, effect, error)
+        else:
+            logger.info("log truncated: partition=%s effect=%s log_end_offset=%d", self, effect, log.log_end_offset)
+            return True
+        return False
+
+    def _on_truncation_done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # A fault of ours: it is unknown how the log is now, so that it serves no more.
+            logger.critical("truncation failed: partition=%s", self, exc_info=error)
+            self.fail(f"a truncation of the log failed: {error}")
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Flushes: one group at a time in the flusher's threads, the next one right behind it.
+
+    def _begin_flush(self) -> None:
+        """Flush what there is; under a running flush: once more behind it."""
+        if self._is_flushing:
+            self._flush_again = True
+            return
+        try:
+            work = self._context.flusher.submit(self._log, self._on_flush_done)
+        except DiskFailedError as error:
+            self._fail(error)
+            return
+        if work is not None:
+            self._is_flushing = True
+
+    def _on_flush_done(self, work: FlushWork, _error: BaseException | None) -> None:
+        """Hand the end of a flush over from the flush thread; `end_flush` raises what went wrong."""
+        self._loop.call_soon_threadsafe(self._end_flush, work)
+
+    def _end_flush(self, work: FlushWork) -> None:
+        self._is_flushing = False
+        if self._flush_idle is not None:
+            self._flush_idle.set()
+            self._flush_idle = None
+        try:
+            flushed_offset = self._log.end_flush(work)
+        except (DiskFullError, TooManyOpenFilesError) as error:
+            logger.error("flush found no space or descriptor, trying again: partition=%s: %s", self, error)
+            self._loop.call_later(FLUSH_RETRY_MS / 1000, self._retry_flush)
+            return
+        except DiskFailedError as error:
+            self._fail(error)
+            return
+        # The next flush starts before the acknowledgements of this one go out: the disk must not wait for them.
+        if self._flush_again and self.is_writable:
+            self._flush_again = False
+            self._begin_flush()
+        self._note_flushed(flushed_offset)
+
+    def _note_flushed(self, flushed_offset: int) -> None:
+        self.take_event(LogFlushed(flushed_offset=flushed_offset))
+
+    def _retry_flush(self) -> None:
+        if self._unlocked is not None:
+            # A truncation or a move works on the log at this moment, perhaps in a thread.
+            self._loop.call_later(FLUSH_RETRY_MS / 1000, self._retry_flush)
+        elif self.is_writable:
+            self._begin_flush()
+
+    async def _wait_flush_idle(self) -> None:
+        """Wait until no flush is under way."""
+        while self._is_flushing:
+            self._flush_idle = self._flush_idle or asyncio.Event()
+            await self._flush_idle.wait()
+
+    async def _flush_all(self) -> bool:
+        """Flush a log that takes no appends; tell whether it is flushed to its end."""
+        for _ in range(FULL_FLUSHES):
+            if self.is_writable:
+                self._begin_flush()
+            await self._wait_flush_idle()
+        return self.is_writable and self._log.flushed_offset == self._log.log_end_offset
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # The log start: retention, deleted records, what the leader dropped. One step at a time, from its making to its end.
+
+    async def apply_retention(self, now_ms: int) -> int:
+        """Roll a segment that is old by the clock, remove what is due and delete what was removed long ago.
+
+        Nothing is raised: what went wrong is logged, or fails the log directory, and is tried again by the next call.
+
+        Args:
+            now_ms: wall clock in milliseconds.
+
+        Returns:
+            How many segments were removed.
+        """
+        async with self._one_log_start_step():
+            if self._is_closed or self._log.failure is not None:
+                return 0
+            try:
+                return await self._retain(now_ms)
+            except DiskFailedError as error:
+                self._fail(error)
+            except StorageError as error:
+                logger.error("retention failed: partition=%s: %s", self, error)
+            return 0
+
+    async def _retain(self, now_ms: int) -> int:
+        log = self._log
+        log.roll_if_due(now_ms)
+        work = log.begin_retention(self._core.high_watermark, now_ms)
+        removed_count = 0 if work is None else await self._move_log_start(work, now_ms)
+        removal = log.begin_removal(now_ms)
+        if removal is not None:
+            await asyncio.to_thread(removal.run)
+        if removed_count > 0:
+            logger.info(
+                "retention: partition=%s segments=%d log_start_offset=%d", self, removed_count, log.log_start_offset
+            )
+        return removed_count
+
+    async def delete_before(self, before_offset: int | None, now_ms: int) -> int:
+        """Let the log begin at an offset (inclusive), for good; return the log start. A caller that goes away stops nothing.
+
+        Args:
+            before_offset: first offset to keep; None: the high watermark.
+            now_ms: wall clock in milliseconds.
+
+        Raises:
+            OffsetOutOfRangeError: above the high watermark.
+            StorageError: the log is closed, or the disk failed or is full.
+        """
+        return await asyncio.shield(asyncio.create_task(self._delete_before(before_offset, now_ms)))
+
+    async def _delete_before(self, before_offset: int | None, now_ms: int) -> int:
+        async with self._one_log_start_step():
+            log, high_watermark = self._log, self._core.high_watermark
+            if self._is_closed:
+                raise LogClosedError(log.directory)
+            if before_offset is not None and before_offset > high_watermark:
+                raise OffsetOutOfRangeError(
+                    before_offset, log_start_offset=log.log_start_offset, log_end_offset=high_watermark
+                )
+            try:
+                work = log.begin_prefix(high_watermark if before_offset is None else before_offset)
+                await self._move_log_start(work, now_ms)
+            except DiskFailedError as error:
+                self._fail(error)
+                raise
+            return log.log_start_offset
+
+    def _advance_log_start(self, log_start_offset: int) -> None:
+        """Let the log of a follower begin where its leader's does, a little later; what goes wrong is logged.
+
+        Args:
+            log_start_offset: first offset to keep (inclusive), at most the high watermark.
+        """
+        self._wanted_log_start_offset = max(self._wanted_log_start_offset, log_start_offset)
+        if self._log_start_task is None and not self._is_closed and log_start_offset > self._log.log_start_offset:
+            self._log_start_task = asyncio.create_task(self._follow_log_start(), name="log-start")
+
+    async def _follow_log_start(self) -> None:
+        try:
+            while not self._is_closed and self._wanted_log_start_offset > self._log.log_start_offset:
+                await self._delete_before(self._wanted_log_start_offset, wall_ms())
+        except StorageError as error:
+            # The leader tells its log start again with its next batches.
+            logger.error(
+                "log start not moved: partition=%s to_offset=%d: %s", self, self._wanted_log_start_offset, error
+            )
+        finally:
+            self._log_start_task = None
+
+    async def _move_log_start(self, work: LogStartWork, now_ms: int) -> int:
+        with suppress(StorageError):  # `end_prefix` raises it
+            await asyncio.to_thread(work.run)
+        try:
+            return self._log.end_prefix(work, now_ms)
+        finally:
+            # What lies below the log start counts as flushed.
+            if self._log.flushed_offset > self._core.flushed_offset:
+                self.take_event(LogFlushed(flushed_offset=self._log.flushed_offset))
+            self._tell_followers_marks()
+
+    @asynccontextmanager
+    async def _one_log_start_step(self) -> AsyncGenerator[None]:
+        """Wait for the step under way, and be the only one meanwhile."""
+        while self._log_start_step is not None:
+            await self._log_start_step.wait()
+        self._log_start_step = step_end = asyncio.Event()
+        try:
+            yield
+        finally:
+            self._log_start_step = None
+            step_end.set()
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Work of others on the log: short steps, or alone for a while.
 
     def run_step(self, step: Callable[[PartitionLog, int], _Result]) -> _Result:
         """Let background work take a short step on the log, with the high watermark; raises what it raises, or LogClosedError."""
-        if self._is_closed or self.is_lent:
+        if self._is_closed or self._unlocked is not None:
             raise LogClosedError(self._log.directory)
         try:
-            return step(self._log, self.high_watermark)
+            return step(self._log, self._core.high_watermark)
         except DiskFailedError as error:
             self._fail(error)
             raise
 
     @asynccontextmanager
-    async def lent(self) -> AsyncGenerator[PartitionLog]:
-        """Take no append or step of background work until the context ends; reads go on."""
-        async with self._lease.lent():
-            try:
-                yield self._log
-            finally:
-                self._log.apply_settings(log_settings(self.settings))
+    async def locked(self) -> AsyncGenerator[PartitionLog]:
+        """Wait until no other work is on the log, then keep appends and all other work from it until the context ends; reads go on."""
+        await self.wait_unlocked()
+        self._unlocked = unlocked = asyncio.Event()
+        try:
+            async with self._one_log_start_step():
+                await self._wait_flush_idle()
+                try:
+                    yield self._log
+                finally:
+                    self._log.apply_settings(log_settings(self.settings))
+        finally:
+            self._unlocked = None
+            unlocked.set()
 
     @asynccontextmanager
-    async def held(self) -> AsyncGenerator[None]:
-        """Flush to the end, and take no append or step of background work until the context ends; reads go on.
+    async def locked_and_flushed(self) -> AsyncGenerator[None]:
+        """As `locked`, with the log flushed to its end.
 
         Raises:
             LogClosedError: the replica is closed or failed, or cannot be flushed.
         """
-        async with self.lent():
-            if not await self._flushing.flush_all():
+        async with self.locked():
+            if not await self._flush_all():
                 raise LogClosedError(self._log.directory)
             yield
 
-    def check_room(self, size_bytes: int) -> None:
-        """Let compaction write a file beside the log; may be called from any thread; raises DiskSpaceLowError if there is no room."""
-        self.space.check_room(size_bytes, now_ms=monotonic_ms(), is_freeing=True)
+    async def wait_unlocked(self) -> None:
+        """Wait until the log is not locked."""
+        while self._unlocked is not None:
+            await self._unlocked.wait()
 
-    async def wait_released(self) -> None:
-        """Wait until the log is not held."""
-        await self._lease.wait_released()
-
-    def adopt(
-        self, log: PartitionLog, *, space: SpaceGuard, on_disk_failed: Callable[[DiskFailedError], None]
-    ) -> PartitionLog:
-        """Go on with the same log in another directory, while this one is held; return the old one, to be closed."""
+    def switch_log(self, log: PartitionLog, directory: LogDirectory) -> PartitionLog:
+        """Go on with the same log in another directory, while this one is locked; return the old one, to be closed."""
         old = self._log
-        assert self.is_lent, f"{self} is not held"
+        assert self._unlocked is not None, f"{self} is not locked"
         assert log.flushed_offset == log.log_end_offset == old.log_end_offset, f"{self}: {log.log_end_offset}"
-        self._log, self.space, self._on_disk_failed = log, space, on_disk_failed
-        self.front.adopt(log)
-        self._flushing.log = log
+        self._log, self.directory = log, directory
         return old
 
-    def note_disk_failure(self, error: DiskFailedError) -> None:
+    def check_room(self, size_bytes: int) -> None:
+        """Let compaction write a file beside the log; may be called from any thread; raises DiskSpaceLowError if there is no room."""
+        self.directory.space.check_room(size_bytes, now_ms=monotonic_ms(), is_freeing=True)
+
+    # ------------------------------------------------------------------------------------------------------------------
+    # Its end.
+
+    def fail(self, message: str) -> None:
+        """Serve no more: the log directory failed."""
+        if not self._core.is_failed:
+            self.take_event(StorageFailed(message=message))
+
+    def _fail(self, error: DiskFailedError) -> None:
         """Serve no more, and tell that the log directory failed."""
-        self._fail(error)
+        logger.critical("log failed: partition=%s: %s", self, error)
+        self.fail(f"the log failed: {error}")
+        self._context.on_disk_failed(self.directory, error)
 
     async def close(self, message: str) -> bool:
-        """Serve no more, wait for a flush under way, and close the log; True if it was closed clean. Idempotent."""
+        """Serve no more, wait for the work under way, and close the log; True if it was closed clean. Idempotent."""
         if self._is_closed:
             return self._is_clean
         self._is_closed = True
-        self._runner.step(ReplicaRemoved(message=message))
-        self._runner.close()
-        if self._copying is not None:
-            await self._copying.cutting.wait_idle()
-        await self._flushing.wait_idle()
-        await self.front.close()
+        self.take_event(ReplicaRemoved(message=message))
+        self._held_events = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._truncation is not None:
+            await asyncio.wait((self._truncation,))
+        await self._wait_flush_idle()
+        async with self._one_log_start_step():
+            pass
         try:
             if self._log.has_unsaved:
                 await asyncio.to_thread(self._log.close, clean=not self._core.is_failed)
@@ -399,85 +1149,23 @@ class HostedReplica(ReplicaReading):
             self._is_clean = not self._core.is_failed and self._log.failure is None
         return self._is_clean
 
-    def _after_step(self, event: Event) -> None:
-        start_offset, high_watermark = self._log.log_start_offset, self._core.high_watermark
-        assert start_offset <= high_watermark, (
-            f"{self} begins at {start_offset}, above its high watermark {high_watermark}: {event}"
-        )
-        followers = self._followers
-        if followers is not None:
-            if type(event) is BatchAppended:
-                followers.tell_growth(event.log_end_offset)
-            followers.tell_in_sync()
-        if self._follower_readers is not None:
-            self._follower_readers.note_step()
 
-    def _carry_out(self, effect: Effect) -> None:
-        match effect:
-            case PublishHighWatermark():
-                self.listeners.tell_high_watermark(effect.high_watermark)
-                if self._followers is not None:
-                    self._followers.tell_marks()
-            case CompleteAck():
-                callback = self._ack_callbacks.pop(effect.token, None)
-                if callback is not None:
-                    callback(effect.durability)
-            case FlushLog():
-                self._flushing.begin()
-            case FailAck():
-                callback = self._ack_callbacks.pop(effect.token, None)
-                if callback is not None:
-                    callback(effect.reason)
-            case EndService():
-                self._end_service(effect)
-            case AcceptSubscription() | DivergeSubscription() | EndSubscription():
-                self.followers.answer(effect)
-            case BeginLeaderEpoch():
-                self._log.assign_epoch(effect.leader_epoch)
-            case ProposeIsr() | GiveWay():
-                assert self._peers is not None, f"{self} has peers"
-                self._peers.ask_controller(self, effect)
-            case ForgetEmptyEpoch():
-                self._log.truncate_suffix(self._log.log_end_offset)
-            case AdvanceLogStart():
-                self.front.advance(effect.log_start_offset)
-            case AppendBatches():
-                self._copied().append()
-            case _:
-                self._copied().carry_out(effect)
-
-    def _copied(self) -> LogCopying:
-        if self._copying is None:
-            assert self._peers is not None, f"{self} has peers"
-            self._copying = LogCopying(self, self._peers.links)
-        return self._copying
-
-    def _end_service(self, effect: EndService) -> None:
-        leader = self._leader_place() if end_code(effect) is ErrorCode.NOT_LEADER else None
-        failure = end_failure(effect, str(self), leader)
-        self.listeners.end_service(failure)
-
-    def _repairs(self, damage: DataLossError) -> bool:
-        if self._peers is None or self._peers.repairs is None or self.is_alone:
-            return False
-        news = self._peers.repairs.news
-        news.tell()
-        given_up = news.given_up(self._log.directory)
-        hopeless = [each for each in self._log.damaged if each.segment_base_offset in given_up]
-        return not any(each.base_offset <= damage.base_offset < each.end_offset for each in hopeless)
-
-    def note_flushed(self, flushed_offset: int) -> None:
-        """Learn that everything below an offset (exclusive) is on stable storage."""
-        self._runner.step(LogFlushed(flushed_offset=flushed_offset))
-
-    def note_front(self) -> None:
-        """Follow the log: what lies below its start counts as flushed."""
-        if self._log.flushed_offset > self._core.flushed_offset:
-            self._runner.step(LogFlushed(flushed_offset=self._log.flushed_offset))
-        if self._followers is not None:
-            self._followers.tell_marks()
-
-    def _fail(self, error: DiskFailedError) -> None:
-        logger.critical("log failed: partition=%s: %s", self, error)
-        self.fail(f"the log failed: {error}")
-        self._on_disk_failed(error)
+@lru_cache(maxsize=SHARED_SETTINGS)
+def log_settings(settings: TopicSettings) -> LogSettings:
+    """Return what the log engine needs of a topic's configs; logs of equal configs share the object."""
+    deletes = settings.cleanup_policy.deletes
+    compacts = settings.cleanup_policy.compacts
+    return LogSettings(
+        segment_bytes=settings.segment_bytes,
+        # Only sealed segments are compacted, so the active one must not outlive the longest lag.
+        segment_ms=min(settings.segment_ms, settings.max_compaction_lag_ms) if compacts else settings.segment_ms,
+        index_interval_bytes=settings.index_interval_bytes,
+        retention_ms=settings.retention_ms if deletes else None,
+        retention_bytes=settings.retention_bytes if deletes else None,
+        file_delete_delay_ms=settings.file_delete_delay_ms,
+        compact=compacts,
+        min_compaction_lag_ms=settings.min_compaction_lag_ms,
+        max_compaction_lag_ms=settings.max_compaction_lag_ms,
+        min_cleanable_dirty_ratio=settings.min_cleanable_dirty_ratio,
+        delete_retention_ms=settings.delete_retention_ms,
+    )

@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from brokerd.controller_client.partition_requests import ProposingReplica, Resignation, ResignReason
-from brokerd.partition.effects import GiveWay, ProposeIsr
-from brokerd.replica.leader_link import LeaderLinks
-from brokerd.replica.repair_peers import RepairPeers
+from brokerd.controller_client.partition_requests import ProposingReplica, Resignation
+from brokerd.partition.effects import ProposeIsr
+from brokerd.replica.replication_border import LeaderLinks, RepairPeers
 
 
 class IsrProposer(Protocol):
@@ -56,19 +55,3 @@ class ReplicaPeers:
     repairs: RepairPeers | None = None
     withdrawals: LostReplicas | None = None
     resignations: LeadershipResigner | None = None
-
-    def ask_controller(self, replica: ProposingReplica, effect: ProposeIsr | GiveWay) -> None:
-        """Send what a leader asks of the controller. Does not block."""
-        if isinstance(effect, ProposeIsr):
-            self.proposals.propose(replica, effect)
-        elif self.resignations is not None:
-            # The core asks only where nothing that was acknowledged can be lost by that.
-            self.resignations.resign(
-                Resignation(
-                    topic_id=replica.topic_id,
-                    partition=replica.partition,
-                    leader_epoch=effect.leader_epoch,
-                    reason=ResignReason.CUT_OFF,
-                    allow_eligible=True,
-                )
-            )

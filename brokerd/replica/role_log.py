@@ -2,7 +2,7 @@
 """Lines of log about roles: one for each change while there are few, one that counts when there are many.
 
 Owns which of both is written. A broker that starts, stops or loses its neighbour has tens of thousands of roles changed within seconds:
-a line for each cost more than the changes, and nobody reads them.
+a line for each cost more than the changes, and no reader can follow them.
 """
 
 from __future__ import annotations

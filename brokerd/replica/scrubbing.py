@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from brokerd.clock import monotonic_ms, wall_ms
 from brokerd.replica.log_calls import LogCaller, call_list
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from storage.files.rate_limit import RateLimit, WorkStopped
 from storage.log.partition_log import PartitionLog
 from storage.maintenance.scrub import LogScrub, ScrubOutcome, ScrubWork
@@ -45,14 +45,14 @@ class ScrubSettings:
 
 
 class LogScrubbing:
-    """See the module docstring.
+    """The checks of one broker.
 
     Args:
         replicas: gives the replicas that are open now; called on the event loop.
         settings: how to work.
     """
 
-    def __init__(self, replicas: Callable[[], Iterable[HostedReplica]], *, settings: ScrubSettings) -> None:
+    def __init__(self, replicas: Callable[[], Iterable[Replica]], *, settings: ScrubSettings) -> None:
         self._replicas = replicas
         self._settings = settings
         self._loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ from brokerd.api.calls import check_named_cluster
 from brokerd.api.registered import check_registered
 from brokerd.failure import refused
 from brokerd.limits import REPLICA_CHUNK_BYTES
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from metaquorum.metadata.loader import MetadataLoader
 from storage.errors import StorageError
 from storage.log.partition_log import PartitionLog
@@ -40,7 +40,7 @@ class FetchRangeCalls:
         cluster_id: str,
         node_id: int,
         observer: MetadataLoader,
-        find: Callable[[bytes, int], HostedReplica | None],
+        find: Callable[[bytes, int], Replica | None],
     ) -> None:
         self._cluster_id = cluster_id
         self._node_id = node_id

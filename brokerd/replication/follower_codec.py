@@ -11,7 +11,7 @@ from brokerd.limits import CATCH_UP_CREDIT_BYTES, IN_SYNC_CREDIT_BYTES
 from brokerd.partition.effects import Subscribe
 from brokerd.partition.follower_stream import Acks, Credit, Heartbeat, Subscriptions, Unsubscriptions
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
-from brokerd.replica.leader_link import FollowingReplica
+from brokerd.replica.replication_border import FollowingReplica
 
 FORMATS: Final = (16,)
 """Batch formats that this side stores."""

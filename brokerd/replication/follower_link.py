@@ -28,7 +28,7 @@ from brokerd.limits import (
 from brokerd.partition.effects import SendAck, Subscribe
 from brokerd.partition.follower_stream import FollowerSession
 from brokerd.partition.reconciliation import SubscriptionError
-from brokerd.replica.leader_link import FollowingReplica
+from brokerd.replica.replication_border import FollowingReplica
 from brokerd.replication import follower_codec as codec
 from brokerd.replication.after_failure import AfterFailure, after_failure
 from brokerd.replication.batches_frame import BatchesFrame

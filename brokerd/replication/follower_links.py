@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from brokerd.partition.effects import SendAck, Subscribe
-from brokerd.replica.leader_link import FollowingReplica
+from brokerd.replica.replication_border import FollowingReplica
 from brokerd.replication.follower_link import LeaderLink, LinkIdentity
 
 

@@ -24,7 +24,7 @@ from brokerd.api.registered import UNREGISTERED_RETRY_MS, check_registered, stal
 from brokerd.failure import Failure, refused
 from brokerd.partition.leader_stream_rate import PushRates
 from brokerd.partition.leader_stream_traffic import Traffic
-from brokerd.replica.follower_route import LedReplica
+from brokerd.replica.replica import Replica
 from brokerd.replication.fetch_range import FetchRangeCalls
 from metaquorum.metadata.loader import MetadataLoader
 
@@ -131,7 +131,7 @@ class Leader:
     node_id: int
     observer: MetadataLoader
     broker_epoch: Callable[[], int | None]
-    find: Callable[[bytes, int], LedReplica | None]
+    find: Callable[[bytes, int], Replica | None]
     ranges: FetchRangeCalls
     streams: StreamRegister
     rates: PushRates

@@ -48,7 +48,8 @@ from brokerd.partition.leader_stream_events import (
 )
 from brokerd.partition.leader_stream_traffic import Traffic
 from brokerd.partition.reconciliation import EpochEnd, SubscriptionError
-from brokerd.replica.follower_route import FollowerRequest, LedReplica
+from brokerd.replica.replica import Replica
+from brokerd.replica.replication_border import FollowerRequest
 from brokerd.replication.batches_frame import encode_batches_frame
 from brokerd.replication.leader_codec import encode_push_answer, read_open, read_request
 from brokerd.replication.leader_handshake import Leader
@@ -67,7 +68,7 @@ class _Route:
     __slots__ = ("_key", "_stream", "broker_epoch", "node_id", "number", "replica", "session")
 
     def __init__(
-        self, stream: ReplicateStream, number: int, replica: LedReplica, key: tuple[bytes, int], session: int
+        self, stream: ReplicateStream, number: int, replica: Replica, key: tuple[bytes, int], session: int
     ) -> None:
         self._stream = stream
         self._key = key

@@ -13,8 +13,8 @@ from lograft.internal.v1 import replication_pb2
 
 from brokerd.addresses import internal_address
 from brokerd.limits import REPAIR_CALL_MS
-from brokerd.replica.damage_news import DamageNews
-from brokerd.replica.repair_peers import RepairCallError
+from brokerd.replica.damage_reports import DamageReports
+from brokerd.replica.replication_border import RepairCallError
 from brokerd.replication.connecting import StreamError, StreamRefusedError, fetch_range
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.peers import Peers
@@ -32,7 +32,7 @@ class RepairCalls:
         broker_epoch: gives the epoch of its registration; None while there is none.
 
     Attributes:
-        news: what reads met, and what could not be repaired.
+        reports: what reads met, and what could not be repaired.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RepairCalls:
         self._node_id = node_id
         self._incarnation_id = incarnation_id
         self._broker_epoch = broker_epoch
-        self.news = DamageNews()
+        self.reports = DamageReports()
 
     def sources(self, topic_id: bytes, partition: int) -> list[int]:
         """Return the other brokers that have a replica: the leader first, then those in sync, then the others."""

@@ -21,7 +21,7 @@ from brokerd.api.parts import StreamRegister
 from brokerd.limits import MAX_REPLICATE_STREAMS, REPLICATE_WINDOW_BYTES
 from brokerd.partition import leader_stream_pulse as pulse
 from brokerd.partition.leader_stream_rate import PushRates
-from brokerd.replica.follower_route import LedReplica
+from brokerd.replica.replica import Replica
 from brokerd.replication.batches_frame import BatchesFrame, decode_replicate_response
 from brokerd.replication.fetch_range import FetchRangeCalls
 from brokerd.replication.leader_handshake import Leader
@@ -61,7 +61,7 @@ class LeaderWorld:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.replicas: dict[tuple[bytes, int], LedReplica] = {}
+        self.replicas: dict[tuple[bytes, int], Replica] = {}
         self.own_epoch: int | None = 10
         self.observer = MetadataLoader()
         self.streams = StreamRegister("replicate", MAX_REPLICATE_STREAMS)
@@ -155,7 +155,7 @@ async def leader_world(directory: Path) -> AsyncIterator[LeaderWorld]:
         await world.close()
         for replica in world.replicas.values():
             if isinstance(replica, LeadingReplica):
-                replica.log.close(clean=False)
+                await replica.close()
 
 
 class FollowerSide:

@@ -27,8 +27,8 @@ from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings
 from brokerd.process.standalone import standalone_settings
 from brokerd.replica.locator import Locator
-from brokerd.replica.manager import ReplicaHost
-from brokerd.replica.partition_news import OwnBroker
+from brokerd.replica.manager import ReplicaManager
+from brokerd.replica.metadata_view import OwnBroker
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.hello import Identity
 from metaquorum.net.link import Services
@@ -267,7 +267,7 @@ async def refusal(call: Any) -> RemoteStatus:
     raise AssertionError(f"the call was answered: {response}")
 
 
-def offline_parts(observer: MetadataLoader, host: ReplicaHost | None = None) -> BrokerParts:
+def offline_parts(observer: MetadataLoader, host: ReplicaManager | None = None) -> BrokerParts:
     """Parts of a broker without a network: for services that need metadata and replicas only."""
     own = Identity(cluster_id="c", node_id=1, incarnation_id=bytes(16), address=None)
     peers = Peers(own, Services(requests={}, streams={}))
@@ -275,7 +275,7 @@ def offline_parts(observer: MetadataLoader, host: ReplicaHost | None = None) -> 
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
     if host is None:
         directories = LogDirectories([LogDirectory(SimDisk(), "/p")])
-        host = ReplicaHost(directories=directories, own=OwnBroker(1, identity.incarnation_id), observer=observer)
+        host = ReplicaManager(directories=directories, own=OwnBroker(1, identity.incarnation_id), observer=observer)
     lifecycle = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
     lifecycle.session.begin(asked_s=time.monotonic(), timeout_ms=3_600_000)
     return BrokerParts(

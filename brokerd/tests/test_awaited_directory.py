@@ -11,7 +11,7 @@ import pytest
 from lograft.v1 import admin_pb2
 
 from brokerd.tests.support import WAIT_S, Client, connected
-from brokerd.tests.test_replicated import Cluster, three_brokers
+from brokerd.tests.three_brokers import Cluster, three_brokers
 from storage.files.names import LOG_DIRECTORIES_FILE
 
 RECORDS = 3_000
@@ -95,9 +95,9 @@ async def test_partitions_on_the_healthy_directory_come_back_by_themselves(clust
         await cluster.wait(lambda: all(cluster.partition(each).replicas == (LAST,) for each in range(6)))
         for each in range(6):
             await client.append("t", [b"kept"], partition=each)
-        host = cluster.brokers[LAST].replica_host
-        assert host is not None
-        first, second = host.directories
+        manager = cluster.brokers[LAST].replica_manager
+        assert manager is not None
+        first, second = manager.directories
         lost = {int(name.rpartition("-")[2]) for name in second.partition_names()}
         kept = {int(name.rpartition("-")[2]) for name in first.partition_names()}
         assert lost

@@ -14,10 +14,9 @@ from lograft.wire.header import stamp
 
 from brokerd.failure import RefusedError
 from brokerd.limits import REPLICA_CHUNK_BYTES
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from brokerd.replication.fetch_range import FetchRangeCalls
-from brokerd.tests.hosted_support import TOPIC_ID, Hosted, stamped
-from brokerd.tests.test_hosted_follower import followed, send
+from brokerd.tests.replica.broker_of_three import TOPIC_ID, BrokerOfThree, followed, send, stamped
 from storage.errors import DiskReadError
 from storage.log.partition_log import PartitionLog
 from storage.testing.sim_disk import Refusal
@@ -29,41 +28,41 @@ INCARNATION_ID = bytes(15) + b"\x01"
 
 
 @pytest.fixture
-async def hosted() -> AsyncIterator[Hosted]:
+async def three() -> AsyncIterator[BrokerOfThree]:
     """A follower with eight batches of one record, six of them committed."""
-    made = Hosted()
+    made = BrokerOfThree()
     yield made
-    await made.host.stop()
+    await made.manager.stop()
 
 
-async def replica_of(hosted: Hosted) -> HostedReplica:
-    replica = await followed(hosted)
-    send(hosted, stamped(0, 0, COUNT), base_offset=0, high_watermark=COMMITTED)
+async def replica_of(three: BrokerOfThree) -> Replica:
+    replica = await followed(three)
+    send(three, stamped(0, 0, COUNT), base_offset=0, high_watermark=COMMITTED)
     return replica
 
 
-async def fetched(hosted: Hosted, **fields: Any) -> bytes:
+async def fetched(three: BrokerOfThree, **fields: Any) -> bytes:
     """Ask for a range."""
-    calls = FetchRangeCalls(cluster_id="c", node_id=1, observer=hosted.observer, find=hosted.host.find)
+    calls = FetchRangeCalls(cluster_id="c", node_id=1, observer=three.observer, find=three.manager.find)
     asked = {"cluster_id": "c", "broker_id": 1, "topic_id": TOPIC_ID, "base_offset": 2, "end_offset": 5}
     asked |= {"replica_id": 2, "broker_epoch": 1, "incarnation_id": INCARNATION_ID} | fields
     return calls.fetch_range(pb.FetchRangeRequest(**asked)).batches
 
 
-async def test_committed_batches_are_given_byte_for_byte(hosted: Hosted) -> None:
+async def test_committed_batches_are_given_byte_for_byte(three: BrokerOfThree) -> None:
     """By a follower too; exactly the range, up to the high watermark."""
-    await replica_of(hosted)
-    assert await fetched(hosted) == stamped(2, 0, 3)
-    assert await fetched(hosted, base_offset=0, end_offset=COMMITTED) == stamped(0, 0, COMMITTED)
+    await replica_of(three)
+    assert await fetched(three) == stamped(2, 0, 3)
+    assert await fetched(three, base_offset=0, end_offset=COMMITTED) == stamped(0, 0, COMMITTED)
 
 
-async def test_long_range_comes_in_pieces(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_range_comes_in_pieces(three: BrokerOfThree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole batches up to the limit, at least one."""
-    await replica_of(hosted)
+    await replica_of(three)
     monkeypatch.setattr("brokerd.replication.fetch_range.REPLICA_CHUNK_BYTES", len(stamped(0, 0, 2)) + 1)
-    assert await fetched(hosted) == stamped(2, 0, 2)
+    assert await fetched(three) == stamped(2, 0, 2)
     monkeypatch.setattr("brokerd.replication.fetch_range.REPLICA_CHUNK_BYTES", 1)
-    assert await fetched(hosted) == stamped(2, 0)
+    assert await fetched(three) == stamped(2, 0)
     assert REPLICA_CHUNK_BYTES >= 1024 * 1024
 
 
@@ -87,27 +86,27 @@ async def test_long_range_comes_in_pieces(hosted: Hosted, monkeypatch: pytest.Mo
         ({"end_offset": 2**63 - 1}, ErrorCode.OFFSET_NOT_AVAILABLE),
     ],
 )
-async def test_refused_requests(hosted: Hosted, fields: dict[str, Any], code: ErrorCode) -> None:
+async def test_refused_requests(three: BrokerOfThree, fields: dict[str, Any], code: ErrorCode) -> None:
     """A typed reason for each; nothing is given of what is not known to be committed, nor to who has no replica."""
-    await replica_of(hosted)
-    hosted.commit(hosted.registration(4, broker_epoch=1))
+    await replica_of(three)
+    three.commit(three.registration(4, broker_epoch=1))
     with pytest.raises(RefusedError) as caught:
-        await fetched(hosted, **fields)
+        await fetched(three, **fields)
     assert caught.value.failure.code is code
 
 
-async def test_range_must_begin_and_end_with_batches(hosted: Hosted) -> None:
+async def test_range_must_begin_and_end_with_batches(three: BrokerOfThree) -> None:
     """Parts of a batch are no use to anybody."""
-    replica = await followed(hosted)
+    replica = await followed(three)
     first = bytearray(stamped(0, 0))
-    send(hosted, bytes(first), base_offset=0, high_watermark=0)
+    send(three, bytes(first), base_offset=0, high_watermark=0)
     data = stamped_of_three(1)
-    send(hosted, data, base_offset=1, high_watermark=4)
+    send(three, data, base_offset=1, high_watermark=4)
     assert replica.high_watermark == 4
-    assert await fetched(hosted, base_offset=1, end_offset=4) == data
+    assert await fetched(three, base_offset=1, end_offset=4) == data
     for base_offset, end_offset in ((2, 4), (1, 3)):
         with pytest.raises(RefusedError) as caught:
-            await fetched(hosted, base_offset=base_offset, end_offset=end_offset)
+            await fetched(three, base_offset=base_offset, end_offset=end_offset)
         assert caught.value.failure.code is ErrorCode.INVALID_REQUEST
 
 
@@ -118,21 +117,21 @@ def stamped_of_three(base_offset: int) -> bytes:
     return bytes(data)
 
 
-async def test_compacted_range_is_not_given(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_compacted_range_is_not_given(three: BrokerOfThree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its batches are this replica's own; from where nothing was compacted on, all is given."""
-    await replica_of(hosted)
+    await replica_of(three)
     monkeypatch.setattr(PartitionLog, "dirty_offset", property(lambda _: 3))
     with pytest.raises(RefusedError) as caught:
-        await fetched(hosted)
+        await fetched(three)
     assert caught.value.failure.code is ErrorCode.INVALID_REQUEST
-    assert await fetched(hosted, base_offset=3) == stamped(3, 0, 2)
+    assert await fetched(three, base_offset=3) == stamped(3, 0, 2)
 
 
-async def test_what_cannot_be_read_is_refused(hosted: Hosted) -> None:
+async def test_what_cannot_be_read_is_refused(three: BrokerOfThree) -> None:
     """The disk does not answer."""
-    replica = await replica_of(hosted)
+    replica = await replica_of(three)
     replica.log.flush()
-    hosted.disk.refuse("pread", ".log", Refusal.IO_ERROR)
+    three.disk.refuse("pread", ".log", Refusal.IO_ERROR)
     with pytest.raises(RefusedError) as caught:
-        await fetched(hosted)
+        await fetched(three)
     assert caught.value.failure.code is DiskReadError.code

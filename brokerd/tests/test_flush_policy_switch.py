@@ -19,10 +19,9 @@ from brokerd.partition.events import (
     LogFlushed,
 )
 from brokerd.partition.reconciliation import EpochEnd
-from brokerd.tests.hosted_support import TOPIC_ID, Hosted, stamped
+from brokerd.tests.replica.broker_of_three import TOPIC_ID, BrokerOfThree, followed, send, stamped
+from brokerd.tests.replica.lone_broker import ROOT, LoneBroker, acked, append
 from brokerd.tests.replication_support import Replica, changed, image, leader
-from brokerd.tests.test_hosted_follower import followed, send
-from brokerd.tests.test_replica_host import ROOT, Host, acked, append
 from metaquorum.metadata.records import ConfigRecord, ConfigResource
 from metaquorum.metadata.topic_configs import FlushPolicy
 from storage.log.partition_log import PartitionLog
@@ -43,26 +42,26 @@ def sync_names(disk: SimDisk) -> None:
 
 
 @pytest.fixture
-async def host() -> AsyncIterator[Host]:
+async def lone() -> AsyncIterator[LoneBroker]:
     """A broker with an empty disk."""
     disk = SimDisk()
     disk.make_directory("/data")
     disk.make_directory(ROOT)
     sync_names(disk)
-    made = Host(disk)
+    made = LoneBroker(disk)
     made.register()
-    await made.host.start()
+    await made.manager.start()
     yield made
-    await made.host.stop()
+    await made.manager.stop()
 
 
 @pytest.fixture
-async def hosted() -> AsyncIterator[Hosted]:
+async def three() -> AsyncIterator[BrokerOfThree]:
     """A broker with a partition that others have too."""
-    made = Hosted()
+    made = BrokerOfThree()
     sync_names(made.disk)
     yield made
-    await made.host.stop()
+    await made.manager.stop()
 
 
 def config(name: str, value: str) -> ConfigRecord:
@@ -77,54 +76,54 @@ def end_after_power_loss(disk: SimDisk, directory: str) -> int:
     return PartitionLog.open(copied, directory, settings=LogSettings(), now_ms=wall_ms()).log.log_end_offset
 
 
-async def test_first_flush_after_the_switch_covers_segments_that_were_rolled_before(host: Host) -> None:
+async def test_first_flush_after_the_switch_covers_segments_that_were_rolled_before(lone: LoneBroker) -> None:
     """Whatever is acknowledged after the switch, everything below it is on stable storage, older segments too."""
-    host.create_topic("none")
-    host.commit(config("segment.bytes", str(SEGMENT_BYTES)))
-    replica = await host.replica()
+    lone.create_topic("none")
+    lone.commit(config("segment.bytes", str(SEGMENT_BYTES)))
+    replica = await lone.replica()
     for _ in range(8):
         next_offset = append(replica, [b"v" * VALUE_BYTES])
     directory = replica.log.directory
-    assert len([name for name in host.disk.list_directory(directory) if name.endswith(".log")]) >= 3
-    assert end_after_power_loss(host.disk, directory) < next_offset == replica.high_watermark
-    host.commit(config("flush.policy", "ack"))
+    assert len([name for name in lone.disk.list_directory(directory) if name.endswith(".log")]) >= 3
+    assert end_after_power_loss(lone.disk, directory) < next_offset == replica.high_watermark
+    lone.commit(config("flush.policy", "ack"))
     next_offset = append(replica, [b"after"])
     assert await acked(replica, next_offset) is Durability.FLUSHED
-    assert end_after_power_loss(host.disk, directory) == next_offset == replica.log.flushed_offset
+    assert end_after_power_loss(lone.disk, directory) == next_offset == replica.log.flushed_offset
 
 
-async def test_resend_after_the_switch_is_flushed_when_it_is_acknowledged(host: Host) -> None:
+async def test_resend_after_the_switch_is_flushed_when_it_is_acknowledged(lone: LoneBroker) -> None:
     """A record that had reached its durability before the switch is asked for again after it: now it must survive a loss of power."""
-    host.create_topic("none")
-    replica = await host.replica()
+    lone.create_topic("none")
+    replica = await lone.replica()
     next_offset = append(replica, [b"before"])
     assert await acked(replica, next_offset) is Durability.REPLICATED
-    assert end_after_power_loss(host.disk, replica.log.directory) == 0
-    host.commit(config("flush.policy", "ack"))
+    assert end_after_power_loss(lone.disk, replica.log.directory) == 0
+    lone.commit(config("flush.policy", "ack"))
     assert await acked(replica, next_offset) is Durability.FLUSHED
-    assert end_after_power_loss(host.disk, replica.log.directory) == next_offset
+    assert end_after_power_loss(lone.disk, replica.log.directory) == next_offset
 
 
-async def test_follower_reports_after_the_switch_what_is_flushed(hosted: Hosted) -> None:
+async def test_follower_reports_after_the_switch_what_is_flushed(three: BrokerOfThree) -> None:
     """The leader hears a flushed offset from a follower only when everything below it is on stable storage there."""
-    replica = await followed(hosted, policy="none")
-    send(hosted, stamped(0, 0) + stamped(1, 0), base_offset=0)
-    assert [(ack.appended_offset, ack.flushed_offset) for ack in hosted.said.acks] == [(2, 0)]
+    replica = await followed(three, policy="none")
+    send(three, stamped(0, 0) + stamped(1, 0), base_offset=0)
+    assert [(ack.appended_offset, ack.flushed_offset) for ack in three.said.acks] == [(2, 0)]
     directory = replica.log.directory
-    assert end_after_power_loss(hosted.disk, directory) == 0
-    hosted.commit(config("flush.policy", "ack"))
-    await hosted.said.wait(lambda: len(hosted.said.acks) == 2)
-    assert (hosted.said.acks[1].appended_offset, hosted.said.acks[1].flushed_offset) == (2, 2)
-    assert end_after_power_loss(hosted.disk, directory) == 2
+    assert end_after_power_loss(three.disk, directory) == 0
+    three.commit(config("flush.policy", "ack"))
+    await three.said.wait(lambda: len(three.said.acks) == 2)
+    assert (three.said.acks[1].appended_offset, three.said.acks[1].flushed_offset) == (2, 2)
+    assert end_after_power_loss(three.disk, directory) == 2
 
 
-async def test_log_that_is_opened_counts_as_flushed_because_it_is(host: Host) -> None:
+async def test_log_that_is_opened_counts_as_flushed_because_it_is(lone: LoneBroker) -> None:
     """After a kill the page cache has everything; opening the log puts it on stable storage before anything is reported."""
-    host.create_topic("none")
-    replica = await host.replica()
+    lone.create_topic("none")
+    replica = await lone.replica()
     next_offset = append(replica, [b"before"])
     directory = replica.log.directory
-    killed = host.disk.fork()
+    killed = lone.disk.fork()
     killed.crash(Crash.KEEP_ALL, random.Random(1))
     opened = PartitionLog.open(killed, directory, settings=LogSettings(), now_ms=wall_ms()).log
     assert opened.flushed_offset == next_offset == end_after_power_loss(killed, directory)

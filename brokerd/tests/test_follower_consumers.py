@@ -11,9 +11,9 @@ import pytest
 from lograft import TopicPartition, aio
 from lograft._consumer import engine as fetch_engine
 
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from brokerd.tests.support import connected
-from brokerd.tests.test_replicated import LONG_S, PARTITIONS, Cluster, append_to_all, three_brokers
+from brokerd.tests.three_brokers import LONG_S, PARTITIONS, Cluster, append_to_all, three_brokers
 from metaquorum.tests.quorum_cluster import until
 
 TPS = [TopicPartition("t", number) for number in range(PARTITIONS)]
@@ -35,9 +35,9 @@ async def next_values(consumer: aio.Consumer, count: int) -> list[bytes | None]:
     return found
 
 
-def reader_counts(replicas: list[HostedReplica]) -> list[int]:
+def reader_counts(replicas: list[Replica]) -> list[int]:
     """How many read each replica as a follower."""
-    return [len(replica.follower_readers.listeners) for replica in replicas]
+    return [len(replica.follower_listeners) for replica in replicas]
 
 
 async def test_consumer_reads_in_its_rack_leaves_and_comes_back(

@@ -17,7 +17,7 @@ from brokerd.failure import RefusedError
 from brokerd.partition.events import PartitionChanged
 from brokerd.tests.api.forwarding import passing_on
 from brokerd.tests.support import WAIT_S, Client, FetchStream, connected, refusal
-from brokerd.tests.test_replicated import Cluster, append_to_all, three_brokers
+from brokerd.tests.three_brokers import Cluster, append_to_all, three_brokers
 from metaquorum.tests.quorum_cluster import until
 
 
@@ -105,10 +105,10 @@ async def test_read_call_is_answered_where_it_is_asked(cluster: Cluster) -> None
         request.offset, request.max_wait_ms = 1, int(WAIT_S * 1000)
         waiting = asyncio.create_task(passer.call("Read", request, log_pb2.ReadResponse))
         replica = await cluster.replica(2, number)
-        await until(lambda: len(replica.follower_readers.listeners) == 1, what="the wait at the follower")
+        await until(lambda: len(replica.follower_listeners) == 1, what="the wait at the follower")
         await append_to_all(client, b"second")
         assert [record.value for record in (await waiting).records] == [b"second"]
-        assert len(replica.follower_readers.listeners) == 0
+        assert len(replica.follower_listeners) == 0
         beyond = log_pb2.ReadRequest(topic="t", partition=number, offset=99, allow_follower=True)
         assert (await refusal(other.log.Read(beyond, timeout=WAIT_S))).code is ErrorCode.OFFSET_OUT_OF_RANGE
 

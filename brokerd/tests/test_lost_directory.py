@@ -15,7 +15,7 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.process.server import BrokerServer
 from brokerd.tests.support import WAIT_S, Client, connected, running_broker
-from brokerd.tests.test_replicated import LONG_S, PARTITIONS, Cluster, append_to_all, assert_equal, attempt
+from brokerd.tests.three_brokers import LONG_S, PARTITIONS, Cluster, append_to_all, assert_equal, attempt
 from metaquorum.tests.quorum_cluster import until
 from storage.directory.directories import LogDirectory
 from storage.errors import DiskFailedError
@@ -43,8 +43,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 def second_of(server: BrokerServer) -> LogDirectory:
     """The directory that is going to fail."""
-    assert server.replica_host is not None
-    _, second = server.replica_host.directories
+    assert server.replica_manager is not None
+    _, second = server.replica_manager.directories
     return second
 
 
@@ -120,9 +120,9 @@ async def test_followers_in_a_failed_directory_leave_and_come_back_after_a_repai
         epochs = [cluster.partition(number).leader_epoch for number in hurt]
         server = cluster.brokers[BROKER]
         second = second_of(server)
-        assert server.replica_host is not None
+        assert server.replica_manager is not None
         # As the care for the directories does that meets it.
-        server.replica_host.note_disk_failure(second, break_disk(second))
+        server.replica_manager.note_disk_failure(second, break_disk(second))
         await cluster.wait(lambda: all(sorted(cluster.partition(number).isr) == [1, 3] for number in hurt))
         assert [cluster.partition(number).leader_epoch for number in hurt] == epochs
         await append_to_all(client, b"meanwhile")

@@ -74,9 +74,9 @@ async def test_leader_at_an_ipv6_address_is_followed(tmp_path: Path) -> None:
             topic = second.observer.image.topic_by_name("t")
             assert topic is not None
             (led,) = [each.partition for each in topic.partitions if each.leader_id == 2]
-            host = first.replica_host
-            assert host is not None
-            replica = await host.wait_open(topic.topic_id, led, timeout_ms=int(WAIT_S * 1000))
+            manager = first.replica_manager
+            assert manager is not None
+            replica = await manager.wait_open(topic.topic_id, led, timeout_ms=int(WAIT_S * 1000))
             assert replica is not None
             await client.append("t", [b"v"], partition=led)
             assert replica.log.log_end_offset == 1

@@ -12,7 +12,7 @@ from lograft.wire.codes import ErrorCode
 from brokerd.api.recent_reads import RecentReads
 from brokerd.failure import RefusedError, refused
 from brokerd.limits import RECENT_READS_BYTES
-from brokerd.replica.follower_route import FollowerRead
+from brokerd.replica.replication_border import FollowerRead
 from brokerd.tests.leading_replica import LeadingReplica
 from brokerd.tests.replicate_support import be_patient, leader_world
 from brokerd.tests.replication_support import image
@@ -34,7 +34,7 @@ class Counting(LeadingReplica):
         return super().read_for_follower(offset, max_bytes)
 
 
-def test_the_same_place_is_read_once(tmp_path: Path) -> None:
+async def test_the_same_place_is_read_once(tmp_path: Path) -> None:
     """The second follower gets what the first one got; another offset, and another replica, are read."""
     first, second = Counting(tmp_path / "1"), Counting(tmp_path / "2")
     for replica in (first, second):
@@ -52,10 +52,10 @@ def test_the_same_place_is_read_once(tmp_path: Path) -> None:
     reads.read(first, 1, 10**6)
     assert first.read_count == 3
     for replica in (first, second):
-        replica.log.close()
+        await replica.close()
 
 
-def test_a_failed_read_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_read_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error goes to who asked, and the next one asks the log again."""
     replica = Counting(tmp_path)
     replica.append(b"a")
@@ -71,10 +71,10 @@ def test_a_failed_read_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
             reads.read(replica, 0, 10**6)
     assert len(reads) == 0
     assert reads.read(replica, 0, 10**6).next_offset == 1
-    replica.log.close()
+    await replica.close()
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
+async def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     """The oldest reads go first; what is forgotten makes room."""
     size_bytes = RECENT_READS_BYTES // 2
     replicas = [Counting(tmp_path / str(number), size_bytes=size_bytes) for number in range(3)]
@@ -91,7 +91,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     reads.forget(replicas[2])
     assert reads.size_bytes == 0
     for replica in replicas:
-        replica.log.close()
+        await replica.close()
 
 
 async def test_followers_in_sync_share_the_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from lograft.wire.codes import ErrorCode
 
 from brokerd.limits import REPLICA_SLICE, SUBSCRIBES_PER_MESSAGE
 from brokerd.partition.reconciliation import SubscriptionError
-from brokerd.replica.follower_route import FollowerRead, FollowerRequest, FollowerRoute
+from brokerd.replica.replication_border import FollowerRead, FollowerRequest, FollowerRoute
 from brokerd.replication.leader_service import NOT_READY_RETRY_MS
 from brokerd.tests.replicate_support import TOPIC_ID, LeaderWorld, be_patient, leader_world
 from brokerd.tests.replication_support import image

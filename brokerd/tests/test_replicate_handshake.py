@@ -220,7 +220,7 @@ async def test_bad_messages_end_their_stream_alone(world: LeaderWorld, messages:
     for message in messages:
         await bad.say(message if isinstance(message, bytes) else message.SerializeToString())
     assert await bad.refusal() is ErrorCode.INVALID_REQUEST
-    await replica.until(lambda: len(replica.followers) == 1)
+    await replica.until(lambda: replica.follower_count == 1)
     replica.append(b"a")
     assert (await good.batches()).route == 0
 
@@ -243,7 +243,7 @@ async def test_nothing_comes_before_the_opening(world: LeaderWorld, part: dict[s
     stream = await world.dial()
     await stream.send(**part)
     assert await stream.refusal() is ErrorCode.INVALID_REQUEST
-    assert len(replica.followers) == 0
+    assert replica.follower_count == 0
 
 
 async def test_an_idle_stream_hears_heartbeats(world: LeaderWorld, monkeypatch: pytest.MonkeyPatch) -> None:

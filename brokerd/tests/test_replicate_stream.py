@@ -15,7 +15,7 @@ from brokerd.limits import REPLICA_CHUNK_BYTES
 from brokerd.partition.events import Durability
 from brokerd.partition.leader_events import ProposalRefused
 from brokerd.partition.reconciliation import SubscriptionError
-from brokerd.replica.follower_route import FollowerRead
+from brokerd.replica.replication_border import FollowerRead
 from brokerd.replication.leader_codec import ROUTE_ERRORS
 from brokerd.replication.leader_handshake import REFUSAL_LOG_MS, RefusalLog
 from brokerd.tests.leading_replica import LEADER_EPOCH
@@ -154,17 +154,18 @@ async def test_a_follower_below_the_log_start_is_told_the_start(world: LeaderWor
     replica = world.lead()
     for _ in range(3):
         replica.append(b"x")
-    stream = await world.follow(in_sync_bytes=0)
-    await stream.subscribe(1, end=1, last_epoch=5)
-    await stream.part("accepted")
-    assert (await stream.part("marks")).marks.marks[0].high_watermark == 1, "what the follower holds is committed"
-    replica.log.truncate_prefix(2, now_ms=0)
-    await stream.send(credit=pb.ReplicaCredit(in_sync_bytes=1000))
-    ended = await stream.ended(1, pb.ROUTE_ERROR_BELOW_LOG_START)
+    slow, other = await world.follow(3, catch_up_bytes=0), await world.follow(2)
+    await slow.subscribe(1, end=1, last_epoch=5)
+    await slow.part("accepted")
+    await other.subscribe(1, end=3, last_epoch=5)
+    await replica.until(lambda: replica.high_watermark == 3)
+    assert await replica.replica.delete_before(2, 0) == 2
+    await slow.send(credit=pb.ReplicaCredit(catch_up_bytes=1000))
+    ended = await slow.ended(1, pb.ROUTE_ERROR_BELOW_LOG_START)
     assert ended.log_start_offset == 2
     assert replica.lost == [1]
-    await stream.subscribe(2, end=1, last_epoch=5)
-    ended = await stream.ended(2, pb.ROUTE_ERROR_BELOW_LOG_START)
+    await slow.subscribe(2, end=1, last_epoch=5)
+    ended = await slow.ended(2, pb.ROUTE_ERROR_BELOW_LOG_START)
     assert ended.log_start_offset == 2
     assert replica.lost == [1]
 

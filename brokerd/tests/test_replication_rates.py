@@ -12,7 +12,7 @@ from lograft.v1 import admin_pb2
 
 from brokerd.clock import monotonic_ms
 from brokerd.tests.support import WAIT_S, Client, connected, running_broker
-from brokerd.tests.test_replicated import Cluster, log_bytes
+from brokerd.tests.three_brokers import Cluster, log_bytes
 from metaquorum.metadata.topic_configs import CATCH_UP_RATE, MIN_RATE, MOVE_RATE
 
 BATCHES = 200

@@ -2,7 +2,7 @@
 """Operations on whole directories, for the crash enumeration: deleting a partition, formatting a data directory; and their laws.
 
 Laws
-    A partition that is deleted is either whole, under its name, or set aside; once setting it aside has returned it is never back.
+    A partition that is deleted is either whole, under its name, or renamed; once the removal has returned it is never back.
     Nothing is deleted before its time; doing the same again ends the work.
     A data directory is either not formatted, and can be formatted, or it is what it was formatted as.
 """
@@ -10,28 +10,28 @@ Laws
 from __future__ import annotations
 
 from brokerd.limits import DELETED_PARTITION_KEEP_MS
-from brokerd.replica.set_aside import SetAside
+from brokerd.replica.removed_directories import RemovedDirectories
 from integration_tests.crash.history import History, check_opened
 from integration_tests.crash.operations import SETTINGS, LogOperation, flushed, nothing
 from integration_tests.crash.stage import LOG_DIRECTORY, PARTITION_NAME, PARTITIONS, Stage, open_on
 from storage.directory.data_directory import DataDirectory
 from storage.testing.sim_disk import SimDisk
 
-SET_ASIDE_MS = 1_000
+REMOVED_MS = 1_000
 FORMATTED = "/data/formatted"
 DIRECTORY_ID = bytes(range(16))
 
 
 def delete_partition(stage: Stage) -> None:
-    """Set the partition's directory aside, wait, delete it."""
+    """Remove the partition's directory, wait, delete it."""
     stage.close(clean=False)
-    _set_aside(stage.disk, at_ms=SET_ASIDE_MS).take(PARTITION_NAME, is_known=True)
+    _removed(stage.disk, at_ms=REMOVED_MS).remove(PARTITION_NAME, is_known=True)
     stage.history.is_set_aside = True
-    assert _set_aside(stage.disk, at_ms=SET_ASIDE_MS + DELETED_PARTITION_KEEP_MS).delete_due() == 1
+    assert _removed(stage.disk, at_ms=REMOVED_MS + DELETED_PARTITION_KEEP_MS).delete_due() == 1
 
 
-def _set_aside(disk: SimDisk, *, at_ms: int) -> SetAside:
-    return SetAside(disk, PARTITIONS, lambda: at_ms)
+def _removed(disk: SimDisk, *, at_ms: int) -> RemovedDirectories:
+    return RemovedDirectories(disk, PARTITIONS, lambda: at_ms)
 
 
 def judge_deleted(disk: SimDisk, history: History) -> None:
@@ -41,11 +41,11 @@ def judge_deleted(disk: SimDisk, history: History) -> None:
         opened = open_on(disk, SETTINGS, now_ms=0)
         check_opened(opened, disk.list_directory(LOG_DIRECTORY), history, everything_kept=True)
         opened.log.close(clean=False)
-    before = _set_aside(disk, at_ms=SET_ASIDE_MS + DELETED_PARTITION_KEEP_MS - 1)
+    before = _removed(disk, at_ms=REMOVED_MS + DELETED_PARTITION_KEEP_MS - 1)
     assert before.delete_due() == 0, "deleted before its time"
-    _set_aside(disk, at_ms=SET_ASIDE_MS).take(PARTITION_NAME, is_known=True)
+    _removed(disk, at_ms=REMOVED_MS).remove(PARTITION_NAME, is_known=True)
     assert len(disk.list_directory(PARTITIONS)) <= 1, f"{disk.list_directory(PARTITIONS)}"
-    _set_aside(disk, at_ms=SET_ASIDE_MS + DELETED_PARTITION_KEEP_MS).delete_due()
+    _removed(disk, at_ms=REMOVED_MS + DELETED_PARTITION_KEEP_MS).delete_due()
     assert disk.list_directory(PARTITIONS) == [], "something is left"
 
 

@@ -21,9 +21,7 @@ from brokerd.partition.isr_state import IsrState
 from brokerd.partition.leader import Leadership
 from brokerd.partition.progress import FollowerProgress
 from brokerd.partition.roles import Roles
-from brokerd.replica.core_runner import CoreRunner
-from brokerd.replica.log_flushing import LogFlushing
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from brokerd.replication.leader_stream_shell import ReplicateStream
 from integration_tests.simulation.options import (
     WorldOptions,
@@ -134,7 +132,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         storm=lambda seed: replace(power_storm(seed), has_racks=True),
     ),
     WorldMutant(
-        name="a log that diverges is not cut",
+        name="a log that diverges is not truncated",
         owner=reconciliation,
         function="cut_offset",
         old="return min(bound, log_end_offset)",
@@ -144,21 +142,21 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     # The shells around both.
     WorldMutant(
         name="an append is acknowledged as flushed when its flush begins",
-        owner=LogFlushing,
-        function="begin",
-        old="self._is_running = True",
-        new="self._is_running = True\n        self._owner.note_flushed(work.end_offset)",
+        owner=Replica,
+        function="_begin_flush",
+        old="self._is_flushing = True",
+        new="self._is_flushing = True\n        self._note_flushed(work.end_offset)",
     ),
     WorldMutant(
-        name="what was flushed before a cut is told behind it",
-        owner=CoreRunner,
-        function="step",
+        name="what was flushed before a truncation is told behind it",
+        owner=Replica,
+        function="take_event",
         old="if type(event) is not LogFlushed:",
         new="if True:",
     ),
     WorldMutant(
         name="readers see what is not committed",
-        owner=HostedReplica,
+        owner=Replica,
         function="_carry_out",
         old="self.listeners.tell_high_watermark(effect.high_watermark)",
         new="self.listeners.tell_high_watermark(self._log.log_end_offset)",
@@ -372,11 +370,11 @@ NOT_FOUND_YET: Final[tuple[WorldMutant, ...]] = (
         storm=kill_storm,
     ),
     WorldMutant(
-        name="events reach the core while the log is being cut",
-        owner=CoreRunner,
-        function="pause",
-        old="self._is_paused = True",
-        new="self._is_paused = False",
+        name="events reach the core while the log is being truncated",
+        owner=Replica,
+        function="take_event",
+        old="if self._truncation is not None and type(event) not in _NEVER_HELD:",
+        new="if False:",
         storm=kill_storm,
     ),
     WorldMutant(

@@ -31,7 +31,7 @@ from brokerd.controller_client.partition_requests import ResignReason
 from brokerd.partition.effects import BeginLeaderEpoch, Effect, GiveWay, PublishHighWatermark, RestartLog, TruncateLog
 from brokerd.partition.events import Event, PartitionChanged
 from brokerd.replica.locator import Locator
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from integration_tests.simulation.process import current_process
 from metaquorum.metadata.state import PartitionImage
 from metaquorum.raft.effects import DiscardSnapshot, DownloadSnapshot, InstallSnapshot, TrimLog
@@ -64,8 +64,8 @@ class Oracle:
         self._leaders: dict[tuple[Key, int], str] = {}
         self._known: dict[Key, PartitionImage] = {}
         # How far the replica of a process was compared.
-        self._compared: dict[HostedReplica, int] = {}
-        self._marks: dict[HostedReplica, tuple[int, int]] = {}
+        self._compared: dict[Replica, int] = {}
+        self._marks: dict[Replica, tuple[int, int]] = {}
         # Leaderships that were to be given up for want of room: topic id, partition, leader epoch.
         self._without_room: set[tuple[bytes, int, int]] = set()
         self.violation: InvariantViolation | None = None
@@ -92,14 +92,14 @@ class Oracle:
     @contextmanager
     def watching(self) -> Generator[None]:
         """Look at every effect of every replica."""
-        carry_out: Callable[[Any, Effect], None] = HostedReplica._carry_out  # pyright: ignore[reportPrivateUsage]
-        after_step: Callable[[Any, Event], None] = HostedReplica._after_step  # pyright: ignore[reportPrivateUsage]
-        take_partition, resign = HostedReplica.take_partition, HostedReplica.resign
+        carry_out: Callable[[Any, Effect], None] = Replica._carry_out  # pyright: ignore[reportPrivateUsage]
+        after_step: Callable[[Any, Event], None] = Replica._after_step  # pyright: ignore[reportPrivateUsage]
+        take_partition, resign = Replica.take_partition, Replica.resign
         end_repair, note_accepted = LogRepair.end, OfflineReplicas.note_accepted
         find_follower = readers.find_follower
         execute = SnapshotShell.execute
 
-        def watched_carry_out(replica: HostedReplica, effect: Effect) -> None:
+        def watched_carry_out(replica: Replica, effect: Effect) -> None:
             # The server would take a violation for a fault of its own.
             with self._noting():
                 if isinstance(effect, BeginLeaderEpoch):
@@ -113,7 +113,7 @@ class Oracle:
                 with self._noting():
                     self._on_high_watermark(replica, effect.high_watermark)
 
-        def watched_after_step(replica: HostedReplica, event: Event) -> None:
+        def watched_after_step(replica: Replica, event: Event) -> None:
             after_step(replica, event)
             with self._noting():
                 self._on_followed(replica)
@@ -122,12 +122,12 @@ class Oracle:
                 f" end={replica.log.log_end_offset} hw={replica.high_watermark}"
             )
 
-        def watched_take_partition(replica: HostedReplica, event: PartitionChanged) -> None:
+        def watched_take_partition(replica: Replica, event: PartitionChanged) -> None:
             with self._noting():
                 self._on_partition((replica.topic_id, replica.partition), event.partition)
             take_partition(replica, event)
 
-        def watched_resign(replica: HostedReplica, reason: ResignReason) -> None:
+        def watched_resign(replica: Replica, reason: ResignReason) -> None:
             if reason is ResignReason.NO_ROOM:
                 self._without_room.add((replica.topic_id, replica.partition, replica.leader_epoch))
             resign(replica, reason)
@@ -161,10 +161,10 @@ class Oracle:
             mock.patch.object(readers, "find_follower", watched_find),
             mock.patch.object(OfflineReplicas, "note_accepted", watched_accepted),
             mock.patch.object(LogRepair, "end", watched_end),
-            mock.patch.object(HostedReplica, "_carry_out", watched_carry_out),
-            mock.patch.object(HostedReplica, "_after_step", watched_after_step),
-            mock.patch.object(HostedReplica, "take_partition", watched_take_partition),
-            mock.patch.object(HostedReplica, "resign", watched_resign),
+            mock.patch.object(Replica, "_carry_out", watched_carry_out),
+            mock.patch.object(Replica, "_after_step", watched_after_step),
+            mock.patch.object(Replica, "take_partition", watched_take_partition),
+            mock.patch.object(Replica, "resign", watched_resign),
         ):
             yield
 
@@ -175,7 +175,7 @@ class Oracle:
         except InvariantViolation as violation:
             self.violation = self.violation or violation
 
-    def _on_leader(self, replica: HostedReplica, leader_epoch: int) -> None:
+    def _on_leader(self, replica: Replica, leader_epoch: int) -> None:
         key = (replica.topic_id, replica.partition)
         name = current_process().name
         leader = self._leaders.setdefault((key, leader_epoch), name)
@@ -192,7 +192,7 @@ class Oracle:
         self._compare(replica, end_offset, "a leader has what was committed", epoch=leader_epoch - 1)
         self._counts["leadership begun"] += 1
 
-    def _on_cut(self, replica: HostedReplica, effect: TruncateLog | RestartLog) -> None:
+    def _on_cut(self, replica: Replica, effect: TruncateLog | RestartLog) -> None:
         if isinstance(effect, RestartLog):
             self._counts["log begun anew"] += 1
             self._compared.pop(replica, None)
@@ -202,7 +202,7 @@ class Oracle:
             self._counts["truncation"] += 1
         self._compared[replica] = min(self._compared.get(replica, 0), effect.to_offset)
 
-    def _on_high_watermark(self, replica: HostedReplica, high_watermark: int) -> None:
+    def _on_high_watermark(self, replica: Replica, high_watermark: int) -> None:
         epoch = replica.leader_epoch
         known_epoch, known = self._marks.get(replica, (epoch, 0))
         if known_epoch == epoch:
@@ -212,14 +212,14 @@ class Oracle:
         require(high_watermark <= end_offset, "a high watermark is in the log", (str(replica), high_watermark))
         self._compare(replica, high_watermark, "replicas agree on what is committed", epoch=epoch)
 
-    def _on_followed(self, replica: HostedReplica) -> None:
+    def _on_followed(self, replica: Replica) -> None:
         followed_end = replica.followed_end
         if followed_end is not None:
             end_offset = self.committed_end((replica.topic_id, replica.partition))
             law = "followers give what is committed"
             require(followed_end <= end_offset, law, (str(replica), current_process().name, followed_end, end_offset))
 
-    def _compare(self, replica: HostedReplica, to_offset: int, law: str, *, epoch: int) -> None:
+    def _compare(self, replica: Replica, to_offset: int, law: str, *, epoch: int) -> None:
         """Compare what a replica has below an offset with what was committed, and remember what is committed now."""
         key = (replica.topic_id, replica.partition)
         offset = max(self._compared.get(replica, 0), replica.log.log_start_offset)

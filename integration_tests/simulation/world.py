@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from integration_tests.harness.history.checker import Verdict, check
 from integration_tests.simulation.carrier_laws import CarrierLaws
 from integration_tests.simulation.clients import EndClient, FinalReader, History, Operator, ReadingClient, SendingClient
@@ -334,7 +334,7 @@ class World:
             or self._faults.is_disk_away
         ):
             return False
-        hosts = [broker.server.replica_host if broker.server is not None else None for broker in self.brokers]
+        hosts = [broker.server.replica_manager if broker.server is not None else None for broker in self.brokers]
         if any(host is None for host in hosts):
             return False
         by_partition = self.replicas()
@@ -353,11 +353,11 @@ class World:
                 return False
         return True
 
-    def replicas(self) -> dict[tuple[bytes, int], list[tuple[str, HostedReplica]]]:
+    def replicas(self) -> dict[tuple[bytes, int], list[tuple[str, Replica]]]:
         """The open replicas of each partition, with the names of their brokers."""
-        found: dict[tuple[bytes, int], list[tuple[str, HostedReplica]]] = {}
+        found: dict[tuple[bytes, int], list[tuple[str, Replica]]] = {}
         for broker in self.brokers:
-            host = None if broker.server is None else broker.server.replica_host
+            host = None if broker.server is None else broker.server.replica_manager
             for replica in () if host is None else host.replicas():
                 found.setdefault((replica.topic_id, replica.partition), []).append((broker.name, replica))
         return found
@@ -445,7 +445,7 @@ def _no_collector() -> Generator[None]:
                 gc.enable()
 
 
-def _content(replica: HostedReplica, start_offset: int) -> bytes:
+def _content(replica: Replica, start_offset: int) -> bytes:
     data, offset = b"", start_offset
     while offset < replica.high_watermark:
         found = replica.log.read(offset, READ_BYTES, end_offset=replica.high_watermark)

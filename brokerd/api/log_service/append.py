@@ -34,7 +34,7 @@ from brokerd.limits import APPEND_WAIT_MS, BIND_WAIT_MS
 from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.replica.refusals import too_few_after_failure
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from metaquorum.metadata.image import TopicImage
 
 METHOD: Final = "Append"
@@ -150,7 +150,7 @@ class AppendCalls:
             duplicate=appended.duplicate,
         )
 
-    async def _recompress(self, batch: memoryview, replica: HostedReplica) -> memoryview:
+    async def _recompress(self, batch: memoryview, replica: Replica) -> memoryview:
         """Return a batch in the codec of its topic."""
         threads, max_bytes = self._parts.batch_threads, replica.max_message_bytes
         stored, checked = await threads.check_and_recompress(batch, replica.settings, max_bytes=max_bytes)
@@ -159,7 +159,7 @@ class AppendCalls:
         return stored
 
     async def _wait_for_ack(
-        self, replica: HostedReplica, next_offset: int, level: AckLevel, context: CallContext
+        self, replica: Replica, next_offset: int, level: AckLevel, context: CallContext
     ) -> Durability:
         reached: asyncio.Future[Durability | LossReason] = asyncio.get_running_loop().create_future()
 

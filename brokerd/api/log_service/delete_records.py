@@ -22,7 +22,7 @@ from brokerd.api.status import partition_error
 from brokerd.clock import wall_ms
 from brokerd.failure import Failure, LeaderPlace, RefusedError, refused
 from brokerd.limits import BIND_WAIT_MS, FORWARD_WAIT_MS, MAX_OFFSET_QUERIES
-from brokerd.replica.listening import client_text
+from brokerd.replica.refusals import client_text
 from storage.errors import DiskFullError, OffsetOutOfRangeError, StorageError
 
 METHOD: Final = "DeleteRecords"
@@ -95,7 +95,7 @@ class DeleteRecordsCalls:
         replica = await self._parts.locator.local_leader(asked.topic, asked.partition, timeout_ms=wait_ms)
         before_offset = None if asked.before_offset == ALL_READABLE else asked.before_offset
         try:
-            log_start_offset = await replica.front.delete_before(before_offset, wall_ms())
+            log_start_offset = await replica.delete_before(before_offset, wall_ms())
         except OffsetOutOfRangeError as error:
             raise RefusedError(replica.out_of_range(asked.before_offset)) from error
         except StorageError as error:

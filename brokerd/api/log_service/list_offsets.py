@@ -19,7 +19,7 @@ from brokerd.api.parts import BrokerParts
 from brokerd.api.status import partition_error
 from brokerd.failure import Failure, LeaderPlace, refused
 from brokerd.limits import BIND_WAIT_MS, FORWARD_WAIT_MS, MAX_OFFSET_QUERIES
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 
 METHOD: Final = "ListOffsets"
 """Name in the service."""
@@ -104,7 +104,7 @@ class ListOffsetsCalls:
             raise refused(ErrorCode.INVALID_REQUEST, message)
         return result
 
-    def _check_end(self, replica: HostedReplica) -> None:
+    def _check_end(self, replica: Replica) -> None:
         """Refuse to say where the readable records end, if others may have gone on without this leader, or it is new.
 
         Raises:
@@ -118,7 +118,7 @@ class ListOffsetsCalls:
         check_end_known(replica)
 
 
-def check_end_known(replica: HostedReplica) -> None:
+def check_end_known(replica: Replica) -> None:
     """Refuse to say where the readable records end, while the leader is new and does not know.
 
     Raises:

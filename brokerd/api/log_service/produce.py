@@ -45,7 +45,7 @@ from brokerd.limits import BIND_WAIT_MS, MAX_ROUTES_PER_STREAM, MAX_STREAM_IN_FL
 from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.replica.refusals import too_few_after_failure
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 from brokerd.wake import Wake
 
 LIMITS: Final = ProduceLimits(
@@ -70,7 +70,7 @@ class _Binding:
 
     __slots__ = ("_stream", "leader_epoch", "max_batch_bytes", "replica", "route")
 
-    def __init__(self, stream: ProduceStream, route: int, replica: HostedReplica) -> None:
+    def __init__(self, stream: ProduceStream, route: int, replica: Replica) -> None:
         self._stream = stream
         self.route = route
         self.replica = replica

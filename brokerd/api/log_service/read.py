@@ -34,7 +34,7 @@ from brokerd.limits import (
     MAX_READ_WAIT_MS,
     MAX_WAITING_READS,
 )
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.replica import Replica
 
 METHOD: Final = "Read"
 """Name in the service."""
@@ -155,7 +155,7 @@ class ReadCalls:
         return response
 
     async def _add_records(
-        self, replica: HostedReplica, data: bytes, response: log_pb2.ReadResponse, max_records: int, max_bytes: int
+        self, replica: Replica, data: bytes, response: log_pb2.ReadResponse, max_records: int, max_bytes: int
     ) -> bool:
         """Decode batches into the response, in a thread where that takes long or much memory; as `_decode`.
 

@@ -13,9 +13,9 @@ from enum import Enum
 from lograft.wire.codes import ErrorCode
 
 from brokerd.failure import RefusedError, refused
+from brokerd.replica.listeners import ReplicaListeners
 from brokerd.replica.locator import Locator
-from brokerd.replica.replica import HostedReplica
-from brokerd.replica.replica_listeners import ReplicaListeners
+from brokerd.replica.replica import Replica
 
 
 class Verdict(Enum):
@@ -58,7 +58,7 @@ class ServingReplica:
         is_leader: True if it leads; else it follows in sync.
     """
 
-    replica: HostedReplica
+    replica: Replica
     is_leader: bool
 
     @property
@@ -76,7 +76,7 @@ class ServingReplica:
     @property
     def listeners(self) -> ReplicaListeners:
         """Who hears of more to read and of the end of service."""
-        return self.replica.listeners if self.is_leader else self.replica.follower_readers.listeners
+        return self.replica.listeners if self.is_leader else self.replica.follower_listeners
 
     def judge(self, offset: int) -> Verdict:
         """Say what becomes of a reader that begins at an offset."""

@@ -16,8 +16,8 @@ from brokerd.api.log_service.append import THREAD_RECORDS, AppendCalls
 from brokerd.api.log_service.read import ReadCalls
 from brokerd.failure import RefusedError
 from brokerd.tests.api.call_context import GivenContext
+from brokerd.tests.replica.lone_broker import TOPIC_ID, LoneBroker
 from brokerd.tests.support import WAIT_S, offline_parts
-from brokerd.tests.test_replica_host import TOPIC_ID, Host
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord, RemoveTopicRecord
 from storage.testing.sim_disk import SimCall, SimDisk
 
@@ -44,13 +44,13 @@ def disk() -> Iterator[SlowDisk]:
     made.may_sync.set()
 
 
-async def calls_over(host: Host) -> tuple[AppendCalls, ReadCalls]:
-    host.disk.make_directory("/data")
-    host.disk.make_directory("/data/partitions")
-    await host.host.start()
-    host.register()
-    host.create_topic()
-    parts = offline_parts(host.observer, host.host)
+async def calls_over(lone: LoneBroker) -> tuple[AppendCalls, ReadCalls]:
+    lone.disk.make_directory("/data")
+    lone.disk.make_directory("/data/partitions")
+    await lone.manager.start()
+    lone.register()
+    lone.create_topic()
+    parts = offline_parts(lone.observer, lone.manager)
     forwarder = Forwarder(parts.peers, parts.observer)
     return AppendCalls(parts, forwarder), ReadCalls(parts, forwarder)
 
@@ -67,67 +67,67 @@ async def code_of(calls: AppendCalls, deadline_s: float) -> ErrorCode:
 
 async def test_append_without_ack_in_time_is_unknown(disk: SlowDisk) -> None:
     """The record is in the log and not flushed: nobody knows, and the next append is not held up by the wait."""
-    host = Host(disk)
-    calls, _ = await calls_over(host)
+    lone = LoneBroker(disk)
+    calls, _ = await calls_over(lone)
     disk.may_sync.clear()
     assert await code_of(calls, 0.2) is ErrorCode.OUTCOME_UNKNOWN
-    replica = await host.replica()
+    replica = await lone.replica()
     assert (replica.log_end_offset, replica.high_watermark) == (1, 0)
     disk.may_sync.set()
     response = await calls.append(request(), GivenContext(seconds=None))
     assert response.ranges[0].base_offset == 1
-    await host.host.stop()
+    await lone.manager.stop()
 
 
 async def test_append_after_its_deadline_is_timed_out_and_not_appended(disk: SlowDisk) -> None:
     """When the time was over before the append nothing was done, and the answer says so."""
-    host = Host(disk)
-    calls, _ = await calls_over(host)
+    lone = LoneBroker(disk)
+    calls, _ = await calls_over(lone)
     assert await code_of(calls, 0.0) is ErrorCode.TIMED_OUT
-    assert (await host.replica()).log_end_offset == 0
-    await host.host.stop()
+    assert (await lone.replica()).log_end_offset == 0
+    await lone.manager.stop()
 
 
 async def test_partition_lost_under_an_append_leaves_it_unknown(disk: SlowDisk) -> None:
     """A leadership that ends before the flush leaves the record's fate open."""
-    host = Host(disk)
-    calls, _ = await calls_over(host)
+    lone = LoneBroker(disk)
+    calls, _ = await calls_over(lone)
     disk.may_sync.clear()
     append = asyncio.create_task(code_of(calls, WAIT_S))
-    replica = await host.replica()
+    replica = await lone.replica()
     async with asyncio.timeout(WAIT_S):
         while replica.log_end_offset == 0:
             await asyncio.to_thread(lambda: None)
-    host.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=None)))
+    lone.commit(PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=None)))
     assert await append is ErrorCode.OUTCOME_UNKNOWN
     disk.may_sync.set()
-    await host.host.stop()
+    await lone.manager.stop()
 
 
 async def test_read_waiting_on_a_deleted_topic_is_refused(disk: SlowDisk) -> None:
     """A long poll ends at once with UNKNOWN_TOPIC when its topic is deleted."""
-    host = Host(disk)
-    _, reads = await calls_over(host)
-    replica = await host.replica()
+    lone = LoneBroker(disk)
+    _, reads = await calls_over(lone)
+    replica = await lone.replica()
     read = log_pb2.ReadRequest(topic="t", max_wait_ms=30_000)
     waiting = asyncio.create_task(reads.read(read, GivenContext(seconds=None)))
     async with asyncio.timeout(WAIT_S):
         while not len(replica.listeners):
             await asyncio.to_thread(lambda: None)
-    host.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
+    lone.commit(RemoveTopicRecord(topic_id=TOPIC_ID))
     with pytest.raises(RefusedError) as caught:
         await waiting
     assert caught.value.failure.code is ErrorCode.UNKNOWN_TOPIC
-    await host.host.stop()
+    await lone.manager.stop()
 
 
 async def test_large_append_is_encoded_aside_and_read_back(disk: SlowDisk) -> None:
     """Many records take the way over a thread and come back whole."""
-    host = Host(disk)
-    calls, reads = await calls_over(host)
+    lone = LoneBroker(disk)
+    calls, reads = await calls_over(lone)
     response = await calls.append(request(THREAD_RECORDS * 8), GivenContext(seconds=None))
     assert len(response.ranges[0].record_indexes) == THREAD_RECORDS * 8
     read = log_pb2.ReadRequest(topic="t", max_records=100_000)
     found = await reads.read(read, GivenContext(seconds=None))
     assert len(found.records) == THREAD_RECORDS * 8
-    await host.host.stop()
+    await lone.manager.stop()

@@ -16,8 +16,8 @@ from brokerd.api.log_service.delete_records import DeleteRecordsCalls
 from brokerd.api.log_service.list_offsets import ListOffsetsCalls
 from brokerd.api.log_service.read import ReadCalls
 from brokerd.failure import RefusedError
+from brokerd.tests.replica.lone_broker import TOPIC_ID, LoneBroker
 from brokerd.tests.support import WAIT_S, offline_parts
-from brokerd.tests.test_replica_host import TOPIC_ID, Host
 from metaquorum.metadata.records import LeaderChange, PartitionChangeRecord
 from storage.testing.sim_disk import SimDisk
 
@@ -30,8 +30,8 @@ def forwarded(metadata_offset: int, *, timeout_ms: int = 20_000) -> ForwardedCon
 class Receiver:
     """The calls of one broker over metadata that the test commits."""
 
-    def __init__(self, host: Host) -> None:
-        parts = offline_parts(host.observer, host.host)
+    def __init__(self, lone: LoneBroker) -> None:
+        parts = offline_parts(lone.observer, lone.manager)
         forwarder = Forwarder(parts.peers, parts.observer)
         self._append = AppendCalls(parts, forwarder)
         self._read = ReadCalls(parts, forwarder)
@@ -71,16 +71,16 @@ def _offset_or_raise(error: errors_pb2.PartitionError, offset: int) -> int:
 
 
 @pytest.fixture
-async def host() -> AsyncIterator[Host]:
+async def lone() -> AsyncIterator[LoneBroker]:
     """A broker that is registered and knows no topic."""
     disk = SimDisk()
     disk.make_directory("/data")
     disk.make_directory("/data/partitions")
-    made = Host(disk)
-    await made.host.start()
+    made = LoneBroker(disk)
+    await made.manager.start()
     made.register()
     yield made
-    await made.host.stop()
+    await made.manager.stop()
 
 
 async def begun(call: Awaitable[int]) -> asyncio.Task[int]:
@@ -93,29 +93,29 @@ async def begun(call: Awaitable[int]) -> asyncio.Task[int]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_leader_that_has_not_heard_of_a_new_topic_waits_for_it(host: Host, call: Call) -> None:
+async def test_leader_that_has_not_heard_of_a_new_topic_waits_for_it(lone: LoneBroker, call: Call) -> None:
     """The forwarder knew the topic: the leader does not say that there is none, it waits until it knows as much."""
-    seen = host.observer.metadata_offset + 1
-    task = await begun(call(Receiver(host), forwarded(seen)))
-    host.create_topic()
+    seen = lone.observer.metadata_offset + 1
+    task = await begun(call(Receiver(lone), forwarded(seen)))
+    lone.create_topic()
     assert await task == 0
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_new_leader_that_has_not_heard_of_it_waits(host: Host, call: Call) -> None:
+async def test_new_leader_that_has_not_heard_of_it_waits(lone: LoneBroker, call: Call) -> None:
     """The forwarder knew that the leadership has moved here."""
-    host.create_topic()
-    await host.replica()
-    host.commit(_led_by(None))
-    seen = host.observer.metadata_offset + 1
-    task = await begun(call(Receiver(host), forwarded(seen)))
-    host.commit(_led_by(1))
+    lone.create_topic()
+    await lone.replica()
+    lone.commit(_led_by(None))
+    seen = lone.observer.metadata_offset + 1
+    task = await begun(call(Receiver(lone), forwarded(seen)))
+    lone.commit(_led_by(1))
     assert await task == 0
 
 
-async def test_metadata_that_does_not_come_ends_the_wait(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_that_does_not_come_ends_the_wait(lone: LoneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the limit, or at the deadline, the receiver's own view counts."""
-    receiver = Receiver(host)
+    receiver = Receiver(lone)
     with pytest.raises(RefusedError) as caught:
         await receiver.append(forwarded(10**9, timeout_ms=100))
     assert caught.value.failure.code in {ErrorCode.UNKNOWN_TOPIC, ErrorCode.TIMED_OUT}
@@ -126,25 +126,27 @@ async def test_metadata_that_does_not_come_ends_the_wait(host: Host, monkeypatch
 
 
 @pytest.mark.parametrize("seen", [0, 1, -5])
-async def test_earlier_offset_is_not_waited_for(host: Host, seen: int) -> None:
+async def test_earlier_offset_is_not_waited_for(lone: LoneBroker, seen: int) -> None:
     """The call goes no further all the same, and is answered at once."""
     with pytest.raises(RefusedError) as caught:
-        await Receiver(host).read(forwarded(seen))
+        await Receiver(lone).read(forwarded(seen))
     assert caught.value.failure.code is ErrorCode.UNKNOWN_TOPIC
-    host.create_topic()
-    host.commit(_led_by(None))
+    lone.create_topic()
+    lone.commit(_led_by(None))
     with pytest.raises(RefusedError) as caught:
-        await Receiver(host).read(forwarded(seen))
+        await Receiver(lone).read(forwarded(seen))
     assert caught.value.failure.code is ErrorCode.LEADER_NOT_AVAILABLE
 
 
-async def test_leader_that_is_behind_answers_what_it_leads_at_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leader_that_is_behind_answers_what_it_leads_at_once(
+    lone: LoneBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker that hears nothing new goes on serving what it leads."""
     monkeypatch.setattr("brokerd.api.forward.FORWARDED_WAIT_MS", 3_600_000)
-    host.create_topic()
-    await host.replica()
+    lone.create_topic()
+    await lone.replica()
     async with asyncio.timeout(WAIT_S):
-        assert await Receiver(host).read(forwarded(10**9, timeout_ms=3_600_000)) == 0
+        assert await Receiver(lone).read(forwarded(10**9, timeout_ms=3_600_000)) == 0
 
 
 def _led_by(leader_id: int | None) -> PartitionChangeRecord:

@@ -19,7 +19,7 @@ from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle,
 from brokerd.process.server import BrokerServer
 from brokerd.tests.controller_client.scripted_controller import calls_to
 from brokerd.tests.support import WAIT_S, connected
-from brokerd.tests.test_replicated import append_to_all, three_brokers
+from brokerd.tests.three_brokers import append_to_all, three_brokers
 from metaquorum.metadata.loader import MetadataLoader
 
 LATEST = log_pb2.OFFSET_POSITION_LATEST

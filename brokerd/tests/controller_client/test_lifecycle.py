@@ -266,9 +266,9 @@ async def test_producer_ids_without_a_quorum_are_refused_in_time(
 async def test_failed_log_directory_ends_the_broker(tmp_path: Path) -> None:
     """When the log directory fails the broker says so, and whoever runs it is told to stop."""
     async with running_broker(tmp_path) as server:
-        assert server.replica_host is not None
-        directory = server.replica_host.directories.first
-        server.replica_host.note_disk_failure(directory, DiskFailedError("/data/x.log", "sync failed"))
+        assert server.replica_manager is not None
+        directory = server.replica_manager.directories.first
+        server.replica_manager.note_disk_failure(directory, DiskFailedError("/data/x.log", "sync failed"))
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(BrokerFailedError, match="sync failed"):
                 await server.wait_failed()

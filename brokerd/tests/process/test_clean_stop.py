@@ -13,8 +13,8 @@ from lograft.v1 import metadata_pb2
 import brokerd.process.server
 from brokerd.process.server import BrokerServer
 from brokerd.process.settings import BrokerSettings
+from brokerd.tests.replica.lone_broker import ROOT, TOPIC_ID, LoneBroker, append
 from brokerd.tests.support import connected, running_broker
-from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host, append
 from metaquorum.controller import brokers
 from metaquorum.controller.commands import Decision
 from metaquorum.metadata.records import BrokerRecord
@@ -132,41 +132,41 @@ async def test_mark_that_cannot_be_written_does_not_hinder_the_stop(
 
 
 @pytest.fixture
-async def host() -> AsyncIterator[Host]:
-    """A host over an empty disk, with two partitions."""
+async def lone() -> AsyncIterator[LoneBroker]:
+    """A broker over an empty disk, with two partitions."""
     disk = SimDisk()
     disk.make_directory("/data")
     disk.make_directory(ROOT)
-    made = Host(disk)
+    made = LoneBroker(disk)
     made.register()
-    await made.host.start()
+    await made.manager.start()
     made.create_topic(policy="none", partition_count=2)
     yield made
-    await made.host.stop()
+    await made.manager.stop()
 
 
-async def test_host_tells_that_all_logs_were_closed_clean(host: Host) -> None:
+async def test_host_tells_that_all_logs_were_closed_clean(lone: LoneBroker) -> None:
     """With records that only the close flushes."""
     for partition in range(2):
-        append(await host.replica(partition), [b"x"])
-    assert await host.host.stop()
+        append(await lone.replica(partition), [b"x"])
+    assert await lone.manager.stop()
 
 
-async def test_log_that_could_not_be_closed_clean_makes_the_stop_unclean(host: Host) -> None:
+async def test_log_that_could_not_be_closed_clean_makes_the_stop_unclean(lone: LoneBroker) -> None:
     """One is enough, and the others are closed clean all the same."""
     for partition in range(2):
-        append(await host.replica(partition), [b"x"])
-    host.disk.refuse("append", "leader-epoch-checkpoint", Refusal.FULL)
-    assert not await host.host.stop()
+        append(await lone.replica(partition), [b"x"])
+    lone.disk.refuse("append", "leader-epoch-checkpoint", Refusal.FULL)
+    assert not await lone.manager.stop()
 
 
-async def test_failed_log_directory_makes_the_stop_unclean(host: Host) -> None:
+async def test_failed_log_directory_makes_the_stop_unclean(lone: LoneBroker) -> None:
     """What was acknowledged before the disk failed may not be there."""
-    replica = await host.replica(0)
-    host.disk.refuse("append", ".log", Refusal.IO_ERROR)
+    replica = await lone.replica(0)
+    lone.disk.refuse("append", ".log", Refusal.IO_ERROR)
     with pytest.raises(Exception, match="failed"):
         append(replica, [b"x"])
-    assert not await host.host.stop()
+    assert not await lone.manager.stop()
 
 
 async def test_log_that_is_still_being_opened_is_closed_clean_too() -> None:
@@ -174,11 +174,11 @@ async def test_log_that_is_still_being_opened_is_closed_clean_too() -> None:
     disk = SimDisk()
     disk.make_directory("/data")
     disk.make_directory(ROOT)
-    host = Host(disk)
-    host.register()
-    await host.host.start()
-    host.create_topic(partition_count=2)
-    assert await host.host.stop()
+    lone = LoneBroker(disk)
+    lone.register()
+    await lone.manager.start()
+    lone.create_topic(partition_count=2)
+    assert await lone.manager.stop()
     for partition in range(2):
         directory = f"{ROOT}/{TOPIC_ID.hex()}-{partition}"
         if disk.exists(directory):

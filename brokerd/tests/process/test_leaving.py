@@ -13,11 +13,11 @@ from lograft import aio
 
 import metaquorum.controller.controller as controller_module
 from brokerd.limits import REPLICA_SLICE
-from brokerd.replica.manager import ReplicaHost
-from brokerd.replica.replica import HostedReplica
+from brokerd.replica.manager import ReplicaManager
+from brokerd.replica.replica import Replica
 from brokerd.replica.role_log import MAX_ROLE_LINES
+from brokerd.tests.replica.lone_broker import ROOT, TOPIC_ID, LoneBroker
 from brokerd.tests.support import WAIT_S, connected, running_broker, second_broker
-from brokerd.tests.test_replica_host import ROOT, TOPIC_ID, Host
 from metaquorum.controller import brokers
 from metaquorum.controller.commands import Decision, Heartbeat
 from metaquorum.metadata.records import BrokerChangeRecord, LeaderChange, PartitionChangeRecord
@@ -90,8 +90,8 @@ async def test_a_broker_that_leads_for_others_waits_until_they_lead(
             await admin.create_topic("t", partition_count=2, replication_factor=2)
             await admin.create_topic("alone", partition_count=4)
             assert await second.observer.wait_for(first.observer.metadata_offset, timeout_ms=int(WAIT_S * 1000))
-            assert second.replica_host is not None
-            await second.replica_host.wait_idle()
+            assert second.replica_manager is not None
+            await second.replica_manager.wait_idle()
         assert 2 in heartbeats.asked_shutdown
         assert any(each.in_controlled_shutdown for each in heartbeats.of(2))
         assert {each.leader_id for each in (await admin.describe_topic("t")).partitions} == {1}
@@ -103,13 +103,13 @@ async def test_a_cluster_of_one_changes_no_partition_before_it_says_that_it_may_
     """It wants one change of the broker, however many partitions there are, and its controller does no more while logs are closed."""
     heartbeats = Heartbeats(monkeypatch)
     leaders: list[int | None] = []
-    stop = ReplicaHost.stop
+    stop = ReplicaManager.stop
 
-    async def stop_and_note(self: ReplicaHost) -> bool:
+    async def stop_and_note(self: ReplicaManager) -> bool:
         leaders.append(server.observer.leader.leader_id)
         return await stop(self)
 
-    monkeypatch.setattr(ReplicaHost, "stop", stop_and_note)
+    monkeypatch.setattr(ReplicaManager, "stop", stop_and_note)
     async with running_broker(tmp_path) as server, connected(server) as client:
         await client.create_topic("t", 20)
     assert leaders == [None]
@@ -121,26 +121,26 @@ async def test_a_stop_gives_others_their_turn_and_follows_no_more_metadata(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between slices of closed logs a voter of the same process works; what it commits costs the replicas nothing."""
-    host = Host(disk)
-    host.register()
-    await host.host.start()
-    host.create_topic(partition_count=3 * REPLICA_SLICE)
-    await host.host.wait_idle()
-    replicas = list(host.host.replicas())
+    lone = LoneBroker(disk)
+    lone.register()
+    await lone.manager.start()
+    lone.create_topic(partition_count=3 * REPLICA_SLICE)
+    await lone.manager.wait_idle()
+    replicas = list(lone.manager.replicas())
     taken: list[object] = []
-    monkeypatch.setattr(HostedReplica, "take_partition", lambda self, event: taken.append(event))
+    monkeypatch.setattr(Replica, "take_partition", lambda self, event: taken.append(event))
     closed_counts: set[int] = set()
 
     async def look() -> None:
         while True:
             closed_counts.add(sum(not each.is_writable for each in replicas))
-            host.commit(
+            lone.commit(
                 PartitionChangeRecord(topic_id=TOPIC_ID, partition=0, leader=LeaderChange(leader_id=None)),
             )
             await asyncio.sleep(0)
 
     looking = asyncio.create_task(look())
-    assert await host.host.stop()
+    assert await lone.manager.stop()
     looking.cancel()
     assert {REPLICA_SLICE, 2 * REPLICA_SLICE} <= closed_counts
     assert taken == []
@@ -149,18 +149,18 @@ async def test_a_stop_gives_others_their_turn_and_follows_no_more_metadata(
 async def test_many_changes_of_roles_are_counted_in_one_line(disk: SimDisk, caplog: pytest.LogCaptureFixture) -> None:
     """The first ones have their own lines; a stop says at once what the rest were."""
     caplog.set_level(logging.INFO, logger=ROLES)
-    host = Host(disk)
-    host.register()
-    await host.host.start()
-    host.create_topic(partition_count=3 * MAX_ROLE_LINES)
-    await host.host.wait_idle()
-    host.commit(
+    lone = LoneBroker(disk)
+    lone.register()
+    await lone.manager.start()
+    lone.create_topic(partition_count=3 * MAX_ROLE_LINES)
+    await lone.manager.wait_idle()
+    lone.commit(
         *(
             PartitionChangeRecord(topic_id=TOPIC_ID, partition=partition, leader=LeaderChange(leader_id=None))
             for partition in range(MAX_ROLE_LINES)
         )
     )
-    await host.host.stop()
+    await lone.manager.stop()
     lines = [record.getMessage() for record in caplog.records if record.name == ROLES]
     assert len(lines) == MAX_ROLE_LINES + 1
     assert lines[0] == "role: partition=t-0 leader_id=1 leader_epoch=0 is_leader=True log_end_offset=0"
@@ -172,12 +172,12 @@ async def test_many_changes_of_roles_are_counted_in_one_line(disk: SimDisk, capl
 async def test_few_changes_of_roles_have_a_line_each(disk: SimDisk, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is counted then."""
     caplog.set_level(logging.INFO, logger=ROLES)
-    host = Host(disk)
-    host.register()
-    await host.host.start()
-    host.create_topic(partition_count=2)
-    await host.host.wait_idle()
-    await host.host.stop()
+    lone = LoneBroker(disk)
+    lone.register()
+    await lone.manager.start()
+    lone.create_topic(partition_count=2)
+    await lone.manager.wait_idle()
+    await lone.manager.stop()
     assert [record.getMessage().split()[1] for record in caplog.records if record.name == ROLES] == [
         "partition=t-0",
         "partition=t-1",

@@ -22,7 +22,7 @@ QUICKLY_FOUND = {
     "who follows the metadata is not told of an installed snapshot": "2",
     "a leader that others have replaced says where its partition ends": "11",
     "an append is acknowledged as flushed when its flush begins": "4",
-    "what was flushed before a cut is told behind it": "1",
+    "what was flushed before a truncation is told behind it": "1",
     "a broker that lost its disk is trusted": "6",
     "sequences are forgotten at an unclean start": "4",
     "a producer's sequence is not looked at": "4",

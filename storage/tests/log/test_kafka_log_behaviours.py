@@ -2,7 +2,7 @@
 """Acceptance behaviours of Kafka's log layer, each named after the test that it is drawn from.
 
 6, 12 and 13 are behaviours of compaction and stand with its tests: `compaction/test_survivors`, `test_pass` and
-`test_transaction_ends`; the second half of 10 is in `brokerd.tests.test_cleaning`, 11 over gRPC in `test_compression_type`.
+`test_transaction_ends`; the second half of 10 is in `brokerd.tests.replica.test_cleaning`, 11 over gRPC in `test_compression_type`.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def test_9_unclean_stop_scans_from_the_recovery_point(disk: SimDisk, log: Partit
 
 
 def test_10_control_records_not_allowed_from_clients() -> None:
-    """A control batch is refused unless it comes from inside; timestamps in the future are in `brokerd.tests.test_cleaning`.
+    """A control batch is refused unless it comes from inside; timestamps in the future are in `brokerd.tests.replica.test_cleaning`.
 
     LogValidatorTest.testControlRecordsNotAllowedFromClients.
     """

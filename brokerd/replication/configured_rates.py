@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rates at which a leader sends to its followers, as the configs of this broker, or else of the cluster, say.
+
+Must not know who is sent what. Without a restart: a stream that waits looks again within `RATE_LOOK_MS`.
+Source: docs/replication.md, "Rates".
+"""
+
+from __future__ import annotations
+
+import logging
+
+from brokerd.clock import monotonic_ms
+from brokerd.partition.leader_stream_rate import PushRates
+from metaquorum.controller.configs import value_for_broker
+from metaquorum.metadata.changes import MetadataChange
+from metaquorum.metadata.loader import MetadataLoader
+from metaquorum.metadata.topic_configs import CATCH_UP_RATE, MOVE_RATE
+
+logger = logging.getLogger(__name__)
+
+
+def configured_rates(observer: MetadataLoader, node_id: int) -> PushRates:
+    """Return the rates of a broker, which follow the metadata from now on, as long as `observer` lives."""
+    rates = PushRates()
+
+    def apply(_: MetadataChange | None) -> None:
+        # At every change: an image that takes the place of this one does not say which configs differ, and it is two look-ups.
+        catch_up_limit = int(value_for_broker(observer.image, node_id, CATCH_UP_RATE))
+        move_limit = int(value_for_broker(observer.image, node_id, MOVE_RATE))
+        if rates.set_limits(catch_up_limit=catch_up_limit, move_limit=move_limit, now_ms=monotonic_ms()):
+            logger.info("bytes a second: catch_up_limit=%d move_limit=%d", catch_up_limit, move_limit)
+
+    apply(None)
+    observer.on_change(apply)
+    return rates
