@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 from lograft.internal.v1.controller_pb2 import (
@@ -126,17 +126,22 @@ ItemT = TypeVar("ItemT")
 
 
 class RequestKind(Protocol[ItemT]):
-    """One kind of request. It holds what waits to be sent; its queue alone takes it.
+    """One kind of request. It holds what waits to be sent; its queue alone takes it."""
 
-    Attributes:
-        name: what the items are, for the log.
-        method: what is called.
-        gather_ms: milliseconds that items are gathered before a call.
-    """
+    @property
+    def name(self) -> str:
+        """What the items are, for the log."""
+        ...
 
-    name: ClassVar[str]
-    method: ClassVar[Method]
-    gather_ms: ClassVar[int]
+    @property
+    def method(self) -> Method:
+        """What is called."""
+        ...
+
+    @property
+    def gather_ms(self) -> int:
+        """Milliseconds that items are gathered before a call."""
+        ...
 
     def due_ms(self) -> int | None:
         """Return when something is to be sent if nothing happens until then, in monotonic milliseconds; None: never."""
