@@ -206,11 +206,11 @@ ISR_RETRY_MIN_MS: Final = 100
 ISR_RETRY_MAX_MS: Final = 5_000
 """Most milliseconds between two proposals of in-sync replicas."""
 
-GIVE_WAY_MS: Final = 1_500
+RESIGN_AFTER_MS: Final = 1_500
 """Milliseconds that a leader is cut off from followers that live before it asks that another replica leads; more than followers
 pause between two attempts."""
 
-GIVE_WAY_RETRY_MS: Final = 1_000
+RESIGN_RETRY_MS: Final = 1_000
 """Milliseconds before it asks again, if it still leads then."""
 
 NO_ROOM_RETRY_MS: Final = 1_000

@@ -21,7 +21,7 @@ Laws
     The requests of one kind do not overtake each other, for a partition or for the broker.
     A proposal has exactly one outcome. *Refused* is told only where the controller certainly did not carry it out; *unanswered* where
     it may have, or still may.
-Source: docs/replication.md sections "Proposals", "Giving way", "Full disks", "Lost replicas"; KIP-497.
+Source: docs/replication.md sections "Proposals", "Stepping down", "Full disks", "Lost replicas"; KIP-497.
 """
 
 from __future__ import annotations

@@ -3,19 +3,19 @@
 
 Theory of operation. A leader that reaches the controller but not its followers leads on as far as the controller is concerned,
 and can commit nothing once they have left the in-sync replicas. They are alive for the controller and eligible, and may reach
-each other. So the leader that is *deserted* (too few have a subscription, and one without could lead) for `GIVE_WAY_MS`, with too
-few in sync, asks for another leader, and again every `GIVE_WAY_RETRY_MS` while that holds.
+each other. So the leader that is *deserted* (too few have a subscription, and one without could lead) for `RESIGN_AFTER_MS`, with too
+few in sync, asks for another leader, and again every `RESIGN_RETRY_MS` while that holds.
 
 Laws
-    A leader gives way only if enough followers reached it once in this leadership: the next one has to show first that it is of
+    A leader resigns only if enough followers reached it once in this leadership: the next one has to show first that it is of
     more use, and the leadership does not go round where nobody reaches anybody, or followers take long to subscribe.
     It does not while records that it alone acknowledged (acks=1) are not committed: they would go with it.
-Source: docs/replication.md section "Giving way".
+Source: docs/replication.md section "Stepping down".
 """
 
 from __future__ import annotations
 
-from brokerd.limits import GIVE_WAY_MS, GIVE_WAY_RETRY_MS
+from brokerd.limits import RESIGN_AFTER_MS, RESIGN_RETRY_MS
 
 
 class CutOff:
@@ -44,8 +44,8 @@ class CutOff:
         """Return when another leader is to be asked for, if nothing else speaks against it; None: not for now."""
         if self.since_ms is None or not self.had_company:
             return None
-        return max(self.since_ms + GIVE_WAY_MS, self._retry_after_ms)
+        return max(self.since_ms + RESIGN_AFTER_MS, self._retry_after_ms)
 
     def note_asked(self, now_ms: int) -> None:
         """Learn that another leader was asked for."""
-        self._retry_after_ms = now_ms + GIVE_WAY_RETRY_MS
+        self._retry_after_ms = now_ms + RESIGN_RETRY_MS

@@ -133,7 +133,7 @@ class ProposeIsr:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveWay:
+class Resign:
     """Ask the controller to let another replica lead; the metadata tells whether it did, and nothing else answers."""
 
     leader_epoch: int
@@ -197,10 +197,10 @@ class SendAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncateLog:
-    """Cut the log at `to_offset` (exclusive end of what stays), and answer with `LogCut`.
+    """Truncate the log at `to_offset` (exclusive end of what stays), and answer with `LogTruncated`.
 
     Attributes:
-        to_offset: where to cut.
+        to_offset: where to truncate.
         loses_committed: True if records below the high watermark that was known here go: only an unclean election does that.
     """
 
@@ -210,7 +210,7 @@ class TruncateLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLog:
-    """Drop the whole log and begin it anew, empty, at `start_offset`; answer with `LogCut`."""
+    """Drop the whole log and begin it anew, empty, at `start_offset`; answer with `LogTruncated`."""
 
     start_offset: int
 
@@ -233,7 +233,7 @@ Effect = (
     | DivergeSubscription
     | EndSubscription
     | ProposeIsr
-    | GiveWay
+    | Resign
     | ForgetEmptyEpoch
     | Subscribe
     | Unsubscribe

@@ -5,15 +5,15 @@ Owns the state of the subscription. Must not know the log's bytes or the stream.
 
 | state | subscribes | is told it diverges | is accepted | batches | ended |
 |---|---|---|---|---|---|
-| SUBSCRIBING | - | cuts: CUTTING | FOLLOWING | passed over | WAITING, or again at once |
-| CUTTING | with `LogCut`: SUBSCRIBING | - | - | - | - |
+| SUBSCRIBING | - | truncates: TRUNCATING | FOLLOWING | passed over | WAITING, or again at once |
+| TRUNCATING | with `LogTruncated`: SUBSCRIBING | - | - | - | - |
 | FOLLOWING | - | passed over | passed over | appends, or ends it: WAITING | WAITING, or again at once |
 | WAITING | at its time: SUBSCRIBING | passed over | passed over | passed over | passed over |
 
 Laws
     What carries another session than the present one is passed over: it was said about another log, or by a leader of
     another epoch.
-    The log is cut only because leader epochs differ, never because of a high watermark.
+    The log is truncated only because leader epochs differ, never because of a high watermark.
     Nothing is acknowledged that the log does not hold; a flushed offset is acknowledged after its flush.
 Source: architecture section 8; KIP-101; KIP-279; KIP-595 section "Fetch".
 """
@@ -41,14 +41,14 @@ from brokerd.partition.follower_events import (
     SubscriptionEnded,
 )
 from brokerd.partition.log_state import LogState
-from brokerd.partition.reconciliation import SubscriptionError, cut_offset
+from brokerd.partition.reconciliation import SubscriptionError, truncation_offset
 
 
 class FollowerState(Enum):
     """See the module docstring."""
 
     SUBSCRIBING = "subscribing"
-    CUTTING = "cutting"
+    TRUNCATING = "truncating"
     FOLLOWING = "following"
     WAITING = "waiting"
 
@@ -133,11 +133,11 @@ class Following:
             self._leader_log_start_offset = event.log_start_offset
 
     def diverge(self, event: SubscriptionDiverged) -> list[Effect]:
-        """Cut the log to where it may agree with the leader's."""
+        """Truncate the log to where it may agree with the leader's."""
         if not self._is_present(event.session, FollowerState.SUBSCRIBING):
             return []
-        self.state = FollowerState.CUTTING
-        to_offset = cut_offset(
+        self.state = FollowerState.TRUNCATING
+        to_offset = truncation_offset(
             leader_end=event.leader_end, own_end=event.own_end, log_end_offset=self._log.log_end_offset
         )
         if to_offset < event.own_start_offset:
@@ -154,7 +154,7 @@ class Following:
             and start_offset is not None
             and start_offset > self._log.log_end_offset
         ):
-            self.state = FollowerState.CUTTING
+            self.state = FollowerState.TRUNCATING
             return [RestartLog(start_offset=start_offset)]
         if event.error is SubscriptionError.STREAM_LOST:
             return self.subscribe()

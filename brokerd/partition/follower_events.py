@@ -83,8 +83,8 @@ class LeaderAdvanced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogCut:
-    """The log was cut, as `TruncateLog` or `RestartLog` asked for.
+class LogTruncated:
+    """The log was truncated, as `TruncateLog` or `RestartLog` asked for.
 
     Attributes:
         log_end_offset: where it ends now (exclusive); whole batches, so that it may be lower than asked for.
@@ -100,5 +100,5 @@ class LogCut:
 
 
 FollowerEvent = (
-    SubscriptionAccepted | SubscriptionDiverged | SubscriptionEnded | BatchesReceived | LeaderAdvanced | LogCut
+    SubscriptionAccepted | SubscriptionDiverged | SubscriptionEnded | BatchesReceived | LeaderAdvanced | LogTruncated
 )

@@ -27,8 +27,8 @@ from brokerd.partition.effects import (
     DivergeSubscription,
     Effect,
     EndSubscription,
-    GiveWay,
     ProposedMember,
+    Resign,
 )
 from brokerd.partition.events import BrokerState
 from brokerd.partition.isr_state import IsrState
@@ -212,7 +212,7 @@ class Leadership:
         """Return when time alone may change who should be in sync."""
         if self.isr.is_proposing or self.isr.is_waiting:
             return None
-        due_ms, give_way_ms = self.isr.deadline_ms(), self._give_way_ms()
+        due_ms, resign_ms = self.isr.deadline_ms(), self._resign_ms()
         if due_ms is None:
             lags = [
                 follower.behind_since_ms + self._lag_max_ms + 1
@@ -220,7 +220,7 @@ class Leadership:
                 if follower.node_id in self.isr.partition.isr and self._counted(follower) != self._log.log_end_offset
             ]
             due_ms = min(lags, default=None)
-        return min((at_ms for at_ms in (due_ms, give_way_ms) if at_ms is not None), default=None)
+        return min((at_ms for at_ms in (due_ms, resign_ms) if at_ms is not None), default=None)
 
     def propose(self, now_ms: int) -> list[Effect]:
         """Propose other in-sync replicas if some lag, or others have caught up, and no proposal is under way."""
@@ -241,13 +241,13 @@ class Leadership:
         )
         return [self.isr.propose(members)]
 
-    def give_way(self, now_ms: int) -> list[Effect]:
+    def resign(self, now_ms: int) -> list[Effect]:
         """Ask for another leader if this one is cut off, can commit nothing, and nothing is lost by that."""
-        due_ms = self._give_way_ms()
+        due_ms = self._resign_ms()
         if due_ms is None or now_ms < due_ms:
             return []
         self._cut_off.note_asked(now_ms)
-        return [GiveWay(leader_epoch=self.isr.partition.leader_epoch)]
+        return [Resign(leader_epoch=self.isr.partition.leader_epoch)]
 
     @property
     def has_committed_all(self) -> bool:
@@ -258,7 +258,7 @@ class Leadership:
         """End all subscriptions: the leadership is over."""
         return [effect for follower in self.followers.values() for effect in self._end(follower, error)]
 
-    def _give_way_ms(self) -> int | None:
+    def _resign_ms(self) -> int | None:
         """Return when another leader is to be asked for; None: not as things are."""
         isr = self.isr
         if self._cut_off.since_ms is None or not isr.is_below_min or isr.is_proposing or isr.is_waiting:

@@ -6,7 +6,7 @@ Law: flushed_offset <= log_end_offset; high_watermark <= log_end_offset.
 
 from __future__ import annotations
 
-from brokerd.partition.follower_events import LogCut
+from brokerd.partition.follower_events import LogTruncated
 from metaquorum.metadata.topic_configs import FlushPolicy
 
 
@@ -52,7 +52,7 @@ class LogState:
         """End (exclusive) of what this replica may claim to hold."""
         return self.flushed_offset if self.is_flush_counted else self.log_end_offset
 
-    def note_cut(self, event: LogCut) -> None:
+    def note_truncation(self, event: LogTruncated) -> None:
         """Learn that the tail, or all of the log, is gone; the high watermark goes back only where its records went."""
         assert 0 <= event.flushed_offset <= event.log_end_offset, f"flushed {event.flushed_offset}: {event}"
         assert event.log_start_offset <= event.log_end_offset, f"begins beyond its end: {event}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the logs of a leader and a follower part, decided by leader epochs alone.
 
-Law: a follower whose subscription is accepted has a log that is a prefix of its leader's. It gets there by cuts that
+Law: a follower whose subscription is accepted has a log that is a prefix of its leader's. It gets there by truncations that
 drop no record which the leader has, save where a round brings it only to an epoch that both know. High watermarks
 decide nothing here. What the leader does not know for sure it does not say.
 Source: KIP-101; KIP-279; KIP-595 section "Fetch"; Kafka, Partition.readRecords and AbstractFetcherThread.
@@ -60,7 +60,7 @@ def compared(
         log_end_offset: of the leader (exclusive).
 
     Returns:
-        None if the follower's log is a prefix of the leader's; the epoch and end to cut to; or why neither can be said.
+        None if the follower's log is a prefix of the leader's; the epoch and end to truncate to; or why neither can be said.
     """
     if follower_end_offset < log_start_offset:
         return SubscriptionError.BELOW_LOG_START
@@ -70,15 +70,15 @@ def compared(
     if epoch_end is None:
         return SubscriptionError.LOG_AHEAD
     if hidden_from is not None and (epoch_end.epoch != last_epoch or hidden_from < follower_end_offset):
-        # What is damaged may have been of a later epoch: a cut could leave the follower a record of another history there.
+        # What is damaged may have been of a later epoch: a truncation could leave the follower a record of another history there.
         return SubscriptionError.STORAGE_FAILED
     if epoch_end.epoch != last_epoch or epoch_end.end_offset < follower_end_offset:
         return epoch_end
     return None
 
 
-def cut_offset(*, leader_end: EpochEnd, own_end: EpochEnd | None, log_end_offset: int) -> int:
-    """Return the offset to cut a follower's log to; behind the cut it asks again.
+def truncation_offset(*, leader_end: EpochEnd, own_end: EpochEnd | None, log_end_offset: int) -> int:
+    """Return the offset to truncate a follower's log to; after that it asks again.
 
     Args:
         leader_end: the leader's largest epoch not above the follower's last one, and its end.

@@ -8,7 +8,7 @@ Theory of operation. The log grows (`BatchAppended`) and is flushed (`LogFlushed
 this replica may claim to hold: the flushed offset under flush policy `ack`, else the log end. Alone, it is the high
 watermark. With other replicas (`PartitionChanged` says so) the role decides: `Leadership` the smallest counted offset of
 the maximal in-sync replicas, `Following` what the leader says. The high watermark never goes back while the replica is
-open, also not when the policy changes from `none` to `ack`, save where a follower is cut below it.
+open, also not when the policy changes from `none` to `ack`, save where a follower is truncated below it.
 
 This object dispatches and keeps what both roles need; the roles decide.
 
@@ -51,7 +51,7 @@ from brokerd.partition.events import (
 from brokerd.partition.follower_events import (
     BatchesReceived,
     LeaderAdvanced,
-    LogCut,
+    LogTruncated,
     SubscriptionAccepted,
     SubscriptionDiverged,
     SubscriptionEnded,
@@ -249,7 +249,7 @@ class PartitionReplica:
                 | SubscriptionEnded()
                 | BatchesReceived()
                 | LeaderAdvanced()
-                | LogCut()
+                | LogTruncated()
             ):
                 return self.roles.follow_step(event, now_ms) + self._settle(now_ms)
             case LeadershipChanged():

@@ -27,7 +27,7 @@ from brokerd.partition.follower_events import (
     BatchesReceived,
     FollowerEvent,
     LeaderAdvanced,
-    LogCut,
+    LogTruncated,
     SubscriptionAccepted,
     SubscriptionDiverged,
     SubscriptionEnded,
@@ -195,8 +195,8 @@ class Roles:
                 return following.receive(event, now_ms)
             case LeaderAdvanced():
                 following.advance(event)
-            case LogCut():
-                self._log.note_cut(event)
+            case LogTruncated():
+                self._log.note_truncation(event)
                 return following.subscribe()
             case _:
                 assert_never(event)
@@ -235,7 +235,7 @@ class Roles:
         """Draw the conclusions of an event, once the high watermark has moved: who should be in sync, what to report."""
         if self.leadership is not None:
             effects = self.leadership.propose(now_ms)
-            return effects or self.leadership.give_way(now_ms)
+            return effects or self.leadership.resign(now_ms)
         return [] if self.following is None else self.following.report()
 
     def _note(self, partition: PartitionImage, min_isr: int) -> None:

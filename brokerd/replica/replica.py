@@ -51,10 +51,10 @@ from brokerd.partition.effects import (
     FailAck,
     FlushLog,
     ForgetEmptyEpoch,
-    GiveWay,
     LossReason,
     ProposeIsr,
     PublishHighWatermark,
+    Resign,
     RestartLog,
     SendAck,
     Subscribe,
@@ -78,7 +78,7 @@ from brokerd.partition.events import (
 from brokerd.partition.follower_events import (
     BatchesReceived,
     LeaderAdvanced,
-    LogCut,
+    LogTruncated,
     SubscriptionAccepted,
     SubscriptionDiverged,
     SubscriptionEnded,
@@ -238,12 +238,12 @@ class Replica:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
-        self.directory = directory
+        self.directory: LogDirectory = directory
         self.settings = settings
         self.listeners = ReplicaListeners()
         self.is_moving = False
         self._core = core
-        self._log = log
+        self._log: PartitionLog = log
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._is_closed = self._is_clean = False
@@ -571,7 +571,7 @@ class Replica:
                 self._log.assign_epoch(effect.leader_epoch)
             case ProposeIsr():
                 self._peers.proposals.propose(self, effect)
-            case GiveWay():
+            case Resign():
                 # The core asks only where nothing that was acknowledged can be lost by that.
                 self._send_resignation(ResignReason.CUT_OFF, effect.leader_epoch, allow_eligible=True)
             case ForgetEmptyEpoch():
@@ -838,7 +838,7 @@ class Replica:
         self._truncation = None
         # Also where nothing was truncated: the leader is asked again, and says again where.
         self.take_event(
-            LogCut(
+            LogTruncated(
                 log_end_offset=log.log_end_offset,
                 flushed_offset=log.flushed_offset,
                 last_epoch=log.last_record_epoch,
@@ -1101,7 +1101,8 @@ class Replica:
         old = self._log
         assert self._unlocked is not None, f"{self} is not locked"
         assert log.flushed_offset == log.log_end_offset == old.log_end_offset, f"{self}: {log.log_end_offset}"
-        self._log, self.directory = log, directory
+        self._log = log
+        self.directory = directory
         return old
 
     def check_room(self, size_bytes: int) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from brokerd.partition.reconciliation import EpochEnd, SubscriptionError, compared, cut_offset
+from brokerd.partition.reconciliation import EpochEnd, SubscriptionError, compared, truncation_offset
 from storage.log.partition_log import PartitionLog
 from storage.testing.builders import append, open_log, read_all
 from storage.testing.sim_disk import SimDisk
@@ -47,7 +47,7 @@ def reconcile(leader: PartitionLog, follower: PartitionLog) -> list[tuple[EpochE
         assert isinstance(told, EpochEnd), told
         own = None if told.epoch is None else follower.end_offset_for_epoch(told.epoch)
         own_end = None if own is None else EpochEnd(own.epoch, own.end_offset)
-        to_offset = cut_offset(leader_end=told, own_end=own_end, log_end_offset=follower.log_end_offset)
+        to_offset = truncation_offset(leader_end=told, own_end=own_end, log_end_offset=follower.log_end_offset)
         follower.truncate_suffix(to_offset)
         rounds.append((told, follower.log_end_offset))
 

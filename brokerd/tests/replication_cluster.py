@@ -21,9 +21,9 @@ from brokerd.partition.effects import (
     FailAck,
     FlushLog,
     ForgetEmptyEpoch,
-    GiveWay,
     ProposeIsr,
     PublishHighWatermark,
+    Resign,
     SendAck,
     Subscribe,
     TruncateLog,
@@ -33,7 +33,7 @@ from brokerd.partition.events import BatchAppended, BrokerState, Event, LogFlush
 from brokerd.partition.follower_events import (
     BatchesReceived,
     LeaderAdvanced,
-    LogCut,
+    LogTruncated,
     SubscriptionAccepted,
     SubscriptionDiverged,
     SubscriptionEnded,
@@ -202,8 +202,8 @@ class Cluster(Watched):
                 self.counts["leadership"] += 1
             case ForgetEmptyEpoch():
                 node.log.truncate(node.log.end)
-            case GiveWay():
-                self._give_way(node, effect)
+            case Resign():
+                self._resign(node, effect)
             case ProposeIsr():
                 self.proposals.append(InFlight(node.node_id, node.process, node.broker_epoch, effect))
             case AcceptSubscription() | DivergeSubscription() | EndSubscription():
@@ -229,12 +229,12 @@ class Cluster(Watched):
             case _:
                 pass
 
-    def _give_way(self, node: Node, effect: GiveWay) -> None:
+    def _resign(self, node: Node, effect: Resign) -> None:
         led = LedPartition(topic_id=topic_id("t"), partition=0, leader_epoch=effect.leader_epoch, allow_eligible=True)
         command = ResignLeadership(broker_id=node.node_id, broker_epoch=node.broker_epoch, partitions=(led,))
         response = self.quorum.run(command).response
         is_given_up = isinstance(response, LeadershipResigned) and isinstance(response.results[0], PartitionImage)
-        self.counts["leader gives way" if is_given_up else "leader asks in vain"] += 1
+        self.counts["leader resigns" if is_given_up else "leader asks in vain"] += 1
         self.note_version()
 
     def _truncate(self, node: Node, effect: TruncateLog) -> None:
@@ -245,7 +245,9 @@ class Cluster(Watched):
         node.flush_end = None if node.flush_end is None else min(node.flush_end, log.end)
         self.step(
             node,
-            LogCut(log_end_offset=log.end, flushed_offset=log.flushed, last_epoch=log.last_epoch, log_start_offset=0),
+            LogTruncated(
+                log_end_offset=log.end, flushed_offset=log.flushed, last_epoch=log.last_epoch, log_start_offset=0
+            ),
         )
 
     def _append(self, node: Node) -> None:

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A leader that its followers do not reach gives way to one of them. docs/replication.md, "Giving way"."""
+"""A leader that its followers do not reach resigns to one of them. docs/replication.md, "Stepping down"."""
 
 from __future__ import annotations
 
 import pytest
 
-from brokerd.limits import GIVE_WAY_MS, GIVE_WAY_RETRY_MS
-from brokerd.partition.effects import CompleteAck, Effect, GiveWay
+from brokerd.limits import RESIGN_AFTER_MS, RESIGN_RETRY_MS
+from brokerd.partition.effects import CompleteAck, Effect, Resign
 from brokerd.partition.events import AckLevel, AckWanted, BatchAppended, BrokerChanged, Tick
 from brokerd.partition.leader_events import FollowerLost, ProposalUnanswered
 from brokerd.tests.replication_support import LAG_MS, Replica, broker, changed, image, leader
 
-GIVES_WAY = GiveWay(leader_epoch=5)
+RESIGNS = Resign(leader_epoch=5)
 
 
 def lose(replica: Replica, *node_ids: int) -> None:
     """Let subscriptions break."""
     for node_id in node_ids:
-        assert GIVES_WAY not in replica.step(FollowerLost(node_id=node_id, broker_epoch=10 * node_id, session=1))
+        assert RESIGNS not in replica.step(FollowerLost(node_id=node_id, broker_epoch=10 * node_id, session=1))
 
 
 def shrink(replica: Replica, *, elr: tuple[int, ...] = (2, 3)) -> list[Effect]:
@@ -25,7 +25,7 @@ def shrink(replica: Replica, *, elr: tuple[int, ...] = (2, 3)) -> list[Effect]:
     return replica.step(changed(image(isr=(1,), partition_epoch=8, elr=elr)))
 
 
-def wait(replica: Replica, after_ms: int = GIVE_WAY_MS) -> list[Effect]:
+def wait(replica: Replica, after_ms: int = RESIGN_AFTER_MS) -> list[Effect]:
     """Let time pass."""
     return replica.step(Tick(), after_ms=after_ms)
 
@@ -43,27 +43,27 @@ def deserted(*, end: int = 0) -> Replica:
 def test_leader_that_is_cut_off_asks_for_another_one() -> None:
     """Once its time is over, with the epoch that it leads in; the timer is set for that, and again for the next attempt."""
     replica = deserted()
-    assert replica.core.deadline_ms() == replica.now_ms + GIVE_WAY_MS
-    assert wait(replica, GIVE_WAY_MS - 1) == []
-    assert wait(replica, 1) == [GIVES_WAY]
-    assert replica.core.deadline_ms() == replica.now_ms + GIVE_WAY_RETRY_MS
-    assert wait(replica, GIVE_WAY_RETRY_MS - 1) == []
-    assert wait(replica, 1) == [GIVES_WAY]
+    assert replica.core.deadline_ms() == replica.now_ms + RESIGN_AFTER_MS
+    assert wait(replica, RESIGN_AFTER_MS - 1) == []
+    assert wait(replica, 1) == [RESIGNS]
+    assert replica.core.deadline_ms() == replica.now_ms + RESIGN_RETRY_MS
+    assert wait(replica, RESIGN_RETRY_MS - 1) == []
+    assert wait(replica, 1) == [RESIGNS]
 
 
 def test_time_before_the_in_sync_replicas_became_too_few_counts() -> None:
-    """So that a leader gives way as soon as it may commit nothing."""
+    """So that a leader resigns as soon as it may commit nothing."""
     replica = leader()
     lose(replica, 2, 3)
     assert wait(replica) == []
-    assert shrink(replica) == [GIVES_WAY]
+    assert shrink(replica) == [RESIGNS]
 
 
 def test_leader_with_enough_in_sync_leads_on() -> None:
     """Followers at the log end are in sync without a subscription: nothing is stopped, and no timer is set."""
     replica = leader()
     lose(replica, 2, 3)
-    assert wait(replica, 100 * GIVE_WAY_MS) == []
+    assert wait(replica, 100 * RESIGN_AFTER_MS) == []
     assert replica.core.deadline_ms() is None
 
 
@@ -74,10 +74,10 @@ def test_follower_that_is_connected_keeps_the_leader() -> None:
     lose(replica, 2)
     wait(replica, 2 * LAG_MS)
     shrink(replica)
-    assert wait(replica, 100 * GIVE_WAY_MS) == []
+    assert wait(replica, 100 * RESIGN_AFTER_MS) == []
     lose(replica, 3)
-    assert wait(replica, GIVE_WAY_MS - 1) == []
-    assert wait(replica, 1) == [GIVES_WAY]
+    assert wait(replica, RESIGN_AFTER_MS - 1) == []
+    assert wait(replica, 1) == [RESIGNS]
 
 
 def test_one_follower_is_not_enough_company_where_three_must_be_in_sync() -> None:
@@ -85,17 +85,17 @@ def test_one_follower_is_not_enough_company_where_three_must_be_in_sync() -> Non
     replica = leader(min_isr=3)
     lose(replica, 3)
     replica.step(changed(image(isr=(1, 2), partition_epoch=8, elr=(3,)), min_isr=3))
-    assert wait(replica) == [GIVES_WAY]
+    assert wait(replica) == [RESIGNS]
 
 
 def test_follower_that_comes_back_ends_the_time() -> None:
     """Between two attempts followers pause for less than that time."""
     replica = deserted(end=4)
-    wait(replica, GIVE_WAY_MS - 1)
+    wait(replica, RESIGN_AFTER_MS - 1)
     replica.subscribe(2, session=2)
     replica.step(FollowerLost(node_id=2, broker_epoch=20, session=2))
-    assert wait(replica, GIVE_WAY_MS - 1) == []
-    assert wait(replica, 1) == [GIVES_WAY]
+    assert wait(replica, RESIGN_AFTER_MS - 1) == []
+    assert wait(replica, 1) == [RESIGNS]
 
 
 def test_nobody_is_asked_while_no_other_one_could_lead() -> None:
@@ -104,10 +104,10 @@ def test_nobody_is_asked_while_no_other_one_could_lead() -> None:
     lose(replica, 2, 3)
     fenced = tuple(broker(node_id, can_lead=node_id == 1) for node_id in (1, 2, 3))
     replica.step(changed(image(isr=(1,), partition_epoch=8, elr=(2, 3)), brokers=fenced))
-    assert wait(replica, 100 * GIVE_WAY_MS) == []
+    assert wait(replica, 100 * RESIGN_AFTER_MS) == []
     replica.step(BrokerChanged(broker=broker(3)))
-    assert wait(replica, GIVE_WAY_MS - 1) == []
-    assert wait(replica, 1) == [GIVES_WAY]
+    assert wait(replica, RESIGN_AFTER_MS - 1) == []
+    assert wait(replica, 1) == [RESIGNS]
 
 
 def test_nobody_is_asked_where_the_others_are_not_eligible() -> None:
@@ -115,7 +115,7 @@ def test_nobody_is_asked_where_the_others_are_not_eligible() -> None:
     replica = leader()
     lose(replica, 2, 3)
     shrink(replica, elr=())
-    assert wait(replica, 100 * GIVE_WAY_MS) == []
+    assert wait(replica, 100 * RESIGN_AFTER_MS) == []
 
 
 def test_new_process_of_a_follower_has_the_whole_time() -> None:
@@ -124,8 +124,8 @@ def test_new_process_of_a_follower_has_the_whole_time() -> None:
     for node_id in (2, 3):
         replica.step(BrokerChanged(broker=broker(node_id, epoch=10 * node_id + 1)))
     shrink(replica)
-    assert wait(replica, GIVE_WAY_MS - 1) == []
-    assert wait(replica, 1) == [GIVES_WAY]
+    assert wait(replica, RESIGN_AFTER_MS - 1) == []
+    assert wait(replica, 1) == [RESIGNS]
 
 
 @pytest.mark.parametrize("isr", [(1,), (1, 2, 3)])
@@ -134,13 +134,13 @@ def test_leader_that_nobody_ever_reached_leads_on(isr: tuple[int, ...]) -> None:
     replica = Replica()
     replica.step(changed(image(isr=isr, elr=() if len(isr) > 1 else (2, 3))))
     shrink(replica)
-    assert wait(replica, 100 * GIVE_WAY_MS) == []
+    assert wait(replica, 100 * RESIGN_AFTER_MS) == []
     # Once enough have reached it, it is a leader like others.
     replica.subscribe(2)
     replica.step(changed(image(isr=(1, 2), partition_epoch=9)))
     lose(replica, 2)
     replica.step(changed(image(isr=(1,), partition_epoch=10, elr=(2,))))
-    assert wait(replica) == [GIVES_WAY]
+    assert wait(replica) == [RESIGNS]
 
 
 @pytest.mark.parametrize("level", list(AckLevel))
@@ -152,7 +152,7 @@ def test_what_the_leader_alone_acknowledged_keeps_it(level: AckLevel) -> None:
     assert any(isinstance(effect, CompleteAck) for effect in effects) is (level is AckLevel.LEADER)
     lose(replica, 2, 3)
     shrink(replica)
-    assert wait(replica, 100 * GIVE_WAY_MS) == ([] if level is AckLevel.LEADER else [GIVES_WAY])
+    assert wait(replica, 100 * RESIGN_AFTER_MS) == ([] if level is AckLevel.LEADER else [RESIGNS])
 
 
 def test_acknowledged_records_that_are_committed_keep_nobody() -> None:
@@ -166,7 +166,7 @@ def test_acknowledged_records_that_are_committed_keep_nobody() -> None:
     lose(replica, 2, 3)
     replica.step(BatchAppended(log_end_offset=7))
     shrink(replica)
-    assert wait(replica) == [GIVES_WAY]
+    assert wait(replica) == [RESIGNS]
 
 
 def test_records_of_earlier_leaders_that_are_not_known_to_be_committed_keep_the_leader() -> None:
@@ -174,7 +174,7 @@ def test_records_of_earlier_leaders_that_are_not_known_to_be_committed_keep_the_
     replica = leader(end=4, followers=())
     assert replica.core.high_watermark < 4
     shrink(replica)
-    assert wait(replica, 100 * GIVE_WAY_MS) == []
+    assert wait(replica, 100 * RESIGN_AFTER_MS) == []
 
 
 def test_leader_asks_when_its_proposal_is_decided() -> None:
@@ -187,7 +187,7 @@ def test_leader_asks_when_its_proposal_is_decided() -> None:
     replica.step(FollowerLost(node_id=2, broker_epoch=20, session=2))
     assert wait(replica) == []
     effects = replica.step(ProposalUnanswered(proposal=proposal.proposal))
-    assert effects == [GIVES_WAY]
+    assert effects == [RESIGNS]
 
 
 def test_leadership_that_ends_asks_no_more() -> None:
@@ -195,4 +195,4 @@ def test_leadership_that_ends_asks_no_more() -> None:
     replica = deserted()
     wait(replica)
     replica.step(changed(image(isr=(2,), leader_id=2, leader_epoch=6, partition_epoch=9, elr=(1, 3))))
-    assert GIVES_WAY not in wait(replica, GIVE_WAY_RETRY_MS)
+    assert RESIGNS not in wait(replica, RESIGN_RETRY_MS)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokerd.partition.reconciliation import EpochEnd, SubscriptionError, compared, cut_offset
+from brokerd.partition.reconciliation import EpochEnd, SubscriptionError, compared, truncation_offset
 from brokerd.tests.replication_nodes import Entry, SimLog
 
 LOG_START = 0
@@ -96,7 +96,7 @@ def test_follower_cuts_to_the_lowest_of_the_ends(
     leader_end: EpochEnd, own_end: EpochEnd | None, end: int, cut: int
 ) -> None:
     """KIP-279: where the follower does not have the leader's epoch, its own older epochs bound what may agree."""
-    assert cut_offset(leader_end=leader_end, own_end=own_end, log_end_offset=end) == cut
+    assert truncation_offset(leader_end=leader_end, own_end=own_end, log_end_offset=end) == cut
 
 
 def reconcile(leader: SimLog, follower: SimLog) -> int:
@@ -107,7 +107,7 @@ def reconcile(leader: SimLog, follower: SimLog) -> int:
         assert isinstance(answer, EpochEnd), answer
         own_end = follower.epoch_end(answer.epoch)
         before = (follower.end, follower.last_epoch)
-        follower.truncate(cut_offset(leader_end=answer, own_end=own_end, log_end_offset=follower.end))
+        follower.truncate(truncation_offset(leader_end=answer, own_end=own_end, log_end_offset=follower.end))
         assert (follower.end, follower.last_epoch) != before, f"no progress at {before}"
         rounds += 1
     return rounds

@@ -133,7 +133,7 @@ def damage(path: Path, record: bytes) -> None:
 
 
 async def test_damage_is_repaired_while_another_replica_serves(cluster: Cluster, tmp_path: Path) -> None:
-    """A leader that meets damage gives way; readers get every record from the next one, and the log is whole again."""
+    """A leader that meets damage resigns; readers get every record from the next one, and the log is whole again."""
     values = [b"record %d" % number for number in range(9)]
     async with connected(cluster.brokers[1]) as client:
         await cluster.create_topic(client)

@@ -37,7 +37,7 @@ from brokerd.partition.events import (
 from brokerd.partition.follower_events import (
     BatchesReceived,
     LeaderAdvanced,
-    LogCut,
+    LogTruncated,
     SubscriptionAccepted,
     SubscriptionDiverged,
     SubscriptionEnded,
@@ -171,7 +171,7 @@ def test_diverging_log_is_cut_and_asks_again() -> None:
     replica = subscribing()
     effects = replica.step(diverged(1, EpochEnd(3, 7), EpochEnd(3, 7)))
     assert effects == [TruncateLog(to_offset=7, loses_committed=False)]
-    cut = LogCut(log_end_offset=7, flushed_offset=7, last_epoch=3, log_start_offset=0)
+    cut = LogTruncated(log_end_offset=7, flushed_offset=7, last_epoch=3, log_start_offset=0)
     assert replica.step(cut) == [subscribe(2, end=7, last_epoch=3)]
     assert replica.core.high_watermark == 6
 
@@ -181,7 +181,7 @@ def test_cut_below_the_high_watermark_takes_it_back_and_says_so() -> None:
     replica = subscribing()
     effects = replica.step(diverged(1, EpochEnd(2, 5), EpochEnd(1, 4)))
     assert effects == [TruncateLog(to_offset=4, loses_committed=True)]
-    replica.step(LogCut(log_end_offset=3, flushed_offset=3, last_epoch=1, log_start_offset=0))
+    replica.step(LogTruncated(log_end_offset=3, flushed_offset=3, last_epoch=1, log_start_offset=0))
     assert (replica.core.high_watermark, replica.core.log_end_offset, replica.core.flushed_offset) == (3, 3, 3)
 
 
@@ -196,7 +196,7 @@ def test_follower_whose_end_the_leader_has_dropped_begins_anew_at_its_start() ->
     replica = subscribing()
     below = SubscriptionError.BELOW_LOG_START
     assert replica.step(SubscriptionEnded(session=1, error=below, log_start_offset=20)) == [RestartLog(start_offset=20)]
-    cut = LogCut(log_end_offset=20, flushed_offset=20, last_epoch=None, log_start_offset=20)
+    cut = LogTruncated(log_end_offset=20, flushed_offset=20, last_epoch=None, log_start_offset=20)
     assert replica.step(cut)[-1] == subscribe(2, end=20, last_epoch=None)
     assert replica.core.high_watermark == 20, (
         "what the leader has dropped was committed: none of it is below the log start"

@@ -56,14 +56,14 @@ def run_cut_off(seed: int, policy: FlushPolicy) -> Counter[str]:
 
 
 @pytest.mark.parametrize("policy", [FlushPolicy.ACK, FlushPolicy.NONE])
-def test_laws_hold_where_leaders_give_way(policy: FlushPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaders that are cut off give way: what is committed stays, acknowledged records too, and all heals."""
-    monkeypatch.setattr(cut_off, "GIVE_WAY_MS", 50)
-    monkeypatch.setattr(cut_off, "GIVE_WAY_RETRY_MS", 20)
+def test_laws_hold_where_leaders_resign(policy: FlushPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaders that are cut off resign: what is committed stays, acknowledged records too, and all heals."""
+    monkeypatch.setattr(cut_off, "RESIGN_AFTER_MS", 50)
+    monkeypatch.setattr(cut_off, "RESIGN_RETRY_MS", 20)
     counts = Counter[str]()
     for seed in range(3 * SEEDS):
         counts.update(run_cut_off(seed, policy))
-    assert counts["leader gives way"] >= 10, counts
+    assert counts["leader resigns"] >= 10, counts
 
 
 def test_same_seed_gives_the_same_run() -> None:

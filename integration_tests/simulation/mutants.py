@@ -134,7 +134,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     WorldMutant(
         name="a log that diverges is not truncated",
         owner=reconciliation,
-        function="cut_offset",
+        function="truncation_offset",
         old="return min(bound, log_end_offset)",
         new="return log_end_offset",
         storm=kill_storm,

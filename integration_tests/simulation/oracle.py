@@ -28,7 +28,7 @@ from brokerd.api.log_service import readers
 from brokerd.api.log_service.readers import ServingReplica
 from brokerd.controller_client.offline_replicas import OfflineReplicas, ReplicaReport
 from brokerd.controller_client.partition_requests import ResignReason
-from brokerd.partition.effects import BeginLeaderEpoch, Effect, GiveWay, PublishHighWatermark, RestartLog, TruncateLog
+from brokerd.partition.effects import BeginLeaderEpoch, Effect, PublishHighWatermark, Resign, RestartLog, TruncateLog
 from brokerd.partition.events import Event, PartitionChanged
 from brokerd.replica.locator import Locator
 from brokerd.replica.replica import Replica
@@ -106,8 +106,8 @@ class Oracle:
                     self._on_leader(replica, effect.leader_epoch)
                 elif isinstance(effect, TruncateLog | RestartLog):
                     self._on_cut(replica, effect)
-                elif isinstance(effect, GiveWay):
-                    self._counts["leader gives way"] += 1
+                elif isinstance(effect, Resign):
+                    self._counts["leader resigns"] += 1
             carry_out(replica, effect)
             if isinstance(effect, PublishHighWatermark):
                 with self._noting():

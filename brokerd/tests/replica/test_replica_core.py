@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from brokerd.partition.events import BatchAppended, Event, FlushPolicyChanged, Tick
-from brokerd.partition.follower_events import BatchesReceived, LogCut, SubscriptionDiverged
+from brokerd.partition.follower_events import BatchesReceived, LogTruncated, SubscriptionDiverged
 from brokerd.partition.reconciliation import EpochEnd
 from brokerd.replica.replica import Replica
 from brokerd.tests.replica import lone_broker
@@ -86,12 +86,12 @@ async def test_events_wait_while_the_log_is_truncated(three: BrokerOfThree, step
     assert len(steps.of(replica)) == taken
     await three.said.wait(lambda: three.said.subscriptions[-1].log_end_offset == 2)
     assert [each.log_end_offset for each in three.said.subscriptions[asked:]] == [3, 2]
-    of_interest = (LogCut, FlushPolicyChanged, SubscriptionDiverged)
+    of_interest = (LogTruncated, FlushPolicyChanged, SubscriptionDiverged)
     assert [each for each in steps.of(replica)[taken:] if each in of_interest] == [
-        LogCut,
+        LogTruncated,
         FlushPolicyChanged,
         SubscriptionDiverged,
-        LogCut,
+        LogTruncated,
         FlushPolicyChanged,
     ]
 

@@ -183,9 +183,9 @@ async def test_too_few_in_sync_refuse_before_and_fail_after_the_append(three: Br
 
 
 @pytest.mark.parametrize("can_resign", [True, False])
-async def test_leader_that_followers_do_not_reach_gives_way(can_resign: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leader_that_followers_do_not_reach_resigns(can_resign: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller is asked in time, by the timer, where there is a way to it; else the leader goes on."""
-    monkeypatch.setattr(cut_off, "GIVE_WAY_MS", 1)
+    monkeypatch.setattr(cut_off, "RESIGN_AFTER_MS", 1)
     three = BrokerOfThree(can_resign=can_resign)
     replica, *routes = await led(three, min_isr=2)
     for route in routes:

@@ -36,7 +36,7 @@ class Case:
     """Whom a leader is cut off from, and which way.
 
     With voters alone cut off it is fenced like one that is dead. From other brokers alone it is alive for the controller, and
-    has too few in sync to acknowledge anything: it gives way.
+    has too few in sync to acknowledge anything: it resigns.
     """
 
     text: str
