@@ -32,7 +32,7 @@ $(INSTALLED): pyproject.toml sdk/pyproject.toml constraints.txt
 install: $(INSTALLED) ## Create .venv with everything for development
 
 demo: $(INSTALLED) ## Embedded cluster, PySpark ingest, replay, proof of equality (INPUT=file for your own records)
-	$(BIN)/python -m integration_tests.demo $(if $(INPUT),--input '$(INPUT)')
+	$(BIN)/python -m integration_tests.scenarios.demo $(if $(INPUT),--input '$(INPUT)')
 
 # `make verify test` runs each test once, without coverage: `unit` runs the quick ones, and `test` the others.
 test: $(INSTALLED) ## All tests: unit, property, real processes, Spark, clients in other languages; reports coverage
@@ -84,50 +84,50 @@ baseline: $(INSTALLED) ## Make the present proto/ the baseline for `buf breaking
 	$(BIN)/buf build -o proto/baseline.binpb
 
 clients: $(INSTALLED) ## Go, Java and Node clients, built from proto/ alone, against `lograft dev`; fails if a toolchain is missing
-	$(BIN)/python -m integration_tests.clients.run --require-all
+	$(BIN)/python -m integration_tests.scenarios.clients.run --require-all
 
 sim: $(INSTALLED) ## Simulation of the quorum, or with WORLD=1 of whole clusters: SEEDS=n seeds in JOBS=n processes; checks the laws after every event
 	$(BIN)/python -m $(if $(WORLD),integration_tests.simulation.run,metaquorum.testing.run) --seeds $(SEEDS) --jobs $(JOBS)
 
 kill-quorum: $(INSTALLED) ## kill -9 of the quorum leader while topics are created, ROUNDS=n times
-	$(BIN)/python -m integration_tests.faults.kill_quorum --rounds $(ROUNDS)
+	$(BIN)/python -m integration_tests.scenarios.kill_quorum --rounds $(ROUNDS)
 
 quorum-proofs: $(INSTALLED) ## Quorum of real processes: kills, pauses, network partitions, lost disks, rolling restarts (ROUNDS=100 VOTERS="3 5" ONLY="...")
-	$(BIN)/python -m integration_tests.quorum_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
+	$(BIN)/python -m integration_tests.scenarios.quorum_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
 		$(if $(VOTERS),--voters $(VOTERS)) $(if $(ONLY),--only $(ONLY))
 
 replication-proofs: $(INSTALLED) ## Partitions on real brokers: kills, pauses, cuts, restarts, lost and full disks (ROUNDS=100 PROOF="..." REPLICAS=3 SEED=1)
-	$(BIN)/python -m integration_tests.replication_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
+	$(BIN)/python -m integration_tests.scenarios.replication_proofs.run $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS)) \
 		$(if $(PROOF),--only $(PROOF)) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(SEED),--seed $(SEED))
 
 jepsen: $(INSTALLED) ## Producers and consumers under random faults for MINUTES=n; a checker judges the history at the end (SEED=1 NEMESES="...")
-	$(BIN)/python -m integration_tests.workload.jepsen $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
+	$(BIN)/python -m integration_tests.scenarios.jepsen.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(NEMESES),--only $(NEMESES)) $(if $(REPLICAS),--replicas $(REPLICAS))
 
 soak: $(INSTALLED) ## Full-rate produce to servers that are also voters, for MINUTES=n: no election, no loss, no growth (FLUSH=ack)
-	$(BIN)/python -m integration_tests.soak.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(FLUSH),--flush-policy $(FLUSH))
+	$(BIN)/python -m integration_tests.scenarios.soak.run $(if $(MINUTES),--minutes $(MINUTES)) $(if $(FLUSH),--flush-policy $(FLUSH))
 
 kill-broker: $(INSTALLED) ## kill -9 of the broker under producers with acks=all, ROUNDS=n times
-	$(BIN)/python -m integration_tests.faults.kill_broker --rounds $(ROUNDS)
+	$(BIN)/python -m integration_tests.scenarios.kill_broker --rounds $(ROUNDS)
 
 fuzz: $(INSTALLED) ## N=n mutated batches, frames and names from clients, and N=n requests and frames between servers, through real ports (SEED=1)
-	$(BIN)/python -m integration_tests.faults.fuzz --inputs $(N) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m integration_tests.scenarios.fuzz.run --inputs $(N) $(if $(SEED),--seed $(SEED))
 
 hostile: $(INSTALLED) ## Hostile clients beside a healthy one: memory, descriptors, latencies (ONLY="idle channels readers sockets bombers huge")
-	$(BIN)/python -m integration_tests.hostile.run $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m integration_tests.scenarios.hostile.run $(if $(ONLY),--only $(ONLY))
 
 forks: $(INSTALLED) ## Children forked beside clients at work, N=n of each case: multiprocessing, os.fork, gunicorn, Celery, Spark (ONLY="..." BUDGET=3600)
-	$(BIN)/python -m integration_tests.forks.run $(if $(filter command line environment,$(origin N)),--children $(N)) \
+	$(BIN)/python -m integration_tests.scenarios.forks.run $(if $(filter command line environment,$(origin N)),--children $(N)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget-s $(BUDGET))
 
 crash: $(INSTALLED) ## Log engine: a crash at every disk call, RUNS=n runs compared with a model, and mutants that must be found
-	$(BIN)/python -m integration_tests.storage_faults.crash --runs $(RUNS)
+	$(BIN)/python -m integration_tests.crash.run --runs $(RUNS)
 
 corrupt: $(INSTALLED) ## Log engine: N=n random damages to real directories; no wrong bytes, no silent gap
-	$(BIN)/python -m integration_tests.storage_faults.corrupt --cases $(N)
+	$(BIN)/python -m integration_tests.crash.corrupt --cases $(N)
 
 realdisk: $(INSTALLED) ## Log engine: a full tmpfs, a failing fsync, and kill -9 under load, ROUNDS=n times
-	$(BIN)/python -m integration_tests.storage_faults.real_disk $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS))
+	$(BIN)/python -m integration_tests.crash.real_disk $(if $(filter command line environment,$(origin ROUNDS)),--rounds $(ROUNDS))
 
 bench: $(INSTALLED) ## Throughput and latency beside their ceilings; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.run
