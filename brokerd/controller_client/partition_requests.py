@@ -334,9 +334,9 @@ class _Proposal(NamedTuple):
 class _IsrProposals:
     """Proposals of in-sync replicas; each has one outcome."""
 
-    name: ClassVar[str] = "proposals of in-sync replicas"
-    method: ClassVar[Method] = Method.ALTER_PARTITION
-    gather_ms: ClassVar[int] = PARTITION_REQUEST_GATHER_MS
+    name = "proposals of in-sync replicas"
+    method = Method.ALTER_PARTITION
+    gather_ms = PARTITION_REQUEST_GATHER_MS
 
     def __init__(self) -> None:
         # One entry at most for each partition that this broker leads: a core has one proposal under way.
@@ -397,9 +397,9 @@ class _IsrProposals:
 class _Resignations:
     """Leaderships that are given up; nothing is repeated."""
 
-    name: ClassVar[str] = "resignations"
-    method: ClassVar[Method] = Method.RESIGN_LEADERSHIP
-    gather_ms: ClassVar[int] = PARTITION_REQUEST_GATHER_MS
+    name = "resignations"
+    method = Method.RESIGN_LEADERSHIP
+    gather_ms = PARTITION_REQUEST_GATHER_MS
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[bytes, int], Resignation] = {}
@@ -454,9 +454,9 @@ class _OfflineReplicas:
         replicas: what is to be told, and when again. Its writers are this kind and `PartitionRequests`.
     """
 
-    name: ClassVar[str] = "offline and found replicas"
-    method: ClassVar[Method] = Method.ALTER_PARTITION
-    gather_ms: ClassVar[int] = 0
+    name = "offline and found replicas"
+    method = Method.ALTER_PARTITION
+    gather_ms = 0
     """They are noted together, and others wait for each of them."""
 
     def __init__(self, node_id: int, observer: MetadataLoader) -> None:
