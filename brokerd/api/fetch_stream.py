@@ -41,12 +41,13 @@ from brokerd.api.fetch_events import (
     RoutesUnwanted,
 )
 from brokerd.api.fetch_session import FetchSession
-from brokerd.api.parts import GOING_AWAY, BrokerParts
+from brokerd.api.parts import BrokerParts
 from brokerd.api.produce_codec import check_formats
 from brokerd.api.readers import ServingReplica, find_serving
 from brokerd.clock import monotonic_ms
 from brokerd.failure import Failure, RefusedError, refused
 from brokerd.limits import BIND_WAIT_MS, UNCOUNTED_CHUNK_BYTES
+from brokerd.stream_register import GOING_AWAY
 from brokerd.wake import Wake
 from storage.types import LogRead
 

@@ -27,7 +27,7 @@ from lograft.wire.header import BatchHeader
 from brokerd.api.batch_check import Checked, check, is_costly, is_stored_anew
 from brokerd.api.calls import ServicerContext, check_cluster, undecodable
 from brokerd.api.identities import check_identity
-from brokerd.api.parts import GOING_AWAY, BrokerParts
+from brokerd.api.parts import BrokerParts
 from brokerd.api.produce_codec import AnswerEncoder, check_formats, encode_go_away, read_acks, read_routes
 from brokerd.api.produce_events import (
     AbortStream,
@@ -57,6 +57,7 @@ from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.replica.refusals import too_few_after_failure
 from brokerd.replica.replica import HostedReplica
+from brokerd.stream_register import GOING_AWAY
 from brokerd.wake import Wake
 
 

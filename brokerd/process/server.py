@@ -26,7 +26,7 @@ from brokerd.api.listener import make_server
 from brokerd.api.log_directory_calls import LogDirectoryCalls
 from brokerd.api.log_service import LogService
 from brokerd.api.metadata_service import MetadataService
-from brokerd.api.parts import GOING_AWAY, BrokerParts, StreamRegister
+from brokerd.api.parts import BrokerParts
 from brokerd.clock import monotonic_ms
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
@@ -48,6 +48,7 @@ from brokerd.limits import (
 )
 from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
+from brokerd.process.replication import Replication
 from brokerd.process.settings import BrokerSettings
 from brokerd.replica.followed_rates import followed_rates
 from brokerd.replica.follower_route import LedReplica
@@ -57,11 +58,10 @@ from brokerd.replica.manager import ReplicaHost
 from brokerd.replica.partition_news import OwnBroker
 from brokerd.replica.repairing import DamageRepairs
 from brokerd.replica.set_aside import UnknownPartitions
-from brokerd.replication.fetch_range import FetchRangeCalls
-from brokerd.replication.follower_replication import Replication
-from brokerd.replication.leader_handshake import Leader
-from brokerd.replication.leader_service import ReplicateService
+from brokerd.replication.leader_stream import Leader, ReplicationService
+from brokerd.replication.repair import RangeSource
 from brokerd.short_turns import ShortTurns
+from brokerd.stream_register import GOING_AWAY, StreamRegister
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.service import ServiceTable
 from metaquorum.process.settings import Address
@@ -113,7 +113,7 @@ class BrokerServer:
         self._lifecycle: BrokerLifecycle | None = None
         self._producer_ids: ProducerIds | None = None
         self._server: grpc.aio.Server | None = None
-        self._followers: ReplicateService | None = None
+        self._followers: ReplicationService | None = None
         self._address: Address | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._fatal: asyncio.Future[BrokerError] = asyncio.get_running_loop().create_future()
@@ -254,7 +254,7 @@ class BrokerServer:
         self._run(self._watch_touch(self._lifecycle), "watch over the controller's answers")
 
     def _add_services(self, table: ServiceTable) -> None:
-        self._followers = ReplicateService(table)
+        self._followers = ReplicationService(table)
 
     async def wait_serving(self, *, timeout_ms: int) -> None:
         """Wait until clients are served.
@@ -410,7 +410,7 @@ class BrokerServer:
             find=find,
             streams=self._follower_streams,
             rates=followed_rates(self._observer, node_id),
-            ranges=FetchRangeCalls(cluster_id=cluster_id, node_id=node_id, observer=self._observer, find=host.find),
+            ranges=RangeSource(cluster_id=cluster_id, node_id=node_id, observer=self._observer, find=host.find),
         )
 
     def _broker_epoch(self) -> int | None:

@@ -17,7 +17,7 @@ from lograft.wire.status import RemoteStatus, parse_rpc_error
 
 from brokerd.api.batch_check import BatchThreads
 from brokerd.api.fetch_buffer import FetchBuffer
-from brokerd.api.parts import BrokerParts, StreamRegister
+from brokerd.api.parts import BrokerParts
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle
 from brokerd.controller_client.peer_channels import PeerChannels
@@ -29,6 +29,7 @@ from brokerd.process.standalone import standalone_settings
 from brokerd.replica.locator import Locator
 from brokerd.replica.manager import ReplicaHost
 from brokerd.replica.partition_news import OwnBroker
+from brokerd.stream_register import StreamRegister
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.hello import Identity
 from metaquorum.net.link import Services

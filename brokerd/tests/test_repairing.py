@@ -23,7 +23,7 @@ from brokerd.replica.repair_peers import RepairCallError
 from brokerd.replica.repairing import DamageRepairs
 from brokerd.replica.replica import HostedReplica
 from brokerd.replica.replica_peers import ResignReason
-from brokerd.replication.repair_calls import RepairCalls
+from brokerd.replication.repair import RepairCalls
 from brokerd.tests.hosted_support import TOPIC_ID, Hosted, Route, stamped
 from brokerd.tests.support import WAIT_S
 from brokerd.tests.test_hosted_follower import followed, follower, send

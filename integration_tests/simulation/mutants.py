@@ -25,7 +25,7 @@ from brokerd.partition.roles import Roles
 from brokerd.replica.core_runner import CoreRunner
 from brokerd.replica.log_flushing import LogFlushing
 from brokerd.replica.replica import HostedReplica
-from brokerd.replication.leader_stream_shell import ReplicateStream
+from brokerd.replication.leader_stream import LeaderStream
 from integration_tests.simulation.options import (
     WorldOptions,
     catch_up_storm,
@@ -272,7 +272,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     ),
     WorldMutant(
         name="the session of one stream of a follower counts for the next",
-        owner=ReplicateStream,
+        owner=LeaderStream,
         function="_subscribe",
         old="self._number * SESSIONS_PER_STREAM + wanted.session",
         new="wanted.session",
