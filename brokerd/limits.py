@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every limit of the broker, by name and unit.
 
-Owns numbers only. Cores and shells import them from here, so that one page shows what a client can make a broker hold.
+Owns numbers only, so that one page shows what a client can make a broker hold. What bounds the streams between brokers stands in
+`brokerd.partition.stream_limits`.
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ REPAIR_PAUSE_MS: Final = 100
 REPAIR_RETRY_MS: Final = 30_000
 """Milliseconds after which a segment is looked at again that could not be repaired."""
 
-REPAIR_CALL_MS: Final = 10_000
-"""Milliseconds that another replica has to give a piece of a damaged range, and the controller to move a leadership."""
+REPAIR_CALL_MS: Final = 2_000
+"""Milliseconds that another replica has to give a piece of a damaged range, once it is connected; to connect, it has as many."""
 
 REPAIR_BYTES_PER_S: Final = 64 * 1024 * 1024
 """Bytes that repairs read and write in a second, on average."""
@@ -234,77 +235,20 @@ OFFLINE_RETRY_MAX_MS: Final = 5_000
 SUBSCRIBE_RETRY_MIN_MS: Final = 50
 """Milliseconds before a follower subscribes again after a refusal; doubles each time. A broken stream is no refusal."""
 
-FOLLOWER_PAUSE_MAX_MS: Final = 1_000
-"""Most milliseconds that a follower lets pass between two attempts of any kind to follow its leader."""
-
-SUBSCRIBE_RETRY_MAX_MS: Final = FOLLOWER_PAUSE_MAX_MS
+SUBSCRIBE_RETRY_MAX_MS: Final = 1_000
 """Most milliseconds between two subscriptions of a follower."""
-
-REPLICATE_RETRY_MIN_MS: Final = 50
-"""Milliseconds before a follower opens a broken stream to a leader again; doubles each time, plus up to a quarter at random."""
-
-REPLICATE_RETRY_MAX_MS: Final = 800
-"""Most milliseconds between two openings of a stream, besides the random part."""
-
-REPLICATE_NEWS_MS: Final = 50
-"""Milliseconds between two openings of a stream at least, and at most once a partition wants to follow that leader anew."""
 
 REPLICATE_WINDOW_BYTES: Final = 4 * 1024 * 1024
 """Bytes that a leader may send ahead of what its follower has taken from the connection, over what the session allows it."""
 
-REPLICATE_CONNECT_MS: Final = 800
-"""Milliseconds that a connection to a leader may take; one whose packets are lost is given up, and made anew."""
-
-REPLICATE_RETRY_RESET_MS: Final = 10_000
-"""Milliseconds of life after which the next break of a stream begins at the shortest wait again."""
-
-REPLICATE_OPEN_MS: Final = 2_000
-"""Milliseconds that either side of a new stream waits for the other's first message."""
-
-REPLICATE_IDLE_MS: Final = 1_000
-"""Milliseconds without another message after which either side of a stream between brokers sends a heartbeat."""
-
-REPLICATE_SILENCE_MS: Final = 3_000
-"""Milliseconds without any message after which either side ends the stream."""
-
-REPLICA_CHUNK_BYTES: Final = 1024 * 1024
-"""Bytes of batches in one message to a follower; a single larger batch is still sent."""
-
-IN_SYNC_CREDIT_BYTES: Final = 16 * 1024 * 1024
-"""Bytes to in-sync replicas that a follower lets one leader have under way."""
-
-CATCH_UP_CREDIT_BYTES: Final = 4 * 1024 * 1024
-"""The same to replicas that are not in sync."""
-
-CATCH_UP_TURN_BYTES: Final = 1024 * 1024
-"""Bytes sent to replicas that are not in sync when in-sync ones never leave them a turn."""
-
-CATCH_UP_EVERY_BYTES: Final = 16 * 1024 * 1024
-"""Bytes sent to in-sync replicas after which the others get one `CATCH_UP_TURN_BYTES`."""
+RANGE_CHUNK_BYTES: Final = 1024 * 1024
+"""Bytes of batches in one answer to a repair; a single larger batch is still sent."""
 
 RECENT_READS_BYTES: Final = 16 * 1024 * 1024
 """Bytes of batches that a leader keeps after it sent them to one follower, for the other followers of the partition."""
 
 MAX_REPLICATE_STREAMS: Final = 1_024
 """Streams of followers open at once on one broker, one for each other broker; more are refused with OVERLOADED."""
-
-MAX_ROUTES_PER_REPLICATE_STREAM: Final = 1_000_000
-"""Subscriptions over the life of one stream, and its highest route number plus one; more end with OVERLOADED."""
-
-SUBSCRIBES_PER_MESSAGE: Final = 2_000
-"""Most subscriptions, or ends of them, in one message to a leader."""
-
-ACKS_PER_MESSAGE: Final = 2_000
-"""Most acknowledgements in one message to a leader."""
-
-MARKS_PER_MESSAGE: Final = 2_000
-"""Most high watermarks in one message to a follower."""
-
-ACKS_COALESCE_MS: Final = 1
-"""Milliseconds between two messages of acknowledgements on one stream. It is added to acks=all when records come faster."""
-
-MARKS_COALESCE_MS: Final = 2
-"""Milliseconds between two messages of high watermarks on one stream."""
 
 REPLICA_SLICE: Final = 200
 """Partitions whose end of a stream is handled before the event loop gets its turn."""

@@ -22,6 +22,7 @@ from lograft.wire.limits import MAGIC
 from brokerd.api.status import rich_status
 from brokerd.failure import Failure, RefusedError, refused
 from brokerd.limits import DEADLINE_MARGIN_MS
+from brokerd.membership import check_named_cluster
 
 logger = logging.getLogger(__name__)
 
@@ -153,17 +154,6 @@ def check_cluster(wanted: str, cluster_id: str) -> None:
     """
     if wanted:
         check_named_cluster(wanted, cluster_id)
-
-
-def check_named_cluster(named: str, cluster_id: str) -> None:
-    """Refuse a request of another server that does not name this cluster: servers know theirs.
-
-    Raises:
-        RefusedError: WRONG_CLUSTER.
-    """
-    if named != cluster_id:
-        message = f"this is cluster {cluster_id!r}, not {named[:100]!r}: check the address"
-        raise refused(ErrorCode.WRONG_CLUSTER, message)
 
 
 def check_formats(formats: Iterable[int]) -> None:

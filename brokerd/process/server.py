@@ -31,7 +31,7 @@ from brokerd.api.log_service.batch_check import BatchThreads
 from brokerd.api.log_service.fetch_buffer import FetchBuffer
 from brokerd.api.log_service.service import LogService
 from brokerd.api.metadata_service import MetadataService
-from brokerd.api.parts import GOING_AWAY, BrokerParts, StreamRegister
+from brokerd.api.parts import BrokerParts
 from brokerd.clock import monotonic_ms
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle, BrokerState
@@ -50,6 +50,7 @@ from brokerd.limits import (
 )
 from brokerd.process.metrics import open_metrics
 from brokerd.process.quorum import QuorumMember, open_quorum_member
+from brokerd.process.replication import Replication
 from brokerd.process.settings import BrokerSettings
 from brokerd.replica.locator import Locator
 from brokerd.replica.log_directories import OpenedDirectories, open_log_directories
@@ -58,11 +59,10 @@ from brokerd.replica.metadata_view import OwnBroker
 from brokerd.replica.removed_directories import UnknownPartitions
 from brokerd.replica.repairing import DamageRepairs
 from brokerd.replication.configured_rates import configured_rates
-from brokerd.replication.fetch_range import FetchRangeCalls
-from brokerd.replication.follower_replication import Replication
-from brokerd.replication.leader_handshake import Leader
-from brokerd.replication.leader_service import ReplicateService
+from brokerd.replication.leader_stream import Leader, ReplicationService
+from brokerd.replication.repair import RangeSource
 from brokerd.short_turns import ShortTurns
+from brokerd.stream_register import GOING_AWAY, StreamRegister
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.service import ServiceTable
 from metaquorum.process.settings import Address
@@ -121,7 +121,7 @@ class BrokerServer:
         self._fetch_buffer = FetchBuffer(settings.fetch_buffer_bytes, end_connections=end_connections)
         self._batch_threads = BatchThreads(settings.inflate_bytes)
         # What `start` opens, in this order; None before.
-        self._followers: ReplicateService | None = None
+        self._followers: ReplicationService | None = None
         self._forwarded: ForwardedCalls | None = None
         self._quorum: QuorumMember | None = None
         self._metrics: MetricsListener | None = None
@@ -209,7 +209,7 @@ class BrokerServer:
 
     def _add_services(self, table: ServiceTable) -> None:
         """Add what this broker answers to other servers; each refuses until it is attached to what answers."""
-        self._followers = ReplicateService(table)
+        self._followers = ReplicationService(table)
         self._forwarded = ForwardedCalls(table)
 
     def _open_metrics(self, quorum: QuorumMember) -> None:
@@ -299,7 +299,7 @@ class BrokerServer:
             find=manager.find,
             streams=self._follower_streams,
             rates=configured_rates(observer, parts.node_id),
-            ranges=FetchRangeCalls(
+            ranges=RangeSource(
                 cluster_id=parts.cluster_id, node_id=parts.node_id, observer=observer, find=manager.find
             ),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from brokerd.clock import monotonic_ms
-from brokerd.partition.leader_stream_rate import PushRates
+from brokerd.partition.replication_rates import ReplicationRates
 from metaquorum.controller.configs import value_for_broker
 from metaquorum.metadata.changes import MetadataChange
 from metaquorum.metadata.loader import MetadataLoader
@@ -19,9 +19,9 @@ from metaquorum.metadata.topic_configs import CATCH_UP_RATE, MOVE_RATE
 logger = logging.getLogger(__name__)
 
 
-def configured_rates(observer: MetadataLoader, node_id: int) -> PushRates:
+def configured_rates(observer: MetadataLoader, node_id: int) -> ReplicationRates:
     """Return the rates of a broker, which follow the metadata from now on, as long as `observer` lives."""
-    rates = PushRates()
+    rates = ReplicationRates()
 
     def apply(_: MetadataChange | None) -> None:
         # At every change: an image that takes the place of this one does not say which configs differ, and it is two look-ups.

@@ -18,7 +18,7 @@ from lograft.wire.status import RemoteStatus, parse_rpc_error
 
 from brokerd.api.log_service.batch_check import BatchThreads
 from brokerd.api.log_service.fetch_buffer import FetchBuffer
-from brokerd.api.parts import BrokerParts, StreamRegister
+from brokerd.api.parts import BrokerParts
 from brokerd.controller_client.controller_calls import ControllerCalls
 from brokerd.controller_client.lifecycle import BrokerIdentity, BrokerLifecycle
 from brokerd.controller_client.producer_ids import ProducerIds
@@ -29,6 +29,7 @@ from brokerd.process.standalone import standalone_settings
 from brokerd.replica.locator import Locator
 from brokerd.replica.manager import ReplicaManager
 from brokerd.replica.metadata_view import OwnBroker
+from brokerd.stream_register import StreamRegister
 from metaquorum.metadata.loader import MetadataLoader
 from metaquorum.net.hello import Identity
 from metaquorum.net.link import Services

@@ -26,7 +26,8 @@ from lograft.internal.v1 import controller_pb2, quorum_pb2
 from lograft.internal.v1 import replication_pb2 as pb
 from lograft.types import BrokerStatus
 
-from brokerd.replication.connecting import StreamError, StreamRefusedError, decode, fetch_range
+from brokerd.replication.peer_errors import PeerError
+from brokerd.replication.repair import fetch_range
 from integration_tests.simulation.clients import until_topic
 from integration_tests.simulation.process import SimProcess
 from integration_tests.simulation.servers import (
@@ -260,7 +261,7 @@ class Forger:
         ]
         self._count("subscriptions of a follower")
         async for answer in self._stream(*opening, [_subscriptions(wanted)]):
-            is_ended = isinstance(answer, pb.ReplicateResponse) and not answer.HasField("accepted")
+            is_ended = answer.WhichOneof("part") not in ("accepted", "batches")
             require(is_ended, "a subscription in an absurd epoch is refused", answer)
 
     async def _take_place(self) -> None:
@@ -279,7 +280,7 @@ class Forger:
             for route, ((topic_id, partition), replicas) in enumerate(self._world.replicas().items())
         ]
         async for answer in self._stream(*opening, [_subscriptions(wanted)]):
-            if isinstance(answer, pb.ReplicateResponse) and answer.HasField("accepted"):
+            if answer.HasField("accepted"):
                 self._world.counts["session forged and accepted"] += 1
 
     async def _true_opening(self) -> tuple[BrokerMachine, bytes] | None:
@@ -312,7 +313,7 @@ class Forger:
         async with PeerClient(CLUSTER_ID) as client:
             try:
                 answer = await fetch_range(client.peers, Address(host=source.name, port=REPLICATION_PORT), request)
-            except (StreamError, StreamRefusedError):
+            except PeerError:
                 return
         require(False, "a replica of an absurd broker epoch gets no range", (request, answer))
 
@@ -338,7 +339,7 @@ class Forger:
 
     async def _stream(
         self, leader: BrokerMachine, opening: bytes, rest: Iterable[pb.ReplicateRequest]
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncIterator[pb.ReplicateResponse]:
         """Open a stream, say the rest, and give what is answered for `ANSWER_S`; nothing if it was not opened."""
         address = f"{leader.name}:{REPLICATION_PORT}"
         async with PeerClient(CLUSTER_ID) as client:
@@ -351,8 +352,8 @@ class Forger:
                         await stream.write(message.SerializeToString())
                     stream.end()
                     while (data := await stream.read()) is not None:
-                        answer = decode(data)
-                        if rest and isinstance(answer, pb.ReplicateResponse) and answer.HasField("opened"):
+                        answer = pb.ReplicateResponse.FromString(data)
+                        if rest and answer.HasField("opened"):
                             continue
                         yield answer
             except (CallError, TimeoutError):

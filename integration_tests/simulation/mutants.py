@@ -22,7 +22,7 @@ from brokerd.partition.leader import Leadership
 from brokerd.partition.progress import FollowerProgress
 from brokerd.partition.roles import Roles
 from brokerd.replica.replica import Replica
-from brokerd.replication.leader_stream_shell import ReplicateStream
+from brokerd.replication.leader_stream import LeaderStream
 from integration_tests.simulation.options import (
     WorldOptions,
     catch_up_storm,
@@ -269,7 +269,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
     ),
     WorldMutant(
         name="the session of one stream of a follower counts for the next",
-        owner=ReplicateStream,
+        owner=LeaderStream,
         function="_subscribe",
         old="self._number * SESSIONS_PER_STREAM + wanted.session",
         new="wanted.session",

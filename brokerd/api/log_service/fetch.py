@@ -30,7 +30,7 @@ from brokerd.api.log_service.fetch_session import (
     ReadChunk,
 )
 from brokerd.api.log_service.readers import ServingReplica, find_serving
-from brokerd.api.parts import GOING_AWAY, BrokerParts
+from brokerd.api.parts import BrokerParts
 from brokerd.api.status import partition_error
 from brokerd.clock import monotonic_ms
 from brokerd.failure import Failure, RefusedError, refused
@@ -44,6 +44,7 @@ from brokerd.limits import (
     MAX_STREAM_OUTBOX_ITEMS,
     UNCOUNTED_CHUNK_BYTES,
 )
+from brokerd.stream_register import GOING_AWAY
 from brokerd.wake import Wake
 from storage.types import LogRead
 

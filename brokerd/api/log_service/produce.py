@@ -38,7 +38,7 @@ from brokerd.api.log_service.produce_session import (
     RouteEnded,
     RouteWanted,
 )
-from brokerd.api.parts import GOING_AWAY, BrokerParts
+from brokerd.api.parts import BrokerParts
 from brokerd.api.status import partition_error
 from brokerd.failure import Failure, RefusedError, refused
 from brokerd.limits import BIND_WAIT_MS, MAX_ROUTES_PER_STREAM, MAX_STREAM_IN_FLIGHT_BYTES, MAX_STREAM_OUTBOX_ITEMS
@@ -46,6 +46,7 @@ from brokerd.partition.effects import LossReason
 from brokerd.partition.events import AckLevel, Durability
 from brokerd.replica.refusals import too_few_after_failure
 from brokerd.replica.replica import Replica
+from brokerd.stream_register import GOING_AWAY
 from brokerd.wake import Wake
 
 LIMITS: Final = ProduceLimits(

@@ -23,7 +23,7 @@ from brokerd.replica.damage_reports import DamageReports
 from brokerd.replica.repairing import DamageRepairs
 from brokerd.replica.replica import Replica
 from brokerd.replica.replication_border import RepairCallError
-from brokerd.replication.repair_calls import RepairCalls
+from brokerd.replication.repair import RepairCalls
 from brokerd.tests.replica.broker_of_three import TOPIC_ID, BrokerOfThree, Route, followed, follower, send, stamped
 from brokerd.tests.support import WAIT_S
 from metaquorum.testing.peer_client import PeerClient

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from brokerd.partition.leader_stream_rate import PushRates
-from brokerd.partition.leader_stream_traffic import Traffic
+from brokerd.partition.replication_rates import ReplicationRates, Traffic
 from brokerd.replication.configured_rates import configured_rates
 from metaquorum.metadata import record_codec
 from metaquorum.metadata.image import MetadataImage
@@ -30,7 +29,7 @@ def registration() -> BrokerRecord:
     return BrokerRecord(broker_id=1, incarnation_id=bytes(16), broker_epoch=0, host="h", port=1, rack=None, fenced=True)
 
 
-def limits(rates: PushRates) -> tuple[int, int]:
+def limits(rates: ReplicationRates) -> tuple[int, int]:
     """Return what one message of catch-up, and of a move, may have at most."""
     return rates.message_bytes(Traffic.CATCH_UP, HUGE), rates.message_bytes(Traffic.MOVING, HUGE)
 

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why another broker did not do what it was asked, the same for streams and for ranges."""
+
+from __future__ import annotations
+
+from lograft.wire.codes import ErrorCode
+
+from metaquorum.net.link import CallError, RefusedByPeerError
+from metaquorum.net.peers import NotSentError
+from metaquorum.net.service import decode_refusal
+
+
+class PeerError(Exception):
+    """Another broker refuses, or does not answer as it should.
+
+    Attributes:
+        code: why it refuses; None: it cannot be reached, the connection broke, or its answer makes no sense.
+    """
+
+    def __init__(self, message: str, code: ErrorCode | None = None) -> None:
+        super().__init__(message if code is None else f"{code.name}: {message}")
+        self.code = code
+
+
+def peer_error(error: CallError) -> PeerError:
+    """Return what a failure of the carrier says of the other broker."""
+    if isinstance(error, RefusedByPeerError):
+        refusal = decode_refusal(error.failure)
+        return PeerError(refusal.message, refusal.code)
+    if isinstance(error, NotSentError) and error.misfit is not None:
+        return PeerError(str(error), error.misfit.code)
+    return PeerError(str(error))
