@@ -11,8 +11,11 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from lograft.v1 import admin_pb2
+from lograft.wire.codes import ErrorCode
+from lograft.wire.status import parse_rpc_error
 
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.raft.types import SnapshotId
@@ -28,6 +31,9 @@ from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, until
 ROOT = Path(__file__).parents[2]
 OFTEN = SnapshotSettings(log_bytes=1_000)
 PATIENT = ControllerSettings(session_timeout_ms=600_000)
+MAX_ATTEMPTS = 10
+NO_LEADER = (ErrorCode.OUTCOME_UNKNOWN, ErrorCode.NOT_CONTROLLER)
+"""Answers of a voter whose leadership ends."""
 
 
 def damage(snapshot: Path) -> None:
@@ -52,12 +58,19 @@ async def cluster(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
 
 
 async def create_topics(cluster: QuorumCluster, first: int, count: int) -> int:
-    """Create topics; return the metadata offset of the last one."""
-    admin = cluster.admin(await cluster.active())
+    """Create topics; return the metadata offset of the last one. On a slow machine a leadership may end meanwhile."""
     offset = 0
     for number in range(first, first + count):
-        request = admin_pb2.CreateTopicRequest(topic=f"topic-{number:04d}", partition_count=5)
-        offset = (await admin.CreateTopic(request)).metadata_offset
+        for attempt in range(MAX_ATTEMPTS):
+            request = admin_pb2.CreateTopicRequest(topic=f"topic-{number:04d}-{attempt}", partition_count=5)
+            try:
+                offset = (await cluster.admin(await cluster.active()).CreateTopic(request)).metadata_offset
+                break
+            except grpc.aio.AioRpcError as error:
+                if parse_rpc_error(error).code not in NO_LEADER:
+                    raise
+        else:
+            raise AssertionError(f"no leader in {MAX_ATTEMPTS} attempts")
     return offset
 
 
