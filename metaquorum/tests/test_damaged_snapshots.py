@@ -11,11 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc.aio
 import pytest
-from lograft.v1 import admin_pb2
-from lograft.wire.codes import ErrorCode
-from lograft.wire.status import parse_rpc_error
 
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.raft.types import SnapshotId
@@ -31,9 +27,6 @@ from metaquorum.tests.quorum_cluster import BrokerStub, QuorumCluster, until
 ROOT = Path(__file__).parents[2]
 OFTEN = SnapshotSettings(log_bytes=1_000)
 PATIENT = ControllerSettings(session_timeout_ms=600_000)
-MAX_ATTEMPTS = 10
-NO_LEADER = (ErrorCode.OUTCOME_UNKNOWN, ErrorCode.NOT_CONTROLLER)
-"""Answers of a voter whose leadership ends."""
 
 
 def damage(snapshot: Path) -> None:
@@ -57,30 +50,13 @@ async def cluster(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
         await made.close()
 
 
-async def create_topics(cluster: QuorumCluster, first: int, count: int) -> int:
-    """Create topics; return the metadata offset of the last one. On a slow machine a leadership may end meanwhile."""
-    offset = 0
-    for number in range(first, first + count):
-        for attempt in range(MAX_ATTEMPTS):
-            request = admin_pb2.CreateTopicRequest(topic=f"topic-{number:04d}-{attempt}", partition_count=5)
-            try:
-                offset = (await cluster.admin(await cluster.active()).CreateTopic(request)).metadata_offset
-                break
-            except grpc.aio.AioRpcError as error:
-                if parse_rpc_error(error).code not in NO_LEADER:
-                    raise
-        else:
-            raise AssertionError(f"no leader in {MAX_ATTEMPTS} attempts")
-    return offset
-
-
 async def stopped_with_two_snapshots(cluster: QuorumCluster) -> tuple[int, Path, list[SnapshotId]]:
     """Stop a follower that has two snapshots and a trimmed log, and take its image away; ids of the snapshots."""
     node_id = next(each for each in cluster.voters if not cluster.servers[each].host.is_active)
     node = cluster.servers[node_id].node
     number = 0
     while len(node.kept_snapshots) < 2 or node.log_start_offset == 0:
-        offset = await create_topics(cluster, number, 10)
+        offset = await cluster.create_topics(number, 10)
         number += 10
         await until(
             lambda wanted=offset: cluster.servers[node_id].image.metadata_offset >= wanted,
@@ -102,7 +78,7 @@ async def test_start_uses_an_older_snapshot_when_the_newest_is_damaged(cluster: 
     assert server.node.status().is_voter
     other = next(each for each in cluster.voters if each != node_id and not cluster.servers[each].host.is_active)
     await cluster.stop(other)
-    offset = await create_topics(cluster, 1_000, 3)
+    offset = await cluster.create_topics(1_000, 3)
     leader = cluster.servers[await cluster.active()]
     await until(lambda: server.image.metadata_offset >= offset, what="the voter to have everything")
     await until(lambda: view(server.image) == view(leader.image), what="equal images")
@@ -116,7 +92,7 @@ async def test_damaged_snapshot_gives_way_to_the_next_ones(cluster: QuorumCluste
     server = await cluster.start(node_id)
     number = 1_000
     while server.node.log_start_offset <= ids[-1].end_offset:
-        offset = await create_topics(cluster, number, 10)
+        offset = await cluster.create_topics(number, 10)
         number += 10
         await until(lambda wanted=offset: server.image.metadata_offset >= wanted, what="the voter to have it")
     await cluster.stop(node_id)
@@ -145,7 +121,7 @@ async def test_start_without_a_readable_snapshot_replays_a_log_that_has_everythi
         await BrokerStub(cluster, 100).join(await cluster.active())
         number = 0
         while not server.node.kept_snapshots:
-            await create_topics(cluster, number, 10)
+            await cluster.create_topics(number, 10)
             number += 10
         rows = view(server.image)
         await cluster.stop(1)

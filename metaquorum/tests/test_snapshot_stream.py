@@ -19,7 +19,7 @@ from metaquorum.runtime.quorum_codec import decode_snapshot_id
 from metaquorum.runtime.quorum_node import SnapshotSettings
 from metaquorum.runtime.snapshot_rows import SnapshotDigest, split_rows
 from metaquorum.tests.quorum_cluster import CLUSTER, BrokerStub, QuorumCluster, until
-from metaquorum.tests.test_snapshots_three import create_topics, equal, trimmed
+from metaquorum.tests.test_snapshots_three import equal, trimmed
 
 PATIENT = ControllerSettings(session_timeout_ms=600_000)
 OFTEN = SnapshotSettings(log_bytes=1_000)
@@ -31,7 +31,7 @@ async def running(directory: Path, count: int) -> QuorumCluster:
     for node_id in cluster.voters:
         await cluster.start(node_id)
     await BrokerStub(cluster, 100).join(await cluster.active())
-    offset = await create_topics(cluster, 0, 40)
+    offset = await cluster.create_topics(0, 40)
     await equal(cluster, offset)
     await trimmed(cluster, 0)
     return cluster

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lograft.v1 import admin_pb2
 
 from metaquorum.controller.limits import ControllerSettings
 from metaquorum.controller.records import MetadataRecord
@@ -35,16 +34,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
         yield made
     finally:
         await made.close()
-
-
-async def create_topics(cluster: QuorumCluster, first: int, count: int) -> int:
-    """Create topics at the active controller; return the metadata offset of the last one."""
-    active = await cluster.active()
-    offset = 0
-    for number in range(first, first + count):
-        request = admin_pb2.CreateTopicRequest(topic=f"topic-{number:04d}", partition_count=5, replication_factor=1)
-        offset = (await cluster.admin(active).CreateTopic(request)).metadata_offset
-    return offset
 
 
 async def with_broker(cluster: QuorumCluster) -> None:
@@ -82,14 +71,14 @@ def snapshot_names(cluster: QuorumCluster, node_id: int) -> set[str]:
 async def test_a_voter_that_was_away_while_the_log_was_trimmed_catches_up(cluster: QuorumCluster) -> None:
     """It installs the leader's snapshot, fetches the rest, and serves the same image; so does its disk afterwards."""
     await with_broker(cluster)
-    await create_topics(cluster, 0, 2)
+    await cluster.create_topics(0, 2)
     away = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
     end_offset = cluster.servers[away].image.metadata_offset
     await cluster.stop(away)
-    await create_topics(cluster, 2, 40)
+    await cluster.create_topics(2, 40)
     await trimmed(cluster, end_offset)
     server = await cluster.start(away)
-    offset = await create_topics(cluster, 42, 3)
+    offset = await cluster.create_topics(42, 3)
     rows = await equal(cluster, offset)
     assert server.node.log_start_offset > end_offset, "it did not replay the log"
     assert len(server.image.topic_names) == 45
@@ -103,11 +92,11 @@ async def test_an_empty_voter_catches_up_by_snapshot(cluster: QuorumCluster) -> 
     empty = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
     await cluster.stop(empty)
     await with_broker(cluster)
-    await create_topics(cluster, 0, 40)
+    await cluster.create_topics(0, 40)
     await trimmed(cluster, 0)
     cluster.format_again(empty)
     server = await cluster.start(empty)
-    offset = await create_topics(cluster, 40, 1)
+    offset = await cluster.create_topics(40, 1)
     await equal(cluster, offset)
     assert server.node.log_start_offset > 0
 
@@ -115,7 +104,7 @@ async def test_an_empty_voter_catches_up_by_snapshot(cluster: QuorumCluster) -> 
 async def test_snapshots_of_one_id_have_one_digest_on_every_node(cluster: QuorumCluster) -> None:
     """Each made its own; where two have the same id, they have the same rows."""
     await with_broker(cluster)
-    offset = await create_topics(cluster, 0, 30)
+    offset = await cluster.create_topics(0, 30)
     await equal(cluster, offset)
     await trimmed(cluster, 0)
     for node_id in cluster.voters:
@@ -136,7 +125,7 @@ async def test_snapshots_of_one_id_have_one_digest_on_every_node(cluster: Quorum
 async def test_a_restart_reads_only_the_tail_of_the_log(cluster: QuorumCluster) -> None:
     """No record that the image has is read again, neither for the image nor for voters or epochs."""
     await with_broker(cluster)
-    offset = await create_topics(cluster, 0, 60)
+    offset = await cluster.create_topics(0, 60)
     await equal(cluster, offset)
     node_id = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
     before = cluster.servers[node_id]
@@ -145,7 +134,7 @@ async def test_a_restart_reads_only_the_tail_of_the_log(cluster: QuorumCluster) 
     server = await cluster.start(node_id)
     assert server.image.metadata_offset >= image_offset
     assert server.node.log_read_bytes == 0, "nothing was appended since"
-    end = await create_topics(cluster, 60, 2)
+    end = await cluster.create_topics(60, 2)
     await until(lambda: server.image.metadata_offset >= end or None, what="the tail")
     # Two topics with five partitions each are a few hundred bytes; sixty would be tens of thousands.
     assert 0 < server.node.log_read_bytes < 3_000
@@ -166,11 +155,11 @@ async def test_an_install_that_stops_half_way_is_finished_by_the_next_start(
 ) -> None:
     """Stopped before the log, before the image, before the old snapshots: the node stops, and comes back whole."""
     await with_broker(cluster)
-    await create_topics(cluster, 0, 2)
+    await cluster.create_topics(0, 2)
     away = next(node_id for node_id in cluster.voters if not cluster.servers[node_id].host.is_active)
     end_offset = cluster.servers[away].image.metadata_offset
     await cluster.stop(away)
-    await create_topics(cluster, 2, 40)
+    await cluster.create_topics(2, 40)
     await trimmed(cluster, end_offset)
     directory = str(cluster.path(away))
     original = getattr(owner, function)
@@ -191,7 +180,7 @@ async def test_an_install_that_stops_half_way_is_finished_by_the_next_start(
     server = await cluster.start(away)
     assert server.node.log_start_offset > end_offset
     assert server.image.metadata_offset >= server.node.log_start_offset
-    offset = await create_topics(cluster, 42, 1)
+    offset = await cluster.create_topics(42, 1)
     await equal(cluster, offset)
 
 
@@ -206,12 +195,12 @@ async def test_a_snapshot_that_cannot_be_made_stops_nothing(
 
     monkeypatch.setattr(ImageStore, "checkpoint", full)
     await with_broker(cluster)
-    offset = await create_topics(cluster, 0, 30)
+    offset = await cluster.create_topics(0, 30)
     await equal(cluster, offset)
     await until(lambda: "event=snapshot_failed" in caplog.text or None, what="the report")
     assert all(server.node.log_start_offset == 0 for server in cluster.servers.values())
     monkeypatch.undo()
-    await create_topics(cluster, 30, 40)
+    await cluster.create_topics(30, 40)
     await trimmed(cluster, 0)
     for node_id in cluster.voters:
         await cluster.stop(node_id)
