@@ -80,7 +80,8 @@ def _read_or_set_aside(
         copied = _copy(source, part, snapshot)
         loaded = copied or _checked(read_only_image(source)[0], snapshot, source)
     except ImageUnreadableError as error:
-        reason = error
+        # Not the error itself: its frames hold what reads the copy, and with it the lock that the next copy needs.
+        reason = str(error)
     else:
         # Not above: what fails here is no damage to the snapshot.
         if copied is not None:
@@ -93,7 +94,7 @@ def _read_or_set_aside(
         "event=snapshot_damaged snapshot=%d epoch=%d action=use_an_older_one reason=%r",
         snapshot.end_offset,
         snapshot.epoch,
-        str(reason),
+        reason,
     )
     shutil.rmtree(part, ignore_errors=True)
     snapshots.set_aside(snapshot)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import shutil
 import subprocess
@@ -82,6 +83,26 @@ async def test_start_uses_an_older_snapshot_when_the_newest_is_damaged(cluster: 
     leader = cluster.servers[await cluster.active()]
     await until(lambda: server.image.metadata_offset >= offset, what="the voter to have everything")
     await until(lambda: view(server.image) == view(leader.image), what="equal images")
+
+
+async def test_what_read_a_damaged_snapshot_does_not_lock_the_next_one(cluster: QuorumCluster) -> None:
+    """Nothing waits for the collector: the older snapshot is read whichever block of the newest one is damaged."""
+    node_id, metadata, ids = await stopped_with_two_snapshots(cluster)
+    path = SnapshotFiles(metadata / "snapshots").path(ids[-1])
+    table = max(path.glob("*.sst"), key=lambda each: each.stat().st_size)
+    content = bytearray(table.read_bytes())
+    content[10] ^= 0xFF  # the first block of rows: the database opens, and cannot be read
+    table.unlink()
+    table.write_bytes(content)
+    gc.collect()
+    gc.disable()
+    try:
+        opened = open_metadata(metadata)
+    finally:
+        gc.enable()
+    opened.store.close()
+    assert opened.snapshots.ids[-1] == ids[-2]
+    assert node_id in cluster.voters
 
 
 async def test_damaged_snapshot_gives_way_to_the_next_ones(cluster: QuorumCluster) -> None:
