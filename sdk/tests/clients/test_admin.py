@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -23,6 +24,9 @@ from tests.clients.test_producer_errors import unused_address
 
 from metaquorum.rpc import admin_service
 from metaquorum.runtime.commit_waiters import CommandError
+
+WAIT_S = 30.0
+"""Seconds after which a wait fails."""
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "x" * 250, "a/b", "a\0b", "a b", "ü"])
@@ -120,11 +124,16 @@ def test_requests_for_many_topics_overlap_and_none_follows_a_failure(
     under_way: list[int] = []
     asked: list[list[str]] = []
     last_name = "overlap-40"
+    both = asyncio.Event()
 
     async def create_and_note(host: Any, request: Any, **arguments: Any) -> Any:
         asked.append([each.topic for each in request.topics])
         under_way.append(under_way[-1] + 1 if under_way else 1)
+        if under_way[-1] == _topic_calls.MAX_REQUESTS:
+            both.set()
         try:
+            async with asyncio.timeout(WAIT_S):
+                await both.wait()  # else one may be done before the next comes
             if request.topics[0].topic == "fails-20":
                 raise CommandError(ErrorCode.INVALID_REQUEST, "not this one")
             return await create_topics(host, request, **arguments)
