@@ -189,7 +189,10 @@ async def test_acknowledged_records_are_in_every_log(cluster: Cluster, policy: s
 
 
 async def append_to_all(client: Client, value: bytes) -> None:
-    """Append one record to each partition, once: leaders may move, and an Append then ends with an outcome that nobody knows."""
+    """Send one record to each partition with an idempotent producer, so that the log has it once even if the leader moves.
+
+    A plain Append has no sequence number: its outcome is unknown when the leader moves before it answers.
+    """
     async with asyncio.timeout(LONG_S), aio.Producer(client.address) as producer:
         for partition in range(PARTITIONS):
             await producer.send("t", value, partition=partition)

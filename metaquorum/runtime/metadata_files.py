@@ -80,7 +80,7 @@ def _read_or_set_aside(
         copied = _copy(source, part, snapshot)
         loaded = copied or _checked(read_only_image(source)[0], snapshot, source)
     except ImageUnreadableError as error:
-        # Not the error itself: its frames hold what reads the copy, and with it the lock that the next copy needs.
+        # Text only: the error's frames keep the copy open, and locked against the next one.
         reason = str(error)
     else:
         # Not above: what fails here is no damage to the snapshot.

@@ -156,8 +156,8 @@ class QuorumCluster:
     async def create_topics(self, first: int, count: int) -> int:
         """Create topics of five partitions; return the metadata offset of the last one.
 
-        On a slow machine three voters in one process lose their leader now and then. A topic whose creation met that is created again,
-        under another name, because the first one may exist.
+        On a slow machine, three voters in one process may lose their leader. A creation that fails for that reason is repeated under
+        another name, because the first topic may exist.
         """
         offset = 0
         for number in range(first, first + count):

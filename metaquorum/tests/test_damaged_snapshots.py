@@ -86,12 +86,12 @@ async def test_start_uses_an_older_snapshot_when_the_newest_is_damaged(cluster: 
 
 
 async def test_what_read_a_damaged_snapshot_does_not_lock_the_next_one(cluster: QuorumCluster) -> None:
-    """Nothing waits for the collector: the older snapshot is read whichever block of the newest one is damaged."""
-    node_id, metadata, ids = await stopped_with_two_snapshots(cluster)
+    """The older snapshot is used at once; nothing waits for the garbage collector to release a lock."""
+    _, metadata, ids = await stopped_with_two_snapshots(cluster)
     path = SnapshotFiles(metadata / "snapshots").path(ids[-1])
     table = max(path.glob("*.sst"), key=lambda each: each.stat().st_size)
     content = bytearray(table.read_bytes())
-    content[10] ^= 0xFF  # the first block of rows: the database opens, and cannot be read
+    content[10] ^= 0xFF  # in the first block of rows: the database opens, but its rows cannot be read
     table.unlink()
     table.write_bytes(content)
     gc.collect()
@@ -102,7 +102,6 @@ async def test_what_read_a_damaged_snapshot_does_not_lock_the_next_one(cluster: 
         gc.enable()
     opened.store.close()
     assert opened.snapshots.ids[-1] == ids[-2]
-    assert node_id in cluster.voters
 
 
 async def test_damaged_snapshot_gives_way_to_the_next_ones(cluster: QuorumCluster) -> None:

@@ -81,7 +81,8 @@ async def test_a_voter_that_was_away_while_the_log_was_trimmed_catches_up(cluste
     offset = await cluster.create_topics(42, 3)
     rows = await equal(cluster, offset)
     assert server.node.log_start_offset > end_offset, "it did not replay the log"
-    assert len(server.image.topic_names) == 45
+    numbers = {name.rpartition("-")[0] for name in server.image.topic_names}
+    assert len(numbers) == 45
     await cluster.stop(away)
     again = await cluster.start(away)
     assert view(again.image) == rows, "the image on its disk is the one that it installed"
