@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
+from lograft import aio
 from lograft.v1 import admin_pb2, metadata_pb2
 from lograft.wire.status import RemoteStatus, parse_rpc_error
 
@@ -162,13 +163,14 @@ async def assert_equal(cluster: Cluster, partition: int, high_watermark: int) ->
 
 
 async def append_to_all(client: Client, value: bytes) -> None:
-    """Append one record to each partition; while leaders move, as often as the refusals say that it is worth it."""
-    for partition in range(PARTITIONS):
-        async with asyncio.timeout(LONG_S):
-            while (status := await attempt(client, value, partition)) is not None:
-                assert status.code is not None, status
-                assert status.code.retriable, status
-                await client.metadata.GetCluster(metadata_pb2.GetClusterRequest(), timeout=WAIT_S)
+    """Send one record to each partition with an idempotent producer, so that the log has it once even if the leader moves.
+
+    A plain Append has no sequence number: its outcome is unknown when the leader moves before it answers.
+    """
+    async with asyncio.timeout(LONG_S), aio.Producer(client.address) as producer:
+        for partition in range(PARTITIONS):
+            await producer.send("t", value, partition=partition)
+        await producer.flush()
 
 
 async def attempt(client: Client, value: bytes, partition: int) -> RemoteStatus | None:

@@ -350,7 +350,7 @@ def read_image(database: Rdict, directory: Path) -> tuple[LoadedImage, list[byte
         voters = None if state is None else state.voters
     except Exception as error:
         # Damage shows as an exception of RocksDB, of the codec, or as a record that contradicts the image.
-        reason = error if isinstance(error, ImageUnreadableError) else repr(error)
+        reason = str(error) if isinstance(error, ImageUnreadableError) else repr(error)
         raise ImageUnreadableError(f"{directory}: the image cannot be read: {reason}") from error
     if state is None:
         if rows:

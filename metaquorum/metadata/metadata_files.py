@@ -80,7 +80,8 @@ def _read_or_set_aside(
         copied = _copy(source, part, snapshot)
         loaded = copied or _checked(read_only_image(source)[0], snapshot, source)
     except ImageUnreadableError as error:
-        reason = error
+        # Text only: the error's frames keep the copy open, and locked against the next one.
+        reason = str(error)
     else:
         # Not above: what fails here is no damage to the snapshot.
         if copied is not None:
@@ -93,7 +94,7 @@ def _read_or_set_aside(
         "event=snapshot_damaged snapshot=%d epoch=%d action=use_an_older_one reason=%r",
         snapshot.end_offset,
         snapshot.epoch,
-        str(reason),
+        reason,
     )
     shutil.rmtree(part, ignore_errors=True)
     snapshots.set_aside(snapshot)

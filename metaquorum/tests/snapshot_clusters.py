@@ -3,21 +3,9 @@
 
 from __future__ import annotations
 
-from lograft.v1 import admin_pb2
-
 from metaquorum.metadata.records import MetadataRecord
 from metaquorum.tests.controller_world import view
 from metaquorum.tests.quorum_cluster import QuorumCluster, until
-
-
-async def create_topics(cluster: QuorumCluster, first: int, count: int) -> int:
-    """Create topics at the active controller; return the metadata offset of the last one."""
-    active = await cluster.active()
-    offset = 0
-    for number in range(first, first + count):
-        request = admin_pb2.CreateTopicRequest(topic=f"topic-{number:04d}", partition_count=5, replication_factor=1)
-        offset = (await cluster.admin(active).CreateTopic(request)).metadata_offset
-    return offset
 
 
 async def trimmed(cluster: QuorumCluster, beyond: int) -> None:

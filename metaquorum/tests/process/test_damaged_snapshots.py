@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import shutil
 import subprocess
@@ -12,7 +13,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lograft.v1 import admin_pb2
 
 from metaquorum.controller.settings import ControllerSettings
 from metaquorum.metadata.metadata_files import open_metadata
@@ -51,23 +51,13 @@ async def cluster(tmp_path: Path) -> AsyncIterator[QuorumCluster]:
         await made.close()
 
 
-async def create_topics(cluster: QuorumCluster, first: int, count: int) -> int:
-    """Create topics; return the metadata offset of the last one."""
-    admin = cluster.admin(await cluster.active())
-    offset = 0
-    for number in range(first, first + count):
-        request = admin_pb2.CreateTopicRequest(topic=f"topic-{number:04d}", partition_count=5)
-        offset = (await admin.CreateTopic(request)).metadata_offset
-    return offset
-
-
 async def stopped_with_two_snapshots(cluster: QuorumCluster) -> tuple[int, Path, list[SnapshotId]]:
     """Stop a follower that has two snapshots and a trimmed log, and take its image away; ids of the snapshots."""
     node_id = next(each for each in cluster.voters if not cluster.servers[each].host.is_active)
     node = cluster.servers[node_id].node
     number = 0
     while len(node.kept_snapshots) < 2 or node.log_start_offset == 0:
-        offset = await create_topics(cluster, number, 10)
+        offset = await cluster.create_topics(number, 10)
         number += 10
         await until(
             lambda wanted=offset: cluster.servers[node_id].image.metadata_offset >= wanted,
@@ -89,10 +79,29 @@ async def test_start_uses_an_older_snapshot_when_the_newest_is_damaged(cluster: 
     assert server.node.status().is_voter
     other = next(each for each in cluster.voters if each != node_id and not cluster.servers[each].host.is_active)
     await cluster.stop(other)
-    offset = await create_topics(cluster, 1_000, 3)
+    offset = await cluster.create_topics(1_000, 3)
     leader = cluster.servers[await cluster.active()]
     await until(lambda: server.image.metadata_offset >= offset, what="the voter to have everything")
     await until(lambda: view(server.image) == view(leader.image), what="equal images")
+
+
+async def test_what_read_a_damaged_snapshot_does_not_lock_the_next_one(cluster: QuorumCluster) -> None:
+    """The older snapshot is used at once; nothing waits for the garbage collector to release a lock."""
+    _, metadata, ids = await stopped_with_two_snapshots(cluster)
+    path = SnapshotFiles(metadata / "snapshots").path(ids[-1])
+    table = max(path.glob("*.sst"), key=lambda each: each.stat().st_size)
+    content = bytearray(table.read_bytes())
+    content[10] ^= 0xFF  # in the first block of rows: the database opens, but its rows cannot be read
+    table.unlink()
+    table.write_bytes(content)
+    gc.collect()
+    gc.disable()
+    try:
+        opened = open_metadata(metadata)
+    finally:
+        gc.enable()
+    opened.store.close()
+    assert opened.snapshots.ids[-1] == ids[-2]
 
 
 async def test_damaged_snapshot_gives_way_to_the_next_ones(cluster: QuorumCluster) -> None:
@@ -103,7 +112,7 @@ async def test_damaged_snapshot_gives_way_to_the_next_ones(cluster: QuorumCluste
     server = await cluster.start(node_id)
     number = 1_000
     while server.node.log_start_offset <= ids[-1].end_offset:
-        offset = await create_topics(cluster, number, 10)
+        offset = await cluster.create_topics(number, 10)
         number += 10
         await until(lambda wanted=offset: server.image.metadata_offset >= wanted, what="the voter to have it")
     await cluster.stop(node_id)
@@ -132,7 +141,7 @@ async def test_start_without_a_readable_snapshot_replays_a_log_that_has_everythi
         await BrokerStub(cluster, 100).join(await cluster.active())
         number = 0
         while not server.node.kept_snapshots:
-            await create_topics(cluster, number, 10)
+            await cluster.create_topics(number, 10)
             number += 10
         rows = view(server.image)
         await cluster.stop(1)

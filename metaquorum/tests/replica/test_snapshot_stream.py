@@ -18,7 +18,7 @@ from metaquorum.raft_codec.quorum_codec import decode_snapshot_id
 from metaquorum.replica import snapshot_server, snapshot_shell
 from metaquorum.replica.quorum_node import SnapshotSettings
 from metaquorum.tests.quorum_cluster import CLUSTER, BrokerStub, QuorumCluster, until
-from metaquorum.tests.snapshot_clusters import create_topics, equal, trimmed
+from metaquorum.tests.snapshot_clusters import equal, trimmed
 
 PATIENT = ControllerSettings(session_timeout_ms=600_000)
 OFTEN = SnapshotSettings(log_bytes=1_000)
@@ -30,7 +30,7 @@ async def running(directory: Path, count: int) -> QuorumCluster:
     for node_id in cluster.voters:
         await cluster.start(node_id)
     await BrokerStub(cluster, 100).join(await cluster.active())
-    offset = await create_topics(cluster, 0, 40)
+    offset = await cluster.create_topics(0, 40)
     await equal(cluster, offset)
     await trimmed(cluster, 0)
     return cluster

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -26,6 +27,9 @@ from metaquorum.controller_service import topics
 from metaquorum.controller_service.admin_operations import OPERATIONS
 from metaquorum.controller_service.commit_waiters import CommandError
 from metaquorum.controller_service.operation import Call
+
+WAIT_S = 30.0
+"""Seconds after which a wait fails."""
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "x" * 250, "a/b", "a\0b", "a b", "ü"])
@@ -123,11 +127,16 @@ def test_requests_for_many_topics_overlap_and_none_follows_a_failure(
     under_way: list[int] = []
     asked: list[list[str]] = []
     last_name = "overlap-40"
+    both = asyncio.Event()
 
     async def create_and_note(request: Any, member: Any, timeout_ms: int) -> Any:
         asked.append([each.topic for each in request.topics])
         under_way.append(under_way[-1] + 1 if under_way else 1)
+        if under_way[-1] == topic_calls.MAX_REQUESTS:
+            both.set()
         try:
+            async with asyncio.timeout(WAIT_S):
+                await both.wait()  # else one may be done before the next comes
             if request.topics[0].topic == "fails-20":
                 raise CommandError(ErrorCode.INVALID_REQUEST, "not this one")
             return await create_topics(request, member, timeout_ms)
