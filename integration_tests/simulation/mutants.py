@@ -280,7 +280,7 @@ MUTANTS: Final[tuple[WorldMutant, ...]] = (
         name="who follows the metadata is not told of an installed snapshot",
         owner=SnapshotShell,
         function="_install",
-        old="feed.install(image)",
+        old="feed.install(ready.image)",
         new="pass",
         storm=snapshot_storm,
     ),
