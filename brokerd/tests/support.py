@@ -268,22 +268,22 @@ async def refusal(call: Any) -> RemoteStatus:
     raise AssertionError(f"the call was answered: {response}")
 
 
-def offline_parts(observer: MetadataLoader, host: ReplicaManager | None = None) -> BrokerParts:
+def offline_parts(observer: MetadataLoader, manager: ReplicaManager | None = None) -> BrokerParts:
     """Parts of a broker without a network: for services that need metadata and replicas only."""
     own = Identity(cluster_id="c", node_id=1, incarnation_id=bytes(16), address=None)
     peers = Peers(own, Services(requests={}, streams={}))
     calls = ControllerCalls(observer, peers, ())
     identity = BrokerIdentity(cluster_id="c", broker_id=1, rack="", log_directory_ids=())
-    if host is None:
+    if manager is None:
         directories = LogDirectories([LogDirectory(SimDisk(), "/p")])
-        host = ReplicaManager(directories=directories, own=OwnBroker(1, identity.incarnation_id), observer=observer)
+        manager = ReplicaManager(directories=directories, own=OwnBroker(1, identity.incarnation_id), observer=observer)
     lifecycle = BrokerLifecycle(identity, observer, calls, on_state=lambda _: None)
     lifecycle.session.begin(asked_s=time.monotonic(), timeout_ms=3_600_000)
     return BrokerParts(
         cluster_id="c",
         node_id=1,
         observer=observer,
-        locator=Locator(node_id=1, observer=observer, host=host),
+        locator=Locator(node_id=1, observer=observer, manager=manager),
         peers=peers,
         producer_ids=ProducerIds(calls, lifecycle),
         produce_streams=StreamRegister("produce", 1),

@@ -62,7 +62,8 @@ async def read_all(client: Client, topic: str) -> dict[int, bytes]:
 
 async def clean(server: BrokerServer) -> bool:
     """Make one pass now, in a thread, with a cleaner of our own beside the resting one of the broker."""
-    manager = server._manager
+    manager = server.replica_manager
+    assert manager is not None
     cleaning = LogCleaning(manager.replicas, settings=CleanerSettings())
     return await asyncio.to_thread(cleaning._cleaner.run_once)
 

@@ -37,7 +37,8 @@ async def client(server: BrokerServer) -> AsyncIterator[Client]:
 
 def make_scrubbing(server: BrokerServer) -> LogScrubbing:
     """Checks of our own beside the resting ones of the broker."""
-    manager = server._manager
+    manager = server.replica_manager
+    assert manager is not None
     return LogScrubbing(manager.replicas, settings=FAST)
 
 
