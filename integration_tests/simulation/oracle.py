@@ -229,7 +229,7 @@ class Oracle:
                 found = replica.log.read(offset, READ_BYTES, end_offset=to_offset)
             except DataLossError as loss:
                 # A reader would tell. It is compared when all is healed: by then it was repaired.
-                replica._repairs(loss)  # pyright: ignore[reportPrivateUsage]
+                replica._report_damage(loss)  # pyright: ignore[reportPrivateUsage]
                 self._counts["quarantine"] += 1
                 offset = loss.end_offset
                 continue
