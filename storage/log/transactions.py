@@ -80,8 +80,9 @@ class Transactions:
         return self._coordinator_epochs.get(producer_id, -1)
 
     def check_coordinator(self, header: BatchHeader) -> None:
-        """Judge the end of a transaction before it is appended. An end without an epoch counts as older than any with
-        one.
+        """Judge the end of a transaction before it is appended.
+
+        An end without an epoch counts as older than any with one.
 
         Raises:
             CoordinatorFencedError: a coordinator with a higher epoch has ended a transaction of this producer.
