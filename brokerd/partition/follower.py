@@ -12,7 +12,7 @@ Owns the state of the subscription. Knows neither the log's bytes nor the stream
 
 Laws
     The follower ignores events of any session but the present one: they are about another state of the log, or from the
-        leader of another epoch.
+    leader of another epoch.
     It truncates the log only because leader epochs differ, never because of a high watermark.
     It acknowledges only what the log holds, and a flushed offset only after the flush.
 Source: architecture section 8; KIP-101; KIP-279; KIP-595 section "Fetch".

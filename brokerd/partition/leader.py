@@ -8,7 +8,7 @@ Laws
     Nothing is committed above the smallest counted offset of the maximal in-sync replicas. Nothing is committed while
     fewer than `min.insync.replicas` (of those that are not being added) are in sync.
     A follower joins when it holds everything that may be committed: up to the high watermark, and up to the start of
-        this leader epoch, because an earlier leader may have committed that much.
+    this leader epoch, because an earlier leader may have committed that much.
     The leader accepts a subscription only from a replica, and only from the process that the metadata has registered.
     An acknowledgement counts only in its own session, and only while that process is registered. A refused subscription
     changes nothing.

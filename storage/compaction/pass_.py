@@ -9,8 +9,8 @@ Design
 
 Laws
     Where an older record may be left, tombstones stay. This begins at `hold_offset`: the first damaged segment, the
-        first batch that could not be rewritten, or the end of the key map. `PassOutcome.map_offset` passes it on to the
-        next pass, whose key map begins there.
+    first batch that could not be rewritten, or the end of the key map. `PassOutcome.map_offset` passes it on to the
+    next pass, whose key map begins there.
     If the map cannot reach from there to the dirty part, it begins at the dirty part, so that every pass makes
     progress.
     A record of an aborted transaction replaces nothing and does not stay. `transaction_ends` decides on the ends of

@@ -3,10 +3,10 @@
 
 Design
     A sync of the file system costs hardly more than that of one file, however many groups it covers. The exception is
-        much dirty data of other writers, which it writes too. So groups share a sync, and one round is in flight at a
-        time, so that groups gather. Each round shows what it paid for others: its `excess`, the time beyond that of its
-        own files one after the other. While the excess is high, several threads sync groups apart. The estimate fades,
-        so that a shared round is tried again after a while.
+    much dirty data of other writers, which it writes too. So groups share a sync, and one round is in flight at a time,
+    so that groups gather. Each round shows what it paid for others: its `excess`, the time beyond that of its own files
+    one after the other. While the excess is high, several threads sync groups apart. The estimate fades, so that a
+    shared round is tried again after a while.
 
 Source: ADR 6; group commit by the flush in flight: PostgreSQL, XLogFlush.
 """

@@ -81,7 +81,7 @@ class LeaderEpochs:
 
         Returns:
             That epoch, with the start of the next one or the log end. For an epoch below all known ones: `epoch`, with
-                the start of the first known one. None if `epoch` is above all known ones.
+            the start of the first known one. None if `epoch` is above all known ones.
 
         Source: KIP-279.
         """

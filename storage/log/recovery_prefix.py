@@ -6,8 +6,8 @@ Laws
     stays. If the walk finds that it ends below the log start, the log restarts there, empty (its tail was removed
     before it was flushed).
     If the first segment begins above the log start, files were lost. An empty segment at the log start carries exactly
-        the missing offsets as damage. If nothing above the log start was flushed, it is a torn tail: a crash lost the
-        name of the first of several new segments, and the others are removed too.
+    the missing offsets as damage. If nothing above the log start was flushed, it is a torn tail: a crash lost the name
+    of the first of several new segments, and the others are removed too.
 Nothing here needs a sync of its own. The log start is on stable storage, so the next opening repeats the same steps.
 Source: docs/storage.md section 3; Kafka, LogLoader.
 """
