@@ -141,7 +141,7 @@ class SpaceGuard:
         return state
 
     def tend(self, now_ms: int) -> BallastMove:
-        """Measure, and write or remove the ballast as needed. Blocks. Return what was done.
+        """Measure, and write or remove the ballast as needed. Blocks. Return the action.
 
         Raises:
             DiskFailedError, DiskAccessError: the disk.

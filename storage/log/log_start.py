@@ -63,7 +63,7 @@ class LogStartFile:
         return loaded
 
     def sync(self) -> None:
-        """Sync what was read, and the name of the file.
+        """Sync the file and its name, after reading it.
 
         Recovery removes segments because of the log start. A process that died before its sync left it only in the page
         cache.

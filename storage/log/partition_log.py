@@ -1041,7 +1041,7 @@ class PartitionLog:
             self._roll(now_ms)
 
     def _forget_ages(self) -> None:
-        """Forget what was read of sealed segments, before one of them becomes active again."""
+        """Forget the ages of sealed segments, before one of them becomes active again."""
         self._max_timestamps_ms = None
 
     def _newest_ms(self, segment: Segment) -> int:

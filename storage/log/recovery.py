@@ -20,11 +20,11 @@ Order of an opening (a crash between any two steps leaves a log that opens again
    them.
    A log that ends below its log start restarts there, empty.
 6. Truncate and sync the torn file, remove later segments and stale snapshots, save the damage, sync the directory.
-7. Sync what was walked, then write and sync the recovery point: flushed offset = log end offset.
+7. Sync the walked files, then write and sync the recovery point: flushed offset = log end offset.
 8. Leader epochs: the checkpoint below the first walked segment, headers above. Producers: the newest snapshot, then
    headers.
 
-After the crash of a process the page cache survives. Step 7 makes what was read durable before anything builds on it.
+After the crash of a process the page cache survives. Step 7 makes the bytes that it read durable before anything builds on them.
 Source: Kafka, LogLoader; Alagappan et al. (FAST 2018); architecture section 6; docs/storage_format.md.
 """
 

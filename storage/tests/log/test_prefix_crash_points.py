@@ -45,7 +45,7 @@ def removals(run: Run) -> None:
 
 
 def removals_of_everything(run: Run) -> None:
-    """Removals up to the log end, flushed and not: the active segment goes too, and a crash may lose a tail below the start."""
+    """Removals up to the log end, flushed and not, also of the active segment; a crash may lose a tail below the log start."""
     for epoch in range(3):
         for _ in range(8):
             run.append_plain(2, epoch=epoch)
