@@ -475,7 +475,7 @@ class PartitionLog:
             producers.evict_idlest(self._settings.max_producers)
 
     def roll(self, now_ms: int) -> None:
-        """Start a new segment at the log end, also if the active one is empty or has room."""
+        """Start a new segment at the log end, even if the active one has room. The active one must not be empty."""
         with self._writing():
             self._roll(now_ms)
 
